@@ -36,7 +36,9 @@ _PROGRAM = (sys.executable, "-m", "airflow_roir.spark")
 TERMINATE_S = 2.0
 # So long may it take to write down that a driver was killed.
 SETTLE_S = 1.5
-# How soon the end of a driver is seen that has said nothing of its order.
+# How soon its end is seen.
+LOOK_S = 0.05
+# The same of a driver that has said nothing of its order.
 ORDER_LOOK_S = 0.2
 
 
@@ -185,8 +187,7 @@ class Driver:
             self._process.stdin.write(json.dumps(list(order)) + "\n")
             self._process.stdin.flush()
         except OSError:
-            self._process.wait()
-            self._reader.join(1.0)
+            self.wait()
             raise SparkFailed(
                 f"Spark's driver ended before it had an order: {self.last_line or 'it said nothing'}"
             ) from None
@@ -203,8 +204,7 @@ class Driver:
         while deadline is None or time.monotonic() < deadline:
             with suppress(Empty):
                 return self._codes.get(timeout=ORDER_LOOK_S if seconds is None else min(seconds, ORDER_LOOK_S))
-            if self._process.poll() is not None:
-                self._reader.join(1.0)
+            if self.wait(0) is not None:
                 with suppress(Empty):
                     return self._codes.get_nowait()
                 raise SparkFailed(
@@ -216,19 +216,30 @@ class Driver:
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the driver's end, at most `seconds` or as long as it takes; its exit code, see
         `airflow_roir.spark.__main__.main`, negative for a signal, None while it runs."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        self._let_go()
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self._has_ended():
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(LOOK_S)
+        self._reap()
         # The last lines say why it ended.
         self._reader.join(1.0)
-        return code
+        return self._process.returncode
 
-    def _let_go(self) -> None:
-        """It has ended: its guard ends what it has left."""
-        life, self._life = self._life, -1
-        if life >= 0:
+    def _has_ended(self) -> bool:
+        """Whether it has ended, reaped or not."""
+        if self._process.returncode is not None:
+            return True
+        # WNOWAIT leaves it to be reaped: until then the number of its session stays its own.
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, ended) is not None
+
+    def _reap(self) -> None:
+        """End what is left of its session, and then itself. Its guard would, too, unless that was killed."""
+        if self._process.returncode is None:
+            guard.kill(self._process.pid)
+            self._process.wait()
+            life, self._life = self._life, -1
             os.close(life)
 
     def terminate(self) -> None:
@@ -243,13 +254,9 @@ class Driver:
         if patience_s:
             self._signal(signal.SIGTERM)
         deadline = time.monotonic() + patience_s
-        # WNOWAIT leaves the driver to be reaped below: until then the number of its session stays its own.
-        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while os.waitid(os.P_PID, self._process.pid, ended) is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        guard.kill(self._process.pid)
-        self._process.wait()
-        self._let_go()
+        while not self._has_ended() and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        self._reap()
 
     def settle(self, dsn: str, index: str, owner: str) -> None:
         """After its end: say in the operation that it was killed, which it would seem to drive for a while.

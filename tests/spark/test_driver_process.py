@@ -7,10 +7,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
 
+from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.driver_process import ENDED, Driver, driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions
 
@@ -173,3 +175,31 @@ def test_nobody_who_reads_holds_no_driver_up() -> None:
         assert driver.wait(30.0) == 0
     finally:
         driver.kill()
+
+
+# A driver with a guard, and a child that is deaf to SIGTERM, in a group of its own.
+LEAVES = """
+import os, signal, subprocess, sys, time
+from airflow_roir.spark import guard
+guard.begin()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=os.setpgrp)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("asks", ["wait", "wait_for_order"])
+def test_a_driver_that_dies_leaves_nobody_behind_even_without_its_guard(log: Log, asks: str) -> None:
+    driver = Driver(python(LEAVES), driver_environment(SECRET), log)
+    log.wait_for(str.isdigit)
+    left = psutil.Process(driver.pid).children(recursive=True)
+    assert len(left) == 2
+    (guard,) = [one for one in left if any(part.endswith("guard.py") for part in one.cmdline())]
+    guard.kill()
+    os.kill(driver.pid, signal.SIGKILL)
+    with suppress(SparkFailed):
+        getattr(driver, asks)(30)
+    _, alive = psutil.wait_procs(left, timeout=30)
+    for one in alive:
+        one.kill()
+    assert not alive
