@@ -58,7 +58,7 @@ def test_what_is_not_published_yet_has_no_segments_to_tell_of(database: Database
     _, run = steps.begin(database, verify="none")
     terminal = Terminal(dsn)
     said = terminal.run("status", "ix", "--segments")
-    assert said == "index public.ix isn't published yet: its segments are told once readers see it\n"
+    assert said == "index public.ix isn't published: its segments are told while readers see it\n"
     assert json.loads(terminal.run("status", "ix", "--segments", "--json")) == []
     steps.finish_all(database, run)
     steps.begin(database, table=None, keys=None)

@@ -40,7 +40,7 @@ def segment_lines(facts: IndexFacts, cells: int | None = None) -> Iterator[str]:
     """The segments of one index, with their sum. cells: the terminal's width, None without one."""
     name = printable(facts.index)
     if facts.generation is None or facts.published_at is None or facts.age_seconds is None:
-        yield from wrapped(f"index {name} isn't published yet: its segments are told once readers see it", cells)
+        yield from wrapped(f"index {name} isn't published: its segments are told while readers see it", cells)
         return
     if not facts.segments:
         yield from wrapped(f"index {name}: its tables are gone", cells)

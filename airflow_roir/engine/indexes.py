@@ -220,10 +220,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
             for partition in gone.get(row.id, ())
         ]
         if shown is None and have:
-            warnings.append(
-                f"index {name}: its view is dropped; its entries are kept, and maintained, for what SERIALIZABLE "
-                "transactions have read: roir clean-up drops them, or names the transaction that they are kept for"
-            )
+            warnings.append(operations.KEPT.format(index=name))
         warnings += [
             f"writers of shard {quote(shard)} still announce, and need this server. Once the shard is there: "
             f"roir announce {argument(str(name))} --by off, or roir clean-up"

@@ -67,8 +67,26 @@ def active_generation(connection: Connection, index: Row[Any]) -> Row[Any]:
     ).first()
     if found is None:
         name = index_name(index)
+        if is_kept(connection, index.id):
+            raise NotFound(KEPT.format(index=name))
         raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
     return found
+
+
+# A drop that waits for the end of transactions.
+KEPT = (
+    "index {index}: its view is dropped; its entries are kept, and maintained, for what SERIALIZABLE transactions have "
+    "read: roir clean-up drops them, or names the transaction that they are kept for"
+)
+IS_KEPT = """
+SELECT coalesce(bool_and(status = 'retired'), false) FROM roir.generation
+ WHERE index_id = %(index)s AND status <> 'dropped'
+"""
+
+
+def is_kept(connection: Connection, index_id: int) -> bool:
+    """True if an index is dropped, and its entries aren't yet."""
+    return bool(execute(connection, IS_KEPT, {"index": index_id}).scalar_one())
 
 
 def newest_operation(connection: Connection, index_id: int) -> OperationRow | None:

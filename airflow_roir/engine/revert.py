@@ -57,6 +57,8 @@ def revert(
         lock()
         view.hold(connection, found.id)
         shown, replaced = _active(connection, found.id), _replaced(connection, found.id)
+        if shown is None and operations.is_kept(connection, found.id):
+            raise NotFound(operations.KEPT.format(index=name))
         if shown is None or replaced is None:
             raise NotFound(
                 f"index {name} has no replaced generation to show: a rebuild keeps that one for its revert window only"

@@ -132,7 +132,7 @@ def test_every_kind_of_scan_is_known_to_the_control_tables(database: Database) -
 
 
 def test_who_holds_the_view_of_an_index_is_not_waited_for(database: Database, dsn: str) -> None:
-    """Seen to wait for good."""
+    """Seen to wait for it, and to blame the table."""
     filled(dsn, 100, "i::text")
     steps.make_index(database)
     holder = steps.session(dsn)

@@ -8,9 +8,11 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
+from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop, indexes, revert
 from airflow_roir.engine.database import Database
-from airflow_roir.errors import LockNotAcquired
+from airflow_roir.engine.verify import verification
+from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -37,6 +39,14 @@ def dropped(database: Database) -> None:
     assert any("its view is dropped" in line and "roir clean-up" in line for line in one.warnings)
     with pytest.raises(LockNotAcquired, match="SERIALIZABLE"):
         drop.drop_index(database, "ix", "test", patience_s=0)
+    # Seen to advise roir resume, and to speak of a revert window.
+    commands: list[Callable[[], object]] = [
+        lambda: verification.begin(database, "ix", VerifyOptions(), "test"),
+        lambda: revert.revert(database, "ix", "test"),
+    ]
+    for command in commands:
+        with pytest.raises(NotFound, match="its entries are kept, and maintained"):
+            command()
 
 
 @pytest.mark.parametrize("go", [reverted, dropped], ids=["revert", "drop"])
