@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,7 +33,7 @@ from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
 from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Phase, Status
 from airflow_roir.quantity import counted, left, rate
-from airflow_roir.spark.driver_process import Driver
+from airflow_roir.spark.driver_process import SETTLE_S, Driver
 from airflow_roir.spark.kept_driver import KeptDriver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
@@ -283,11 +284,21 @@ def _follow(driver: Driver | KeptDriver, on_interrupt: Callable[[], None], has_p
             return _wait(driver, has_paused)
         except KeyboardInterrupt:
             say("pausing: waiting for the open batches; interrupt again to stop at once")
-            on_interrupt()
-            return _wait(driver, has_paused)
+            # Beside this thread, so that a second Ctrl-C, or a server that hangs, doesn't keep it from being written.
+            pausing = threading.Thread(target=_quietly, args=(on_interrupt,), name="roir-pause", daemon=True)
+            pausing.start()
+            code = _wait(driver, has_paused)
+            pausing.join(SETTLE_S)
+            return code
     except KeyboardInterrupt:
         driver.kill()
         return OperationPaused.exit_code
+
+
+def _quietly(pause: Callable[[], None]) -> None:
+    # The driver has the same trouble, and its own patience.
+    with suppress(SQLAlchemyError):
+        pause()
 
 
 def _wait(driver: Driver | KeptDriver, has_paused: Callable[[], bool]) -> int:
