@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
 
+import psycopg2
+from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.engine.database import Database
@@ -19,6 +25,8 @@ IDLE_S = 20.0
 RENEW_S = 120
 # Of databases.
 MOST = 16
+# No look takes longer than its statements may; the kernel of a server that hangs goes on to answer for it.
+HUNG_S = 30.0
 
 
 @dataclass
@@ -27,17 +35,33 @@ class _Kept:
     used_at: float
     users: int = 0
     retired: bool = False
+    sessions: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    def __post_init__(self) -> None:
+        event.listen(self.database.engine, "connect", lambda session, _record: self.sessions.add(session))
+
+    def hang_up(self) -> None:
+        """End what looks wait for."""
+        for session in list(self.sessions):
+            with suppress(OSError, psycopg2.Error), socket.socket(fileno=os.dup(session.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
 
 
 class Sessions:
     """Handles of databases that keep one session each, and close it when it isn't used. Safe between threads.
 
     open_database: makes a handle of a DSN; it passes the pool's arguments on to `Database`. idle_s: how long a session
-    is kept without a look, and at most once more as long.
+    is kept without a look, and at most once more as long. hung_s: after so long a look ends, whatever it waits for.
     """
 
-    def __init__(self, open_database: Callable[..., Database], idle_s: float = IDLE_S, most: int = MOST) -> None:
-        self._open, self._idle_s, self._most = open_database, idle_s, most
+    def __init__(
+        self,
+        open_database: Callable[..., Database],
+        idle_s: float = IDLE_S,
+        most: int = MOST,
+        hung_s: float = HUNG_S,
+    ) -> None:
+        self._open, self._idle_s, self._most, self._hung_s = open_database, idle_s, most, hung_s
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -55,9 +79,13 @@ class Sessions:
             while len(self._kept) > self._most:
                 self._retire(self._kept.popitem(last=False)[1])
             self._watch()
+        timer = threading.Timer(self._hung_s, kept.hang_up)
+        timer.daemon = True
+        timer.start()
         try:
             yield kept.database
         finally:
+            timer.cancel()
             with self._lock:
                 kept.users -= 1
                 kept.used_at = time.monotonic()

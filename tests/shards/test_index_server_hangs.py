@@ -8,13 +8,16 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import psycopg2
 import psycopg2.extensions
 import pytest
+from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import announce_functions
+from airflow_roir.page.sessions import Sessions
 from servers import contrib as contribs
 from servers.killable import Server
 from servers.shards import Shards, shard_servers
@@ -29,19 +32,25 @@ TABLE = (
 WAITS = "SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s AND query = 'COMMIT' AND state = 'active'"
 
 
-@contextmanager
-def hung(server: Server) -> Iterator[None]:
-    """Every process of a server stands still."""
+def running(server: Server) -> list[int]:
+    """Its processes, its own one first."""
     root = (server.log_file.parent / "postmaster.pid").read_text().split()[0]
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", root], capture_output=True, text=True).stdout.split()
-    processes = [int(one) for one in (root, *listed)]
+    return [int(one) for one in (root, *listed)]
+
+
+@contextmanager
+def hung(server: Server) -> Iterator[list[int]]:
+    """Every process of a server stands still; their ids."""
+    processes = running(server)
     for one in processes:
         os.kill(one, signal.SIGSTOP)
     try:
-        yield
+        yield processes
     finally:
         for one in processes:
-            os.kill(one, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -53,15 +62,25 @@ def made(pg: int) -> Iterator[Shards]:
 
 
 @contextmanager
-def committing(made: Shards, *settings: str) -> Iterator[tuple[psycopg2.extensions.connection, list[str]]]:
-    """A writer whose session has announced before, and who commits while the index server hangs; what came of it."""
+def committing(
+    made: Shards, *settings: str, when: str = "it begins"
+) -> Iterator[tuple[psycopg2.extensions.connection, list[str]]]:
+    """A writer whose session has announced before, and who commits while the index server hangs; what came of it.
+
+    when: the index server hangs before it begins its part of the transaction, before what it inserts, or its commit.
+    """
     came: list[str] = []
     with closing(psycopg2.connect(made.dsns["s0"])) as writer, writer.cursor() as cursor:
         cursor.execute("UPDATE t SET k = 'before' WHERE id = 1")
         writer.commit()
         for one in settings:
             cursor.execute(one)
-        cursor.execute("UPDATE t SET k = 'after' WHERE id = 2")
+        if when != "it begins":
+            cursor.execute("UPDATE t SET k = 'after' WHERE id = 3; SET CONSTRAINTS ALL IMMEDIATE")
+        if when == "it commits":
+            cursor.execute("UPDATE t SET k = 'after' WHERE id = 2")
+        else:
+            cursor.execute("SET CONSTRAINTS ALL DEFERRED; UPDATE t SET k = 'after' WHERE id = 2")
 
         def commit() -> None:
             try:
@@ -76,7 +95,12 @@ def committing(made: Shards, *settings: str) -> Iterator[tuple[psycopg2.extensio
             while not came and made.ask(WAITS, writer.info.backend_pid, shard="s0") != [("Extension",)]:
                 pass
             yield writer, came
-            thread.join()
+        thread.join()
+
+
+def is_held(made: Shards) -> bool:
+    """Whether somebody holds the row."""
+    return made.ask("SELECT k FROM t WHERE id = 2 FOR UPDATE SKIP LOCKED", shard="s0") == []
 
 
 def is_free(made: Shards) -> bool:
@@ -84,13 +108,70 @@ def is_free(made: Shards) -> bool:
     return made.ask("SELECT k FROM t WHERE id = 2 FOR UPDATE NOWAIT", shard="s0") == [("k",)]
 
 
-def test_a_writer_that_waits_for_a_hung_index_server_is_cancelled(made: Shards) -> None:
+@pytest.mark.parametrize("when", ["it begins", "it commits"])
+def test_a_writer_that_waits_for_a_hung_index_server_is_cancelled(made: Shards, when: str) -> None:
     """As the docs advise: its locks are free, though the index server stands still."""
-    with committing(made) as (writer, came):
+    with committing(made, when=when) as (writer, came):
         assert made.ask("SELECT pg_cancel_backend(%s)", writer.info.backend_pid, shard="s0") == [(True,)]
         while not came:
             pass
         assert "canceling statement due to user request" in came[0]
+        assert is_free(made)
+
+
+@pytest.mark.parametrize("when", ["it begins", "it inserts", "it commits"])
+@pytest.mark.parametrize("first", ["the server", "its sessions"])
+def test_a_hung_index_server_that_is_ended_fails_the_commit_at_once(made: Shards, first: str, when: str) -> None:
+    with committing(made, when=when) as (_, came):
+        root, *others = running(made.servers["index"])
+        assert is_held(made)
+        for one in (root, *others) if first == "the server" else (*others, root):
+            os.kill(one, signal.SIGKILL)
+        while not came:
+            pass
+        if when == "it begins":
+            assert 'could not connect to server "roir index server' in came[0]
+        else:
+            assert "server closed the connection unexpectedly" in came[0]
+        assert is_free(made)
+
+
+@pytest.mark.parametrize("how", ["cancel", "terminate"])
+def test_a_writer_whose_announcement_hangs_in_the_middle_undoes_it_though_its_session_may_stay(
+    made: Shards, how: str
+) -> None:
+    """On PostgreSQL 15 and 16 the session waits for an answer to the cancel that it passes on."""
+    with committing(made, when="it inserts") as (writer, _):
+        assert is_held(made)
+        made.ask(f"SELECT pg_{how}_backend(%s)", writer.info.backend_pid, shard="s0")
+        while is_held(made):
+            pass
+        assert made.ask("SELECT k FROM t WHERE id = 2", shard="s0") == [("k",)]
+        for one in running(made.servers["index"]):
+            os.kill(one, signal.SIGKILL)
+
+
+def test_a_writer_is_ended_by_the_shard(made: Shards) -> None:
+    with committing(made) as (writer, came):
+        assert made.ask("SELECT pg_terminate_backend(%s)", writer.info.backend_pid, shard="s0") == [(True,)]
+        while not came:
+            pass
+        # What the server said last isn't repeated by psycopg2.
+        assert "server closed the connection" in came[0] or "could not connect to server" in came[0]
+        assert is_free(made)
+
+
+def test_the_servers_own_process_alone_ends_no_wait(made: Shards) -> None:
+    """Its sessions stand still, and hold their connections."""
+    with committing(made) as (_, came):
+        root, *others = running(made.servers["index"])
+        os.kill(root, signal.SIGKILL)
+        assert is_held(made)
+        assert not came
+        for one in others:
+            os.kill(one, signal.SIGKILL)
+        while not came:
+            pass
         assert is_free(made)
 
 
@@ -132,3 +213,17 @@ def test_a_transaction_that_goes_on_after_it_has_announced_is_not_ended(made: Sh
         cursor.execute("SELECT coalesce(current_setting('transaction_timeout', true), '0')")
         assert cursor.fetchall() == [("0",)]
         writer.commit()
+
+
+def test_a_look_of_the_page_by_a_session_that_was_kept_ends_and_names_the_server(made: Shards) -> None:
+    """The session that is kept doesn't answer, and a new one isn't let in."""
+    sessions = Sessions(lambda dsn, **pool: Database(dsn, "roir page", **pool), hung_s=0.1)
+
+    def look() -> None:
+        with sessions.database("index", made.index) as database, database.transaction() as connection:
+            execute(connection, "SELECT 1")
+
+    look()
+    with hung(made.servers["index"]), pytest.raises(DBAPIError, match=r"connection to server at .* timeout expired"):
+        look()
+    look()
