@@ -85,6 +85,23 @@ def check_row_security(connection: Connection, source: Source, ignore: bool) -> 
         )
 
 
+MAY_LOCK = "SELECT current_user::text AS role, has_any_column_privilege(%(oid)s::oid, 'UPDATE') AS may"
+
+
+def check_row_locks(connection: Connection, source: Source, unique: bool) -> None:
+    """Raise RightMissing if the capture couldn't lock rows by our view of the source. An owner can lack that right.
+
+    It locks rows for a unique key, and for a primary key that is deferrable.
+    """
+    row = execute(connection, MAY_LOCK, {"oid": source.oid}).one() if unique or source.pk_deferrable else None
+    if row is not None and not row.may:
+        raise RightMissing(
+            f"role {quote(row.role)} may not lock rows of table {source.name}, as the capture does for a unique index "
+            "or a deferrable primary key, so writes would fail. "
+            f"Run: GRANT UPDATE ON {source.sql} TO {quote(row.role)}"
+        )
+
+
 HASHED_DOMAIN = """
 SELECT t.oid::regclass::text AS table, a.attname AS name, format_type(a.atttypid, NULL) AS type
   FROM (SELECT %(oid)s::oid AS oid UNION ALL SELECT p.relation FROM roir.partition_tree(%(oid)s) p) t

@@ -56,6 +56,15 @@ VIEW_FAULTS = """
 SELECT roir.view_faults(%(generation)s) > 0 AND EXISTS (
   SELECT FROM pg_proc f WHERE f.oid = to_regprocedure(format('roir_data.truncate_%%s()', %(source)s)))
 """
+# An owner can take rights from himself. Rows are locked for a unique key, and for a primary key that is deferrable.
+READER = """
+SELECT o.rolname::text AS role,
+       concat_ws(', ', CASE WHEN NOT has_table_privilege(o.oid, s.oid, 'SELECT') THEN 'SELECT' END, CASE
+                 WHEN %(locks)s AND NOT has_any_column_privilege(o.oid, s.oid, 'UPDATE') THEN 'UPDATE' END) AS lacks,
+       s.relrowsecurity AND s.relforcerowsecurity AND NOT (o.rolsuper OR o.rolbypassrls) AS restricted
+  FROM pg_class v JOIN pg_roles o ON o.oid = v.relowner, pg_class s
+ WHERE v.oid = to_regclass(%(view)s) AND s.oid = %(source)s
+"""
 # 29: AFTER INSERT OR UPDATE OR DELETE, for each row; 32: AFTER TRUNCATE.
 ALTERED_TRIGGERS = """
 SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation,
@@ -147,7 +156,9 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         found += captured
         unseen.pop(marks.TRIGGER, None)
         unseen.pop(marks.FUNCTION, None)
-    if execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
+    if lacking := _lacking(connection, name, source, row.id, entry):
+        found += lacking
+    elif execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
         unseen.pop(marks.VIEW, None)
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
@@ -220,6 +231,28 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"index {name}: {', '.join(former)} may still write its entries, as only the owner of {source.sql} may "
             f"({quote(source.owner)}). Run: roir clean-up, which takes these rights back; then roir "
             f"verify {argument(name)}, and if it finds a difference, roir verify --repair {argument(name)}"
+        )
+    return found
+
+
+def _lacking(connection: Connection, name: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
+    """What keeps the owner of the view by which the capture reads from reading or locking rows: writes fail, then."""
+    locks = entry.enforced or source.pk_deferrable
+    asked = {"view": physical.source_view(generation_id), "source": source.oid, "locks": locks}
+    reader = execute(connection, READER, asked).first()
+    if reader is None:
+        return []
+    role = quote(reader.role)
+    found = []
+    if reader.lacks:
+        found.append(
+            f"index {name}: role {role}, by whose rights the capture reads {source.sql}, has lost {reader.lacks} on "
+            f"it, so writes fail. Run: GRANT {reader.lacks} ON {source.sql} TO {role}"
+        )
+    if reader.restricted:
+        found.append(
+            f"index {name}: row-level security of {source.sql} applies to role {role}, too, by whose rights the "
+            f"capture reads it, so writes fail. Run: ALTER TABLE {source.sql} NO FORCE ROW LEVEL SECURITY"
         )
     return found
 

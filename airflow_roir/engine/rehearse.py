@@ -177,7 +177,7 @@ def look(
     else:
         source = catalog.read_source_by_oid(connection, existing.source_oid)
         definition = replace(definition, source=source.name)
-    for check in of_source(connection, source, options, existing):
+    for check in of_source(connection, source, options, existing, definition.unique):
         check()
     return existing, definition, source
 
@@ -193,10 +193,11 @@ def whole_definition(connection: Connection, definition: IndexDefinition) -> tup
 
 
 def of_source(
-    connection: Connection, source: Source, options: BuildOptions, existing: Row[Any] | None
+    connection: Connection, source: Source, options: BuildOptions, existing: Row[Any] | None, unique: bool
 ) -> Iterator[Callable[[], None]]:
     """What of a source may refuse a build, one by one: each may be called whatever the others say."""
     yield partial(checks.check_row_security, connection, source, options.ignore_row_security)
+    yield partial(checks.check_row_locks, connection, source, unique)
     yield partial(checks.check_partition_key, connection, source)
     yield partial(publications.check, connection, options.ignore_publications)
     yield partial(subscriptions.check, connection, source)

@@ -10,11 +10,11 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import fold
+from airflow_roir.engine import fold, health, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
-from airflow_roir.errors import DuplicatesFound
+from airflow_roir.errors import DuplicatesFound, RightMissing
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import Stage
@@ -187,3 +187,86 @@ def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
     run_sql(dsn, "DELETE FROM t WHERE id = 7")
     assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
     steps.assert_exact(database)
+
+
+# The table's key, and the index's: of a unique one, and of a deferrable primary key, the capture locks rows.
+LOCKED = {
+    "unique": ("CREATE TABLE u (id int PRIMARY KEY, k text)", True),
+    "deferrable": ("CREATE TABLE u (id int PRIMARY KEY DEFERRABLE, k text)", False),
+}
+
+FILL = "INSERT INTO u SELECT i, i FROM generate_series(1, 9) i"
+
+
+@pytest.fixture
+def keepers(dsn: str) -> str:
+    """The DSN of unique_keeper, who has made the control schema."""
+    with closing(steps.session(dsn)) as user:
+        [(name,)] = sql(user, "SELECT current_database()")
+    run_sql(
+        dsn,
+        "ALTER ROLE unique_keeper LOGIN",
+        f"GRANT CREATE ON DATABASE {name} TO unique_keeper",
+        "GRANT CREATE ON SCHEMA public TO unique_keeper",
+        "DROP SCHEMA roir, roir_data CASCADE",
+    )
+    keepers = dsn.replace("//postgres:@", "//unique_keeper:@")
+    schema.init(Database(keepers, "roir tests"))
+    return keepers
+
+
+@pytest.mark.parametrize("kind", LOCKED)
+def test_an_owner_who_took_update_from_itself_is_told_before_writes_fail(dsn: str, keepers: str, kind: str) -> None:
+    """As owners of tables that are only appended to do: prepare refuses, and after the publish the status says it."""
+    made, unique = LOCKED[kind]
+    database = Database(keepers, "roir tests")
+    taken, given = "REVOKE UPDATE ON u FROM unique_keeper", "GRANT UPDATE ON u TO unique_keeper"
+    run_sql(keepers, made, FILL, taken)
+    with pytest.raises(RightMissing, match=r"may not lock rows of table public\.u, .*GRANT UPDATE ON"):
+        steps.begin(database, "iu", "u", "k", unique=unique)
+    with closing(steps.session(keepers)) as user:
+        assert sql(user, "SELECT count(*) FROM roir.operation") == [(0,)]
+    run_sql(keepers, given)
+    steps.make_index(database, "iu", "u", "k", unique=unique)
+    assert warnings(database) == []
+    for lacks in ("UPDATE", "SELECT, UPDATE"):
+        run_sql(keepers, f"REVOKE {lacks} ON u FROM unique_keeper")
+        [warning] = warnings(database)
+        remedy = f'GRANT {lacks} ON "public"."u" TO "unique_keeper"'
+        assert f"has lost {lacks} on it, so writes fail. Run: {remedy}" in warning
+        statement = "INSERT INTO u VALUES (10, '9')" if unique else "DELETE FROM u WHERE id = 1"
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            run_sql(dsn, statement)
+        run_sql(keepers, remedy)
+        assert warnings(database) == []
+    if unique:
+        with pytest.raises(psycopg2.errors.UniqueViolation):
+            run_sql(dsn, statement)
+    else:
+        run_sql(dsn, statement)
+        steps.assert_exact(database, "iu")
+
+
+def test_policies_that_hold_the_capture_are_told(dsn: str, keepers: str) -> None:
+    """FORCE after the publish, also where the build was told to ignore row-level security."""
+    database = Database(keepers, "roir tests")
+    run_sql(keepers, "CREATE TABLE u (id int PRIMARY KEY, k text)", FILL)
+    run_sql(keepers, "ALTER TABLE u ENABLE ROW LEVEL SECURITY")
+    steps.make_index(database, "iu", "u", "k", ignore_row_security=True)
+    assert warnings(database) == []
+    run_sql(keepers, "ALTER TABLE u FORCE ROW LEVEL SECURITY")
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="row-level security"):
+        run_sql(dsn, "DELETE FROM u WHERE id = 1")
+    [warning] = warnings(database)
+    remedy = 'ALTER TABLE "public"."u" NO FORCE ROW LEVEL SECURITY'
+    assert f"so writes fail. Run: {remedy}" in warning
+    run_sql(keepers, remedy)
+    run_sql(dsn, "DELETE FROM u WHERE id = 1")
+    assert warnings(database) == []
+    steps.assert_exact(database, "iu")
+
+
+def warnings(database: Database) -> list[str]:
+    """What the status says."""
+    with database.transaction() as connection:
+        return health.warnings(connection)

@@ -122,7 +122,7 @@ def _look(
         notes.add(problem)
     if source is None:
         return None
-    for check in rehearse.of_source(connection, source, options, existing):
+    for check in rehearse.of_source(connection, source, options, existing, whole.unique):
         notes(check)
     for check in checks.of_definition(connection, source, whole):
         notes(check)
