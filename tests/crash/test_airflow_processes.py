@@ -55,7 +55,8 @@ def trigger(airflow: StandaloneAirflow, scene: Scene) -> str:
 
 def task_process(scene: Scene, airflow: StandaloneAirflow) -> psutil.Process:
     """The process that runs the task now: whoever has a session with the database, or started the driver."""
-    drivers = scene.processes("airflow_roir.spark")
+    # Looked for first: the driver and its workers have sessions, too, and are of the same home.
+    drivers = [one for one in processes_of(airflow.home) if is_driver(one)]
     if drivers:
         return drivers[0].parent()
     ports = {
@@ -66,6 +67,13 @@ def task_process(scene: Scene, airflow: StandaloneAirflow) -> psutil.Process:
             if any(link.laddr and link.laddr.port in ports for link in process.net_connections("tcp")):
                 return process
     raise AssertionError("no task has a session")
+
+
+def is_driver(process: psutil.Process) -> bool:
+    """Whether it is a driver that its task has started."""
+    with suppress(psutil.NoSuchProcess):
+        return "airflow_roir.spark" in process.cmdline()
+    return False
 
 
 def finished(airflow: StandaloneAirflow, scene: Scene, run: str) -> None:
