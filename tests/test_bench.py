@@ -19,6 +19,8 @@ from benchmarks.pictures import RESULTS, of_bench, of_curves, of_governor, of_pa
 from benchmarks.scene import INDEX, Scene, Side
 from benchmarks.server import BenchServer, bench_server
 
+pytestmark = pytest.mark.sample(8)
+
 ROWS = 3000
 SVG = "{http://www.w3.org/2000/svg}"
 

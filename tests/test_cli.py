@@ -25,6 +25,8 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_partitions import make
 
+pytestmark = pytest.mark.sample(5)
+
 ROIR = Path(sys.executable).parent / "roir"
 
 

@@ -25,7 +25,7 @@ SEGMENTS = """
 SELECT c.oid::regclass::text, pg_total_relation_size(c.oid) FROM pg_class c WHERE c.relname ~ '^g[0-9]+_s[0-9]+$'
 """
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 class Spark:

@@ -26,7 +26,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.test_cli import ROIR, here
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 
 def values(text: str) -> dict[str, float]:

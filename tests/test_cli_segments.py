@@ -13,7 +13,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.test_cli_states import Terminal
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 ROWS = 6_000
 

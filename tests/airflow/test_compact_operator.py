@@ -28,7 +28,7 @@ from airflow_roir.task.ranked_indexes import ranked_indexes
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 __all__ = ["context", "driver_code"]  # fixtures
 ROWS = 20_000

@@ -22,7 +22,7 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 __all__ = ["context", "driver_code"]  # fixtures
 

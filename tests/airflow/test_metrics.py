@@ -21,7 +21,7 @@ from airflow_roir.task.metrics import EVERY_S, Sender
 from tests.airflow.test_operators import Events, MemoryStore, Task
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 INDEX = "public.item_by_kind"
 WHAT = {"index": INDEX, "postgres_conn_id": "warehouse"}

@@ -98,7 +98,7 @@ def run(operator: type[BaseOperator], **more: Any) -> None:
         operator(task_id="t", **given).execute(context())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("operator", operators())
 def test_no_other_field_chooses_a_connection(
     operator: type[BaseOperator], asked: Asked, shop: Any, capfd: pytest.CaptureFixture[str]

@@ -32,7 +32,7 @@ from airflow_roir.task.dag_switch import actor_of_switch
 from tests.engine import steps
 from tests.spark.listening import Listening
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 INDEX = "public.item_by_kind"
 SWITCH = actor_of_switch("rebuild_index")

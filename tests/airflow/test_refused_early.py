@@ -26,7 +26,7 @@ from tests.engine import steps
 from tests.engine.test_bad_input import CATALOG
 
 __all__ = ["context"]
-pytestmark = pytest.mark.sample(2, 8)
+pytestmark = pytest.mark.sample(1, 8)
 
 NO_NUMBER = (
     "many",

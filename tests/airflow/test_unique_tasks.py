@@ -15,7 +15,7 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from tests.airflow.test_operators import INDEX, TAKE_UP, WHAT, build, context, driver_code, prepare
 
 __all__ = ["context", "driver_code"]
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 # As Spark's driver does it, without Spark.
 SEALS = (

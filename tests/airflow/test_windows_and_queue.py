@@ -16,7 +16,7 @@ from tests.airflow.test_operators import INDEX, SWITCH, TAKE_UP, WHAT, build, co
 from tests.conftest import run_sql
 from tests.engine.test_allowed import OPEN, closed
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 __all__ = ["context", "driver_code"]
 

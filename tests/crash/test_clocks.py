@@ -19,7 +19,7 @@ from tests.conftest import run_sql
 from tests.crash.scene import wait_until
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from tests.crash.runner import Runner
 from tests.crash.scene import Scene, wait_until
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, Phase, Status
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(4)
 
 OPEN = "* * * * * for 1h"
 

@@ -17,7 +17,7 @@ from tests.engine import steps, verifying
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 ROWS = "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 30) i"
 PLAIN = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"

@@ -20,7 +20,7 @@ from tests.engine import steps, verifying
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 PARTITIONED = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",

@@ -18,7 +18,7 @@ from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 from tests.engine.test_marks import FUNCTION, PLAIN, ROWS, STUB, told, warned
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 def stubbed(dsn: str) -> tuple[psycopg2.extensions.connection, psycopg2.extensions.connection]:
@@ -123,7 +123,7 @@ HUNG = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hung", HUNG)
 def test_what_is_hung_on_tables_of_ours_is_told(database: Database, dsn: str, hung: str, mode: str) -> None:

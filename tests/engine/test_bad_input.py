@@ -16,7 +16,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 CATALOG = """
 SELECT relnamespace::regnamespace || '.' || relname || ' ' || relkind::text FROM pg_class WHERE relpersistence <> 't'
@@ -72,7 +72,7 @@ def refuse(dsn: str, error: type[RoirError], *words: str, **definition: Any) -> 
     user.close()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("error", "words", "definition"),
     [

@@ -18,7 +18,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_unique import PARTITIONED, PLAIN, ROWS
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 def report(database: Database, index: str = "ix") -> tuple[Duplicates, list[Group]]:

@@ -20,7 +20,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_locks import in_thread, watching
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 SOURCE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",

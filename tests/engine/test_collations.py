@@ -16,7 +16,7 @@ from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # The libraries that tell a version: ICU, where the server has it, or PostgreSQL's own since 17. libc's C tells none.
 VERSIONED = """

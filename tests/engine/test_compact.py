@@ -30,7 +30,7 @@ from tests.engine import compacting, steps
 from tests.engine.compacting import act
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 ROWS = 800
 # One statement of each kind; each leaves other rows than it finds.

@@ -22,7 +22,7 @@ from tests.test_cli import as_json, here
 ROWS = 90_000
 SEGMENTS = 6
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.engine.steps import session, sql
 from tests.engine.test_compact_attacks import is_right, until, writes
 from tests.engine.test_compact_attacks import scene as plain
 
-pytestmark = pytest.mark.sample(3, 8)
+pytestmark = pytest.mark.sample(2, 8)
 
 
 def left_out(database: Database, index: str = "ix") -> list[str]:

@@ -17,7 +17,7 @@ from tests.engine import steps
 from tests.engine.compacting import act, begin, left_over, small, stages
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(4, 12)
+pytestmark = pytest.mark.sample(2, 12)
 
 ROWS = 240
 # By number of the step, {n}; each finds rows of its own, and of every segment.

@@ -20,7 +20,7 @@ from tests.engine import steps
 from tests.engine.compacting import act, begin, compact, left_over, small, stages
 from tests.engine.steps import old_session, session, sql
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 LEVELS = ("REPEATABLE READ", "SERIALIZABLE")

@@ -16,7 +16,7 @@ from tests.engine import steps
 from tests.engine.compacting import act, begin, left_over, small, stages, worker, writes
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(3, 8)
+pytestmark = pytest.mark.sample(2, 8)
 
 # What a rewrite of one segment and a split of another one send, and some more.
 STATEMENTS = 420

@@ -20,7 +20,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 LEFT_OVER = "SELECT relname FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace AND relname ~ '_u[0-9]+'"
 
 

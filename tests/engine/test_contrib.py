@@ -14,7 +14,7 @@ from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 
 @pytest.fixture(params=["public", "ext"])

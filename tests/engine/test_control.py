@@ -22,7 +22,7 @@ from airflow_roir.errors import (
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 @pytest.fixture(autouse=True)

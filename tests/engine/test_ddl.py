@@ -30,7 +30,7 @@ from tests.engine import ddl, steps
 from tests.engine.ddl import Ddl
 from tests.engine.stages import Stage, to_scan
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 SHAPES = {"plain": ddl.PLAIN, "parts": ddl.PARTITIONED}
 # A phase for each way in which the capture writes and we look.

@@ -21,7 +21,7 @@ from tests.engine.interposed import before
 from tests.engine.stages import through_modes
 from tests.engine.test_partitions import make, one, shapes
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 SHOWN = "SELECT d, id, k, v FROM public.ix ORDER BY d, id"
 ROWS = "SELECT d, id, k, v FROM public.t ORDER BY d, id"

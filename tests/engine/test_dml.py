@@ -25,7 +25,7 @@ from tests.engine.statements import (
 )
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 PLAIN = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int, other int)",
@@ -87,7 +87,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.sample(2, 7)
+@pytest.mark.sample(1, 7)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_write_is_followed_in_every_phase(database: Database, dsn: str, shape: str, phase: str) -> None:

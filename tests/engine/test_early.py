@@ -26,7 +26,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(10)
+pytestmark = pytest.mark.sample(5)
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k {}, v int)"
 ROWS = 400
@@ -151,7 +151,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.sample(2, 5)
+@pytest.mark.sample(1, 5)
 @pytest.mark.parametrize("type_", ALIKE)
 def test_what_the_index_takes_for_equal_has_one_hash(database: Database, dsn: str, type_: str) -> None:
     run_sql(

@@ -11,7 +11,7 @@ from airflow_roir.engine.expectation import Expectation
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 SIZES = (100, 20_000, 200_000)
 TABLE = """

@@ -15,7 +15,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 LONG = "(SELECT string_agg(md5((i + j)::text), '') FROM generate_series(1, 100) j)"
 PARTITIONED = (

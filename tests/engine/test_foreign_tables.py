@@ -11,7 +11,7 @@ from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # A server of contrib's postgres_fdw where there is one, else one without a handler: what is refused is refused alike.
 WRAPPER = """

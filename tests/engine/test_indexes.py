@@ -17,7 +17,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_contrib import create_extension
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 ROWS = 10_000
 

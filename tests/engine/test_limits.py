@@ -19,7 +19,7 @@ from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 RANDOM = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, {0}) i)"
 

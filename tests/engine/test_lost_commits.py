@@ -12,7 +12,7 @@ from airflow_roir.errors import Fenced, HistoryChanged
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(4)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.engine import compacting, steps, verifying
 from tests.engine.steps import sql
 from tests.engine.test_guide import grants
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 Labels = frozenset[tuple[str, str]]
 

@@ -14,7 +14,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 OLD = ["REPEATABLE READ", "SERIALIZABLE"]
 WRITES = {

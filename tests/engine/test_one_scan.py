@@ -27,7 +27,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before, changed
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 ROWS = 60
 SMALL = {"segments": 2, "batch_rows": 5}
@@ -312,7 +312,7 @@ FAULTS = {
 MOMENTS = ("SELECT r.id, r.claim_token", "WITH rows AS", "UPDATE roir.scan_range p")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_happens_to_one_does_not_hurt_the_others(database: Database, table: str, fault: str, moment: str) -> None:

@@ -15,7 +15,7 @@ from tests.engine import steps
 from tests.engine.interposed import before
 from tests.engine.stages import through_modes
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 # Sources over the same columns, `t (d, id, k, v)`; rows have d from 0 to 29.
 SHAPES = {

@@ -19,7 +19,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # `twin` is as `t`, but without an index: what it tells is what PostgreSQL itself says.
 TABLES = ("t", "twin")

@@ -18,7 +18,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 READERS = ["REPEATABLE READ", "SERIALIZABLE"]
 

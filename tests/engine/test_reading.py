@@ -23,7 +23,7 @@ from tests.engine import isolation, steps
 from tests.engine.steps import sql
 from tests.engine.values import ARRAYS, ORDERED, SETUP
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 _numbers = itertools.count(1)
 PARTITIONED = (
@@ -206,7 +206,7 @@ def test_reading_writes_nothing_and_may_be_prepared(indexed: str) -> None:
         ("NULL::heap, ARRAY(SELECT i FROM ix i)", "table public.heap has no primary key"),
     ],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_what_cant_be_read_is_refused(indexed: str, call: str, said: str) -> None:
     run_sql(indexed, "CREATE TABLE heap (k text)")
     with pytest.raises(psycopg2.Error, match=said):

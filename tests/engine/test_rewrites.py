@@ -18,7 +18,7 @@ from tests.engine import steps, verifying
 from tests.engine.stages import PHASES, Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # Three rows in a block; they lie in another order than that of their keys.
 ROWS = (

@@ -22,7 +22,7 @@ from tests.engine.hostile import DOORS, PLAIN, QUIET, ROWS, Scene
 from tests.engine.steps import sql
 from tests.engine.test_verify_damage import broken
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 def build(scene: Scene, **options: Any) -> Run:

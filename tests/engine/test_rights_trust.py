@@ -27,7 +27,7 @@ from tests.engine import steps, verifying
 from tests.engine.hostile import PLAIN, ROWS, Scene
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 UNLOCKED = """
 SELECT r.oid::regclass::text

@@ -16,7 +16,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import changed
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # Three rows in a block, all blocks full, and nothing is stored elsewhere.
 TABLE = (

@@ -16,7 +16,7 @@ from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 REBUILD = {"index": "ix", "table": None, "keys": None}
 

@@ -20,7 +20,7 @@ from tests.engine import steps
 from tests.engine.interposed import before
 from tests.engine.test_locks import in_thread, pid_of, watching
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)"
 

@@ -19,7 +19,7 @@ from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text)", "INSERT INTO t SELECT i, i % 7 FROM generate_series(1, 30) i")
 

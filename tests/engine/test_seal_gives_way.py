@@ -17,7 +17,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_locks import in_thread, pid_of, wait_until, watching
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 GATE = 20_251
 # An int4 whose comparison waits for the gate, in the sessions of a seal and while it is shut.

@@ -17,7 +17,7 @@ from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 WORDS = "(ARRAY['a', '''', E'\\\\', E'a\\\\''\"', '%s', E'\\n', 'é', '$roir$', ' ', ''])[1 + i % 10] || i % 4"
 # Key columns, and what row i has there.
@@ -67,7 +67,7 @@ def text_of(database: Database) -> str:
         return body(catalog.read_source_by_oid(connection, oid), installation.targets(connection, oid))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("key", [*KEYS, *UNGUESSED])
 def test_writes_are_exact_for_a_key_of_any_type(database: Database, dsn: str, key: str) -> None:
     """Whatever the session of the writer is set to."""
@@ -132,7 +132,7 @@ SELECT coalesce(sum(seq_scan), 0) FROM pg_stat_xact_all_tables
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_plan_that_was_kept_from_an_empty_table_reads_no_table_for_each_row(
     database: Database, dsn: str, mode: str

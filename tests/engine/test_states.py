@@ -29,7 +29,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 
 
 @pytest.fixture(autouse=True)

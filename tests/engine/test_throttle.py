@@ -30,7 +30,7 @@ from tests.conftest import run_sql
 from tests.engine import compacting, steps, verifying
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(20)
+pytestmark = pytest.mark.sample(10)
 
 GIVEN = {
     "replica_lag=100MB": {"replica_lag": 100 << 20},

@@ -21,7 +21,7 @@ from tests.engine.test_attach import BOUNDS, LOADED
 from tests.engine.test_partitions import make
 from tests.engine.test_schedules import Schedule
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 GROWING = ("percent", "rows", "seconds_worked")
 

@@ -49,7 +49,7 @@ def gaps(server: str, templates: dict[str, str]) -> meeting.Gaps:
 
 # The second one's turn falls between what the first one has read of the view and the lock that it waits for. Or the
 # first one has the view, and what the second one has read isn't so any more once it has it.
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("scene", "first", "second", "readers"),
     [

@@ -63,7 +63,7 @@ def _set_up(dsn: str) -> None:
     run_sql(dsn, *SETUP)
 
 
-@pytest.mark.sample(2, 6)
+@pytest.mark.sample(1, 6)
 @pytest.mark.parametrize("name", [*ORDERED, *ARRAYS])
 def test_a_type_with_an_order_is_key_and_primary_key_in_every_mode(database: Database, dsn: str, name: str) -> None:
     """Two tables in one: the type as key beside an integer, and as primary key with an integer as key."""

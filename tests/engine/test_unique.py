@@ -22,7 +22,7 @@ from tests.engine.isolation import Session, Watcher
 from tests.engine.stages import Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 PARTITIONED = (
     "CREATE TABLE t (id int, day int, k int, v int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",

@@ -14,7 +14,7 @@ from tests.engine import steps
 from tests.engine.twins import INDEX, Twins
 from tests.engine.unique_keys import KINDS
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 INT = KINDS[0]
 # `a` fires before the capture, and after PostgreSQL's own check.

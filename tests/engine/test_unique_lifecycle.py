@@ -23,7 +23,7 @@ from tests.engine.test_partitions import one
 from tests.engine.test_restore import Restore, restore
 from tests.engine.test_unique import PARTITIONED, PLAIN, ROWS, duplicates
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 __all__ = ["restore"]
 
 REFUSED = "INSERT INTO t VALUES (900, 1, 33, 0)"

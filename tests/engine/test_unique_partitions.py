@@ -20,7 +20,7 @@ from tests.engine.test_attach_disturbed import meanwhile
 from tests.engine.test_partitions import one
 from tests.engine.test_unique import PARTITIONED, ROWS, duplicates
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 LOADED = (
     "CREATE TABLE t9 (v int, id int, k int, day int, PRIMARY KEY (id, day))",

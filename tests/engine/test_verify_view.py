@@ -15,7 +15,7 @@ from tests.engine import meeting, steps
 from tests.engine.steps import sql
 from tests.engine.test_partitions import make
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 QUERY = "SELECT {columns} FROM roir_data.g{generation} b"
 COLUMNS = "b.c1 AS k, b.c2 AS d, b.c3 AS id, b.c4 AS v"

@@ -11,7 +11,7 @@ from airflow_roir.errors import SchemaVersionMismatch
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from tests.engine import steps
 from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

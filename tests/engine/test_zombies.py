@@ -21,7 +21,7 @@ from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
 from tests.engine import compacting, steps, verifying
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 # A zombie's next step, and how the run that took over goes on, one piece at a time.
 Scene = tuple[Callable[[], object], Callable[[Run], Iterator[object]]]

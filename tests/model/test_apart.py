@@ -62,7 +62,7 @@ def _by_time(name: str, *values: object) -> ParameterSet:
     return pytest.param(*values, marks=[pytest.mark.slow] if ALL[name][1] >= 2_000 else [])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [_by_time(name, name) for name in SCENARIOS])
 def test_what_is_apart_keeps_its_invariants(name: str) -> None:
     bounds, least, reached = SCENARIOS[name]
@@ -79,7 +79,7 @@ def test_every_variant_is_looked_at() -> None:
     assert {Variant.CORRECT, *(variant for variant, *_ in looked)} == set(Variant)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("variant", "name", "invariant"), [_by_time(one[1], *one) for one in MISTAKES + MISTAKES_LARGE * IS_LARGE]
 )

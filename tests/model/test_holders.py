@@ -64,7 +64,7 @@ def _by_time(name: str, *values: object) -> ParameterSet:
     return pytest.param(*values, marks=[pytest.mark.slow] if ALL[name][1] >= 4_000 else [])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [_by_time(name, name) for name in SCENARIOS])
 def test_what_is_unique_over_shards_keeps_its_invariants(name: str) -> None:
     bounds, least, reached = SCENARIOS[name]
@@ -80,7 +80,7 @@ def test_every_variant_is_looked_at() -> None:
     assert {Variant.CORRECT, *(variant for variant, *_ in looked)} == set(Variant)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("variant", "name", "invariant"), [pytest.param(*one) for one in MISTAKES + MISTAKES_LARGE * IS_LARGE]
 )

@@ -13,7 +13,7 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.test_unique_attacks import TABLE, enforced
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 ROLES = ("first_announcer", "second_announcer")
 
 

@@ -30,7 +30,7 @@ from tests.shards.announced import (
 )
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, 'k' || i % 3, i FROM generate_series(1, 6) i",

@@ -151,7 +151,7 @@ SESSIONS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SESSIONS)
 def test_what_a_writers_session_sets_keeps_no_write_from_being_captured(shards: Make, kind: str) -> None:
     made = capture(shards(1, *TABLE), ("k", "f"), ("i", "b", "a"))

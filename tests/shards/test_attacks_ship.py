@@ -22,7 +22,7 @@ from tests.shards.conftest import Make
 from tests.shards.laid import lay
 from tests.shards.test_lost_commits import Copies, copies
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 __all__ = ["copies"]
 

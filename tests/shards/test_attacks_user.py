@@ -25,7 +25,7 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.laid import lay
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 MOODS = "CREATE TYPE mood AS ENUM ('ok', 'sad')"
 MOODY = "CREATE TABLE t (id int PRIMARY KEY, k text, v mood)"

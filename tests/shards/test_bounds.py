@@ -14,7 +14,7 @@ from airflow_roir.engine.shards import home
 from airflow_roir.engine.shards.bounds import Unreadable, within
 from tests.conftest import run_sql
 
-pytestmark = pytest.mark.sample(12)
+pytestmark = pytest.mark.sample(6)
 
 LEVELS = """
 SELECT l.relation::regclass::text AS leaf, roir_shard.levels('public.t'::regclass, l.relation) AS levels

@@ -23,7 +23,7 @@ from tests.engine import values
 from tests.shards import apart
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 ROWS = "INSERT INTO t SELECT i, (i % 7)::text, i * 10 + {number} FROM generate_series(1, 300) i"
@@ -76,7 +76,7 @@ ALL_TYPES = [
 
 
 @pytest.mark.parametrize(("kind", "literals", "ordered"), ALL_TYPES, ids=[name for name, _, _ in ALL_TYPES])
-@pytest.mark.sample(2, 16)
+@pytest.mark.sample(1, 16)
 def test_values_of_every_type_arrive_as_they_are(shards: Make, kind: str, literals: list[str], ordered: bool) -> None:
     """As key, and included; so that the server's own comparison finds them equal, and their texts are."""
     made = shards(1, *values.SETUP)
@@ -292,7 +292,7 @@ def killed_at(number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("at", range(1, 40))
-@pytest.mark.sample(2, 7)
+@pytest.mark.sample(1, 7)
 def test_killed_before_each_statement_of_batches(shards: Make, at: int) -> None:
     """On the index server or in the shard: rows and watermark are both there, or neither."""
     made = apart.add_all(shards(1, TABLE, ROWS))

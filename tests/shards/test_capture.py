@@ -14,7 +14,7 @@ from tests.shards.apart import add_all, begin
 from tests.shards.captured import Captured, capture
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 
 # Written so, they change no entry.
 NOTHING = ("nothing changes", "only what the index has not")
@@ -54,7 +54,7 @@ def play(shape: str, made: Captured, isolation: str = "READ COMMITTED") -> dict[
     return found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_write_touches_what_it_changes(shards: Make, shape: str, isolation: str) -> None:

@@ -18,7 +18,7 @@ from tests.shards.reading import Ground, ground
 
 STARTED = "this server was started since shard"
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text, v int)", "INSERT INTO t VALUES (1, 'a', 1)")
 

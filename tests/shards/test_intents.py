@@ -18,7 +18,7 @@ from airflow_roir.engine.shards import intents
 from tests.shards.announced import Found, Scene, scene
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

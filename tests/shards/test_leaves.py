@@ -16,7 +16,7 @@ from tests.shards.apart import add_all, assert_exact, begin, build_all, seal_all
 from tests.shards.conftest import Make
 from tests.shards.laid import lay
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 TABLE = (
     "CREATE TABLE t (id int, k text, v int, PRIMARY KEY (id)) PARTITION BY RANGE (id)",

@@ -19,7 +19,7 @@ from tests.shards.conftest import Make
 from tests.shards.test_build import bring_back, move_away
 from tests.shards.test_lifecycle import left_behind, outboxes
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 ROWS = "INSERT INTO t SELECT i, (i % 7)::text, i * 10 + {number} FROM generate_series(1, 100) i"
@@ -58,7 +58,7 @@ def nothing_is_left(made: Shards) -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 200, 3))
-@pytest.mark.sample(2, 7)
+@pytest.mark.sample(1, 7)
 @pytest.mark.parametrize("then", ["prepared again", "aborted"])
 def test_killed_before_each_statement(shards: Make, at: int, then: str) -> None:
     made = apart.add_all(shards(2, TABLE, ROWS))

@@ -19,7 +19,7 @@ from tests.shards import announced
 from tests.shards.conftest import Make
 from tests.shards.reading import T, ground, with_servers
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

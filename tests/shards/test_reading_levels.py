@@ -17,7 +17,7 @@ from tests.engine.steps import sql
 from tests.shards.conftest import Make
 from tests.shards.reading import Ground, Item, T, ground, with_servers
 
-pytestmark = pytest.mark.sample(12)
+pytestmark = pytest.mark.sample(6)
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

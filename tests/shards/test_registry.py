@@ -13,7 +13,7 @@ from airflow_roir.engine.shards.shard import Shard
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RightMissing, SchemaVersionMismatch
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 
 
 def test_a_shard_is_added_listed_and_removed_and_nothing_stays(shards: Make) -> None:

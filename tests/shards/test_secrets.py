@@ -268,7 +268,7 @@ def in_process(place: Place, arguments: list[str], code: int | None = None, **en
     return out.getvalue()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wrong", [*BAD, *UNREADABLE])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_failure_says_a_secret(command: str, wrong: str, place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ from airflow_roir.errors import RoirError
 from tests.shards.conftest import Make
 from tests.shards.laid import Laid, lay
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 
 AGAIN = "INSERT INTO t SELECT i, 'k', i FROM generate_series(1, 5) i ON CONFLICT (id) DO UPDATE SET v = t.v + 1"
 END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"

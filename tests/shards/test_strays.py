@@ -20,7 +20,7 @@ from tests.shards.conftest import Make
 from tests.shards.test_lost_commits import Copies, copies  # noqa: F401
 from tests.shards.test_unique_attacks import TABLE, enforced
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 WRITE = "INSERT INTO t SELECT 1 + coalesce(max(id), 0), '{number}-' || 1 + coalesce(max(id), 0), 0 FROM t"
 OUTBOXES = "SELECT count(*) FROM roir_shard.outbox"
 

@@ -21,7 +21,7 @@ from tests.shards.announced import INDEX, Scene, fresh
 from tests.shards.conftest import Make
 from tests.shards.laid import lay
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text, v int)", "INSERT INTO t VALUES (1, 'k1', 1)")
 NOWHERE = "UPDATE roir.shard SET dsn = 'host=/nowhere dbname=none' WHERE name = 's1'"

@@ -22,7 +22,7 @@ from tests.shards import apart
 from tests.shards.announced import index_dsn, of_shard
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(3)
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE, v int)",
     "INSERT INTO t SELECT i, format('{shard}-%s', i), i FROM generate_series(1, 20) i",

@@ -27,7 +27,7 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.test_unique import built, enforced, problem
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE, v int)",)
 OWN = "INSERT INTO t VALUES (1, 'k', 1)"
 BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND cardinality(pg_blocking_pids(pid)) > 0"

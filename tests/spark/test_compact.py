@@ -21,7 +21,7 @@ from tests.engine import steps
 from tests.engine.steps import session, sql
 from tests.spark.driving import ROWS, Running
 
-pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(2)]
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(1)]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from airflow_roir.spark.news import LINES, News, tells_of_pieces
 from tests.conftest import run_sql
 from tests.spark.driving import prepared
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(6)]
 
 
 class Told:

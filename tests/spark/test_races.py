@@ -27,7 +27,7 @@ from tests.spark.driving import (
     rows_committed,
 )
 
-pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(2)]
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(1)]
 
 
 def jvm_of(driver: Running) -> psutil.Process:

@@ -34,7 +34,7 @@ from airflow_roir.spark.worker_metrics import WorkerMetrics
 from tests.spark.driving import GIVE_UP_S, events, finish_and_check, lift_rate, prepared, rows_committed
 from tests.spark.listening import Listening, Threads
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(5)]
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,8 @@ from airflow_roir.spark.marks import MARKS, read_marks
 from tests.engine import steps
 from tests.spark.driving import Running, finish_and_check, prepared
 
+pytestmark = pytest.mark.sample(6)
+
 ROIR = (sys.executable, "-m", "airflow_roir.cli")
 
 

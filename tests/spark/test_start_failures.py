@@ -24,6 +24,8 @@ from airflow_roir.spark.marks import mark, turn_on
 from airflow_roir.spark.options import SparkOptions
 from tests.spark.driving import GIVE_UP_S, finish_and_check, prepared
 
+pytestmark = pytest.mark.sample(4)
+
 
 def waiting(code: str) -> Driver:
     """A driver that takes an order and then does this."""

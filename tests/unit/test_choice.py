@@ -23,7 +23,7 @@ TERMS = Terms(NOW)
 MB = 1 << 20
 GB = 1 << 30
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(4)
 
 
 def segment(ordinal: int, place: int | None = None, *, of: int = 10, mb: float = 100, **given: Any) -> Segment:

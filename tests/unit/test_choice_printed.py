@@ -12,7 +12,7 @@ from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choice import pick
 from tests.unit.test_choice import TERMS, bloated, emptied, fresh, segment
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 
 def aged() -> list[object]:
