@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument, quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import WHOSE
 from airflow_roir.engine.old_snapshots import Holder, holders
@@ -38,6 +38,11 @@ STATEMENT = "SELECT roir.view_statement(%(name)s, %(generation)s, %(guarded)s, %
 
 # It is there already, is no view, or is one of other columns.
 NO_VIEW = ("42P07", "42809", "42P16")
+# Other errors of that statement, with their remedies.
+NO_PLACE = {
+    "3F000": "Give the schema its name back, or create it",
+    "42501": "Give the role that roir connects as this right",
+}
 
 IS_GUARDED = """
 SELECT EXISTS (
@@ -109,6 +114,10 @@ def show(connection: Connection, name: QualifiedName, index_id: int, generation_
                 execute(connection, lock_statement(name))
             execute(connection, execute(connection, STATEMENT, values).scalar_one())
     except DBAPIError as error:
+        if remedy := NO_PLACE.get(sqlstate(error)):
+            raise InvariantViolated(
+                f"index {name}: its view can't be made: {said(error)}; nothing was published. {remedy}, then resume"
+            ) from error
         if sqlstate(error) not in NO_VIEW:
             raise
         raise InvariantViolated(_taken(name)) from error

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 
 from airflow_roir.definition import QualifiedName, quote
-from airflow_roir.engine import catalog
+from airflow_roir.engine import catalog, schema
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run
+from airflow_roir.errors import InvariantViolated
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import through_modes
@@ -114,3 +119,58 @@ def test_an_unqualified_name_is_looked_up_as_the_role_would(
             run_sql(dsn, f"CREATE TABLE {quote(schema)}.found (id int PRIMARY KEY)")
             source = catalog.read_source(connection, QualifiedName(None, "found"))
             assert source.name.schema == schema
+
+
+# What happens to the schema of an index while it is built, what the publish says, and what heals it.
+GONE = {
+    "renamed": ("ALTER SCHEMA app RENAME TO other", 'schema "app" does not exist', "ALTER SCHEMA other RENAME TO app"),
+    "renamed, another one made": (
+        "ALTER SCHEMA app RENAME TO other",
+        'schema "app" does not exist',
+        "CREATE SCHEMA app",
+    ),
+    "closed": (
+        "REVOKE CREATE ON SCHEMA app FROM app_maker",
+        "permission denied",
+        "GRANT CREATE ON SCHEMA app TO app_maker",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", GONE)
+def test_a_publish_says_why_it_can_not_make_the_view(dsn: str, maker: str, how: str) -> None:
+    """It can be resumed as soon as the schema is there again, and nothing that was built is lost."""
+    statement, said, heal = GONE[how]
+    database = Database(maker, "roir tests")
+    _, run = steps.begin(database, "app.ix", "app.t", "k")
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    run_sql(dsn, statement)
+    steps.fold_all(database, run)
+    with pytest.raises(InvariantViolated, match=f"index app.ix: its view can't be made: {said}.*then resume"):
+        steps.publish_all(database, run)
+    run_sql(dsn, heal, "GRANT ALL ON SCHEMA app TO app_maker")
+    steps.publish_all(database, start_run(database, "app.ix", "test", take_over=True))
+    steps.assert_exact(database, "app.ix")
+
+
+@pytest.fixture
+def maker(dsn: str) -> Iterator[str]:
+    """The DSN of app_maker, who has made the control schema; app.t is its table."""
+    run_sql(dsn, "DROP ROLE IF EXISTS app_maker", "CREATE ROLE app_maker LOGIN")
+    with closing(steps.session(dsn)) as user:
+        [(name,)] = sql(user, "SELECT current_database()")
+    run_sql(
+        dsn,
+        f"GRANT CREATE ON DATABASE {quote(name)} TO app_maker",
+        "DROP SCHEMA roir, roir_data CASCADE",
+        "CREATE SCHEMA app",
+        "GRANT ALL ON SCHEMA app TO app_maker",
+        "CREATE TABLE app.t (id int PRIMARY KEY, k text)",
+        "INSERT INTO app.t SELECT i, i FROM generate_series(1, 9) i",
+        "ALTER TABLE app.t OWNER TO app_maker",
+    )
+    makers = dsn.replace("//postgres:@", "//app_maker:@")
+    schema.init(Database(makers, "roir tests"))
+    yield makers
+    run_sql(dsn, "DROP OWNED BY app_maker CASCADE", "DROP ROLE app_maker")
