@@ -22,7 +22,7 @@ from airflow_roir.engine.database import Database, execute, has_vanished, sqlsta
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import MOST_VANISHED, Attempts, Drain
+from airflow_roir.engine.locks import DENIED, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT
@@ -182,7 +182,8 @@ def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> Non
             # Without a server there is nothing to go on with.
             if error.connection_invalidated or sqlstate(error)[:2] in ("", "08", "57"):
                 raise
-            result.warnings.append(_problem(row, str(error.orig).strip().split("\n", 1)[0]))
+            denied = sqlstate(error) == DENIED
+            result.warnings.append(_problem(row, str(error.orig).strip().split("\n", 1)[0], denied))
             return
 
 
@@ -195,12 +196,17 @@ def _name(row: Any) -> Any:
     return operations.index_name(row) if hasattr(row, "schema_name") else row.view
 
 
-def _problem(row: Any, said: str) -> str:
+def _problem(row: Any, said: str, denied: bool = False) -> str:
     if row is None:
         return said
     name = _name(row)
     if said.startswith(f"index {name}:"):
         return said
+    if denied:
+        return (
+            f"index {name} can't be cleaned up: {said}. Give the role that roir connects as this right again, then run "
+            "roir clean-up"
+        )
     return (
         f"index {name} can't be cleaned up: {said}. Undo the change to its view or tables, or drop the index and "
         f"build it again: roir drop {argument(name)}"

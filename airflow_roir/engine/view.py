@@ -116,7 +116,7 @@ def show(connection: Connection, name: QualifiedName, index_id: int, generation_
     except DBAPIError as error:
         if remedy := NO_PLACE.get(sqlstate(error)):
             raise InvariantViolated(
-                f"index {name}: its view can't be made: {said(error)}; nothing was published. {remedy}, then resume"
+                f"index {name}: its view can't be made: {said(error)}; nothing was changed. {remedy}, then try again"
             ) from error
         if sqlstate(error) not in NO_VIEW:
             raise

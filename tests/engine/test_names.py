@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from airflow_roir.definition import QualifiedName, quote
-from airflow_roir.engine import catalog, schema
+from airflow_roir.engine import catalog, clean_up, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import InvariantViolated
@@ -147,11 +147,36 @@ def test_a_publish_says_why_it_can_not_make_the_view(dsn: str, maker: str, how: 
     steps.seal_all(database, run)
     run_sql(dsn, statement)
     steps.fold_all(database, run)
-    with pytest.raises(InvariantViolated, match=f"index app.ix: its view can't be made: {said}.*then resume"):
+    with pytest.raises(InvariantViolated, match=f"index app.ix: its view can't be made: {said}.*then try again"):
         steps.publish_all(database, run)
     run_sql(dsn, heal, "GRANT ALL ON SCHEMA app TO app_maker")
     steps.publish_all(database, start_run(database, "app.ix", "test", take_over=True))
     steps.assert_exact(database, "app.ix")
+
+
+def test_a_clean_up_names_the_right_that_it_lacks(dsn: str, maker: str) -> None:
+    """Nothing is wrong with view or tables, and nothing is to be dropped."""
+    database = Database(maker, "roir tests")
+    steps.make_index(database, "app.ix", "app.t", "k")
+    right = "Give the role that roir connects as this right"
+    for lost, said, back in (
+        (
+            "REVOKE CREATE ON SCHEMA app FROM app_maker",
+            f"index app.ix: its view can't be made: permission denied for schema app; nothing was changed. "
+            f"{right}, then try again",
+            "GRANT CREATE ON SCHEMA app TO app_maker",
+        ),
+        (
+            "REVOKE SELECT ON pg_stat_activity FROM PUBLIC",
+            "index app.ix can't be cleaned up: permission denied for view pg_stat_activity. "
+            f"{right} again, then run roir clean-up",
+            "GRANT SELECT ON pg_stat_activity TO PUBLIC",
+        ),
+    ):
+        run_sql(dsn, lost)
+        assert clean_up.clean_up(database).warnings[:1] == [said]
+        run_sql(dsn, back)
+    assert clean_up.clean_up(database).warnings == []
 
 
 @pytest.fixture
