@@ -2,9 +2,9 @@
 
 -- Guards an index's view after a publish: true where the caller's own snapshot sees the generation as published, an
 -- error where it is older and may not see every entry. layout: how often segments had been swapped for new ones, or entries
--- of rows had come late, when the view was made; an older snapshot would miss these. STABLE, so that it looks with the snapshot of the query that
--- calls it; a row, not a transaction id, since it must still be right in a database that was restored from a dump.
--- PARALLEL SAFE, or it would keep every query of the view from a parallel plan.
+-- of rows had come late, when the view was made; an older snapshot would miss these. STABLE, so that it looks with the
+-- snapshot of the query that calls it; a row, not a transaction id, since it must still be right in a database that was
+-- restored from a dump. PARALLEL SAFE, or it would keep every query of the view from a parallel plan.
 CREATE FUNCTION roir.published(generation bigint, layout integer DEFAULT 0) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -81,8 +81,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Makes a generation's view anew, if readers see that generation: guarded as it is, or from now on, and hiding what belongs
--- to partitions that are leaving or joining. The view is that which shows the generation's entries: under its index's name, or under
--- another one that somebody gave it, and not another view that has the index's name now.
+-- to partitions that are leaving or joining. The view is that which shows the generation's entries: under its index's name,
+-- or under another one that somebody gave it, and not another view that has the index's name now.
 CREATE FUNCTION roir.refresh_view(generation bigint, guard boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -105,9 +105,10 @@ BEGIN
     END IF;
     -- It changes nothing, and locks the view alone: LOCK TABLE would lock all that the view reads, the source too.
     EXECUTE format('ALTER VIEW %s SET SCHEMA %I', v.name, v.schema);
-    guarded := guard OR EXISTS (SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
-                        WHERE r.ev_class = v.oid AND d.refclassid = 'pg_proc'::regclass
-                          AND d.refobjid = 'roir.published(bigint, integer)'::regprocedure);
+    guarded := guard OR EXISTS (
+        SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+         WHERE r.ev_class = v.oid AND d.refclassid = 'pg_proc'::regclass
+           AND d.refobjid = 'roir.published(bigint, integer)'::regprocedure);
     EXECUTE roir.view_statement(v.name, generation, guarded, v.oid);
     IF to_regclass(v.name) IS DISTINCT FROM v.oid::regclass THEN
         RAISE lock_not_available USING MESSAGE = format('view %s was renamed meanwhile', v.name);
