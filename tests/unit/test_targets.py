@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import BY_HAND, ENOUGH, pytest_collection_modifyitems, refuse_slow_sample
 
 FILE = SimpleNamespace(nodeid="tests/test_x.py")
-SAMPLE, SLOW = pytest.mark.sample(1), pytest.mark.slow
+SAMPLE, SLOW = pytest.mark.sample(2), pytest.mark.slow
 
 
 class Case:
@@ -53,13 +53,13 @@ def targets(cases: list[Case]) -> Counter[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("marks", "expected"),
     [
-        ([pytest.mark.sample(1)], {"test": 2, "test-all": ENOUGH, "long": 38 - ENOUGH}),
-        ([pytest.mark.sample(1, 10)], {"test": 2, "test-all": 10, "long": 28}),
-        ([pytest.mark.sample(25)], {"test": 40}),
+        ([pytest.mark.sample(2)], {"test": 2, "test-all": ENOUGH, "long": 38 - ENOUGH}),
+        ([pytest.mark.sample(2, 10)], {"test": 2, "test-all": 10, "long": 28}),
+        ([pytest.mark.sample(50)], {"test": 40}),
         ([pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
-        ([pytest.mark.sample(1), pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
+        ([pytest.mark.sample(2), pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
         ([pytest.mark.slow], {"test-all": 40}),
-        ([pytest.mark.sample(1), pytest.mark.soak], {"soak": 40}),
+        ([pytest.mark.sample(2), pytest.mark.soak], {"soak": 40}),
         ([], {"test": 40}),
     ],
     ids=["sample", "sample and more", "fewer than that", "sweep", "both", "slow", "by hand", "none"],
@@ -70,7 +70,7 @@ def test_the_cases_of_a_test(marks: list[Any], expected: dict[str, int]) -> None
 
 
 def test_of_a_files_tests_each_has_cases_in_what_ci_runs() -> None:
-    of_file = (pytest.mark.sample(1),)
+    of_file = (pytest.mark.sample(2),)
     cases = [Case(test, number, of_file=of_file) for test in ("a", "b", "c") for number in range(20)]
     cases.append(Case("d", 0, of_file=of_file))
     found = targets(cases)
