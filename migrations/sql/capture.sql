@@ -43,6 +43,27 @@ BEGIN
     END IF;
 END $$;
 
+-- An error where one of these leaves belongs to somebody who hasn't all rights of the caller: to read a leaf is to run code
+-- of its owner (an index's condition), who may be somebody else than the source's, as whom the capture runs. An older
+-- snapshot may show a former owner.
+CREATE FUNCTION roir.refuse_leaves_of_others(leaves oid[]) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    leaf record;
+BEGIN
+    FOR leaf IN SELECT c.oid::regclass AS name, c.relowner AS owner, c.xmax AS replaced_by FROM pg_class c
+                 WHERE c.oid = ANY (leaves) AND (c.xmax <> '0' OR NOT pg_has_role(c.relowner, current_user, 'USAGE'))
+    LOOP
+        PERFORM roir.refuse_replaced(leaf.replaced_by, format('table %s', leaf.name));
+        IF NOT pg_has_role(leaf.owner, current_user, 'USAGE') THEN
+            RAISE insufficient_privilege USING
+                MESSAGE = format('partition %s belongs to %s, but its table, which has a roir index, to %s',
+                                 leaf.name, pg_get_userbyid(leaf.owner), current_user),
+                HINT = format('ALTER TABLE %s OWNER TO %I', leaf.name, current_user);
+        END IF;
+    END LOOP;
+END $$;
+
 -- Whether a TRUNCATE of a leaf is one of the source's: not where it was detached, and kept the trigger. An error where the
 -- transaction's snapshot may not see all of the entries.
 CREATE FUNCTION roir.may_truncate(source oid, leaf oid) RETURNS boolean

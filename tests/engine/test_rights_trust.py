@@ -116,6 +116,36 @@ def test_a_writer_whose_snapshot_is_older_than_the_gift_of_a_leaf_runs_nothing_a
     steps.assert_exact(scene.database, "public.ix")
 
 
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("write", ["INSERT INTO public.t VALUES (5, '25', 'v')", "UPDATE public.t1 SET k = '25'"])
+def test_a_unique_key_is_asked_of_no_leaf_of_another_owner(scene: Scene, isolation: str, write: str) -> None:
+    """Which leaf has the key's holder isn't known before. Seen to run the code of a leaf's owner as the table's."""
+    run_sql(
+        scene.dsn,
+        "GRANT ALL ON SCHEMA public TO PUBLIC",
+        "CREATE TABLE public.t (id int PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE public.t1 PARTITION OF public.t FOR VALUES FROM (1) TO (10)",
+        "CREATE TABLE public.t2 PARTITION OF public.t FOR VALUES FROM (10) TO (100)",
+        "INSERT INTO public.t SELECT i, i::text, 'v' FROM generate_series(10, 40) i",
+        "INSERT INTO public.t VALUES (1, '1', 'v')",
+        *(f"ALTER TABLE public.{name} OWNER TO {scene.victim}" for name in ("t", "t1", "t2")),
+        f"GRANT ALL ON public.t, public.t1 TO {scene.owner}",
+    )
+    steps.make_index(scene.database, "public.ix", "public.t", include="v", unique=True)
+    run_sql(scene.dsn, f"ALTER TABLE public.t2 OWNER TO {scene.owner}")
+    scene.as_owner("CREATE INDEX ON public.t2 (k) WHERE evil.constant(1)")
+    with closing(steps.session(scene.dsn_of_owner, isolation)) as writer:
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"public\.t2 belongs to"):
+            sql(writer, write)
+        writer.rollback()
+        sql(writer, "INSERT INTO public.t VALUES (6, 'new', 'v')")
+        writer.commit()
+    assert not scene.gains()
+    assert sql(steps.session(scene.dsn), "SELECT last_value, is_called FROM evil.as_another") == [(1, False)]
+    run_sql(scene.dsn, f"ALTER TABLE public.t2 OWNER TO {scene.victim}; DROP INDEX public.t2_k_idx")
+    steps.assert_exact(scene.database, "public.ix")
+
+
 def test_a_snapshot_that_is_older_than_a_hand_over_trusts_nobody(scene: Scene) -> None:
     """The one that a verification's workers share shows the former owner, whom we trust; what is planned is of now.
 

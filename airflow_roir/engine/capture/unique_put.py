@@ -120,7 +120,10 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
     names = ", ".join(literal(column.source) for column in entry.columns[: entry.key])
     texts = ", ".join(_text(entry, i, value) for i, value in enumerate(key))
     tree = "pg_partition_root(TG_RELID)" if source.partitioned else "TG_RELID"
+    # The row may be in any of them.
+    leaves = f"ARRAY(SELECT t.relation FROM roir.partition_tree({source.oid}) t)"
     return [
+        *([f"PERFORM roir.refuse_leaves_of_others({leaves});"] if source.partitioned else []),
         "LOOP",
         "  BEGIN",
         *indent(looks, 2),

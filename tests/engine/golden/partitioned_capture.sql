@@ -11,16 +11,9 @@ BEGIN
   ELSIF TG_OP = 'INSERT' THEN
     careful := NEW.xmax <> '0'::xid;
   END IF;
-  -- An older snapshot may show a former owner.
   IF careful AND (SELECT c.xmax <> '0'::xid OR NOT pg_has_role(c.relowner, current_user, 'USAGE')
                     FROM pg_class c WHERE c.oid = TG_RELID) THEN
-    PERFORM roir.refuse_replaced(c.xmax, format('table %s', TG_RELID::regclass)) FROM pg_class c WHERE c.oid = TG_RELID;
-    IF NOT pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = TG_RELID), current_user, 'USAGE') THEN
-      RAISE insufficient_privilege USING
-        MESSAGE = format('partition %s belongs to %s, but its table, which has a roir index, to %s',
-          TG_RELID::regclass, (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = TG_RELID), current_user),
-        HINT = format('ALTER TABLE %s OWNER TO %I', TG_RELID::regclass, current_user);
-    END IF;
+    PERFORM roir.refuse_leaves_of_others(ARRAY[TG_RELID]);
   END IF;
   -- generation 1, capture mode
   IF careful THEN
