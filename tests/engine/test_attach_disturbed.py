@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import psycopg2.errors
+import psycopg2.extensions
 import pytest
 from sqlalchemy import event
 
@@ -19,6 +20,7 @@ from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 from tests.engine.stages import Stage
 from tests.engine.steps import sql
 
@@ -200,3 +202,27 @@ def test_nobody_else_can_have_arrivals_noted(database: Database, dsn: str, stran
             "CREATE TEMP TABLE mine (id int); CREATE TRIGGER x AFTER INSERT ON mine FOR EACH ROW "
             "EXECUTE FUNCTION roir.note_arrival('1')",
         )
+
+
+@pytest.mark.parametrize("table", ["t", "p3"])
+def test_the_validation_waits_for_an_analyze(database: Database, dsn: str, table: str) -> None:
+    """As the other steps wait for locks: with patience, and telling for whom; nothing is left closed."""
+    run_sql(dsn, *TABLES)
+    published(database)
+    others: list[psycopg2.extensions.connection] = []
+    said: list[str] = []
+
+    def hold() -> None:
+        others.append(steps.session(dsn))
+        sql(others[0], f"ANALYZE {table}")
+
+    def tell(line: str) -> None:
+        said.append(line)
+        if "waiting for a lock" in line:
+            others[0].rollback()
+
+    with before(database, "SELECT roir.validate_attach", hold):
+        attach.attach_partition(database, "t", "p3", BOUNDS, "test", tell)
+    assert any("waiting for a lock" in line for line in said), said
+    steps.assert_exact(database)
+    others[0].close()

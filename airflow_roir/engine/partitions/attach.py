@@ -116,6 +116,11 @@ def _attach(
             raise InvalidInput(f"{name} is not being attached any more: somebody has cancelled that, or finished it")
         return str(execute(connection, call, {**values, "bounds": written or given}).scalar_one())
 
+    def validate(connection: Connection) -> Sequence[Row[Any]]:
+        # It waits for an ANALYZE or VACUUM of either table, an autovacuum too.
+        execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
+        return execute(connection, TARGETS, {"partition": oid}).all()
+
     def finish(connection: Connection) -> bool:
         call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid)"
         return bool(execute(connection, call, values).scalar_one())
@@ -127,9 +132,7 @@ def _attach(
     try:
         while True:
             written = attempts.run(begin, report, [parent.sql, name.sql, *views])
-            with database.transaction() as connection:
-                execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
-                targets = execute(connection, TARGETS, {"partition": oid}).all()
+            targets = attempts.run(validate, report)
             try:
                 for target in targets:
                     entry, generation = Entry.from_json(target.entry), target.generation_id
