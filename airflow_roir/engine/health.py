@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, subscriptions
+from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, rights, subscriptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute, sqlstate
@@ -114,6 +114,12 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
         found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
         found += _leaves_of_others(connection, name, source)
         found += _joining(connection, name, source, row.id)
+    if rows and (closed := rights.closed(connection)):
+        more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
+        found.append(
+            f"not all roles may call {closed[0]}{more}, functions of roir's, so reading an index, or writing to its "
+            "table, fails for roles that need them. Run: roir init, which gives EXECUTE to PUBLIC again"
+        )
     return [*dict.fromkeys(found), *restore.replaced(connection, operation_id)]
 
 

@@ -24,6 +24,16 @@ SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.re
  WHERE n.nspname IN ('roir', 'roir_data') AND c.relkind IN ('r', 'p', 'v') ORDER BY 1
 """
 
+# Functions of ours that not all roles may call: readers call one by the view, writers others by the capture. Those that
+# are named here are nobody's but ours.
+CLOSED = """
+SELECT p.oid::regprocedure::text FROM pg_proc p
+ WHERE p.pronamespace = 'roir'::regnamespace AND p.proname NOT IN ('note_arrival', 'note_taken', 'take_sample')
+   AND NOT EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+                    WHERE a.grantee = 0 AND a.privilege_type = 'EXECUTE')
+ ORDER BY p.proname <> 'published', 1
+"""
+
 GIVEN = """
 SELECT DISTINCT format('REVOKE ALL ON %%s %%s FROM %%s CASCADE', o.kind, o.name,
                        CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
@@ -47,8 +57,18 @@ def take_back(connection: Connection, relations: Sequence[str] = (), functions: 
         execute(connection, statement)
 
 
+def closed(connection: Connection) -> list[str]:
+    """The functions of roir's that readers and writers need, and that not all roles may call."""
+    return list(execute(connection, CLOSED).scalars())
+
+
 def give_again(connection: Connection) -> None:
-    """Make the rights as they were, where a dump was restored without its grants; those of a source's owner follow."""
+    """Make the rights as they were, where a dump was restored without its grants; those of a source's owner follow.
+
+    Functions are given to PUBLIC in any case: `ALTER DEFAULT PRIVILEGES`, or a hardening script, may have taken them.
+    """
+    for function in closed(connection):
+        execute(connection, f"GRANT EXECUTE ON FUNCTION {function} TO PUBLIC")
     if not execute(connection, IS_WITHOUT).scalar_one():
         return
     for statement in OF_SCHEMA:

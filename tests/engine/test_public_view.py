@@ -207,3 +207,19 @@ def test_a_view_of_another_name_is_named_alone(world: World) -> None:
     world.run("ALTER VIEW ix RENAME TO other")
     (line,) = [line for line in clean_up.clean_up(world.database).warnings if "shows its entries now" in line]
     assert ": view public.other shows" in line
+
+
+def test_functions_that_a_script_took_from_all_roles_are_told_and_given_again(world: World) -> None:
+    """Seen to fail: readers and writers failed, `roir status` said nothing, and `roir init` changed nothing."""
+    steps.make_index(world.database, "public.ix", "public.t")
+    world.run("GRANT SELECT ON ix TO app", "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA roir FROM PUBLIC")
+    assert world.outcome("app", "SELECT * FROM ix") == "42501"
+    with world.database.transaction() as connection:
+        (line,) = health.warnings(connection)
+    assert "roir.published(" in line
+    assert "roir init" in line
+    schema.init(world.database)
+    assert world.outcome("app", "SELECT * FROM ix") == "done"
+    assert world.outcome("app", "SELECT roir.note_taken(1, 0, '(0,1)')") == "42501"
+    with world.database.transaction() as connection:
+        assert health.warnings(connection) == []
