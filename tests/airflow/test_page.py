@@ -101,9 +101,10 @@ def page(request: pytest.FixtureRequest, dags_folder: Any, tmp_path_factory: pyt
     home = tmp_path_factory.mktemp("api")
     fab = request.param == "fab"
     with embedded_postgres() as metadata, ApiServer(home, dags_folder, metadata, fab=fab) as server:
-        if fab:
-            server.run_python("-c", FAB_USERS, server.password)
         server.wait_until_ready()
+        if fab:
+            # Not beside the server's start: each of the two writes FAB's permissions, and one would fail.
+            server.run_python("-c", FAB_USERS, server.password)
         yield Page(server)
 
 

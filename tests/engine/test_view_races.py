@@ -122,7 +122,7 @@ COMMANDS: dict[str, Callable[[Database, int], object]] = {
     "clean-up": lambda database, _: clean_up.clean_up(database),
     "removal": remove,
     "attach": lambda database, number: attach.attach_partition(
-        database, "t", f"n{7 + number}", f"FOR VALUES FROM ({7 + number}0) TO ({8 + number}0)", "test"
+        database, "t", f"n{7 + number}", f"FOR VALUES FROM ({7 + number}0) TO ({8 + number}0)", "test", patience_s=3
     ),
     "publish": lambda database, _: publish.publish(database, start_run(database, "ix", "test", take_over=True)),
     "revert": lambda database, _: revert.revert(database, "ix", "test"),
