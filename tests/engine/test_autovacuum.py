@@ -11,6 +11,7 @@ import pytest
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare, schema
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach
 from airflow_roir.errors import LockNotAcquired
 from servers.postgres import embedded_postgres
 from tests.conftest import database_dsn, run_sql
@@ -133,3 +134,26 @@ def test_one_that_prevents_a_wraparound_is_left_alone_and_named(vacuumed: tuple[
     with pytest.raises(LockNotAcquired, match=r"autovacuum: VACUUM (ANALYZE )?public.t \(to prevent wraparound\)"):
         attempt(Database(dsn, "roir tests"), patience_s=0)
     assert sql(watch, WORKER), "it goes on"
+
+
+def test_an_attach_waits_for_no_autovacuum_of_another_table(vacuumed: tuple[str, Any]) -> None:
+    """A vacuum's snapshot is old, but sees no view; one of a big table takes hours."""
+    dsn, watch = vacuumed
+    database = Database(dsn, "roir tests")
+    run_sql(
+        dsn,
+        "CREATE TABLE p (id int PRIMARY KEY, k text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+    )
+    steps.make_index(database, "ip", "p", "k")
+    run_sql(
+        dsn,
+        "CREATE TABLE p2 (LIKE p INCLUDING ALL) WITH (autovacuum_enabled = off)",
+        "INSERT INTO p2 SELECT i, 'k' FROM generate_series(10, 19) i",
+    )
+    [(worker,)] = sql(watch, WORKER)
+    said: list[str] = []
+    attach.attach_partition(database, "p", "p2", "FOR VALUES FROM (10) TO (20)", "test", said.append)
+    assert sql(watch, WORKER) == [(worker,)], "the worker has ended too early to show anything"
+    assert not any("snapshot" in line for line in said)
+    steps.assert_exact(database, "ip")
