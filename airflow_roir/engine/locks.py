@@ -278,6 +278,13 @@ class Attempts:
         execute(connection, "SET LOCAL statement_timeout = 0")
         self.has_limit = False
 
+    def outlast(self, connection: Connection, relations: Sequence[int]) -> None:
+        """In the body, before a function that limits its own waits: wait for the server to cancel an autovacuum."""
+        if self.limit_ms > self.timeout_ms:
+            names = "SELECT unnest(%(oids)s::oid[])::regclass::text"
+            for name in execute(connection, names, {"oids": list(relations)}).scalars().all():
+                execute(connection, f"LOCK TABLE ONLY {name} IN SHARE UPDATE EXCLUSIVE MODE")
+
     def _cancel(self, workers: Sequence[Blocker]) -> bool:
         """Cancel autovacuum workers, which run again later. False if the role may not."""
         try:

@@ -114,15 +114,18 @@ def _attach(
             execute(connection, AS_GIVEN)
         elif not execute(connection, CLOSED, values).scalar_one():
             raise InvalidInput(f"{name} is not being attached any more: somebody has cancelled that, or finished it")
+        attempts.outlast(connection, [parent_oid, oid])
         return str(execute(connection, call, {**values, "bounds": written or given}).scalar_one())
 
     def validate(connection: Connection) -> Sequence[Row[Any]]:
         # It waits for an ANALYZE or VACUUM of either table, an autovacuum too.
+        attempts.outlast(connection, [parent_oid, oid])
         execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
         return execute(connection, TARGETS, {"partition": oid}).all()
 
     def finish(connection: Connection) -> bool:
         call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid)"
+        attempts.outlast(connection, [parent_oid, oid])
         return bool(execute(connection, call, values).scalar_one())
 
     attempts = Attempts(

@@ -70,12 +70,12 @@ def _detach(
     def body(connection: Connection) -> None:
         values = {"partition": oid, "reason": reason or None, "drop": drop, "actor": actor}
         call = "SELECT roir.detach_partition(%(partition)s::oid, %(reason)s, %(drop)s, %(actor)s)"
+        attempts.outlast(connection, [oid])
         execute(connection, call, values)
 
+    attempts = Attempts(database, name.sql, [oid], database.limits.attempt_ms, patience_s, waiter=Waiter("detach"))
     try:
-        Attempts(database, name.sql, [oid], database.limits.attempt_ms, patience_s, waiter=Waiter("detach")).run(
-            body, report, locked
-        )
+        attempts.run(body, report, locked)
     except DBAPIError as error:
         if sqlstate(error) == "P0002":
             raise NotFound(said(error)) from None
