@@ -273,10 +273,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT 'columns', concat_ws(' ', '', md5(string_agg(concat_ws(' ', a.attname, a.xmin), ',' ORDER BY a.attnum)))
           FROM outbox o JOIN pg_attribute a ON a.attrelid = o.intent AND a.attnum > 0 HAVING count(*) > 0
         UNION ALL
-        SELECT 'options', concat_ws(' ', '', f.ftserver, f.xmin) FROM outbox o JOIN pg_foreign_table f ON f.ftrelid = o.intent
-        UNION ALL
-        SELECT 'server', concat_ws(' ', s.srvowner, s.oid, s.xmin)
-          FROM outbox o JOIN pg_foreign_table f ON f.ftrelid = o.intent JOIN pg_foreign_server s ON s.oid = f.ftserver)
+        SELECT 'options', concat_ws(' ', '', f.ftserver, f.xmin) FROM outbox o JOIN pg_foreign_table f ON f.ftrelid = o.intent)
     SELECT coalesce(jsonb_object_agg(t.name, t.value), '{}') FROM trace t
 $$;
 

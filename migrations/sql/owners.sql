@@ -63,7 +63,10 @@ DECLARE
     owner text := (SELECT quote_ident(pg_get_userbyid(t.relowner)) FROM pg_class t WHERE t.oid = source);
 BEGIN
     FOR store IN SELECT s.relation::regclass AS name, s.rights FROM roir.stores(source) s
-                   JOIN pg_class c ON c.oid = s.relation JOIN pg_class t ON t.oid = source WHERE c.relowner <> t.relowner LOOP
+                   JOIN pg_class c ON c.oid = s.relation JOIN pg_class t ON t.oid = source
+                    WHERE c.relowner <> t.relowner
+                      -- Whoever makes one gives him its rights.
+                      AND NOT roir.is_mine(c.xmin) LOOP
         EXECUTE format('GRANT %s ON %s TO %s', store.rights, store.name, owner);
     END LOOP;
     EXECUTE format('GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO %s', owner);
