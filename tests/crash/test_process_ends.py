@@ -109,8 +109,8 @@ def left(scene: Scene) -> list[psutil.Process]:
 
 @pytest.fixture(autouse=True)
 def signals_are_heard() -> Iterator[None]:
-    """A shell starts what runs in its background with two of them ignored, and all that is started inherits that."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT)}
+    """A shell, or nohup, starts what runs in its background with these ignored, and its children inherit that."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)}
     for number, handler in before.items():
         if handler == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
