@@ -94,26 +94,22 @@ def killed(database: Database) -> None:
 
 
 def came_before_a_revert(database: Database) -> Iterator[Step]:
-    yield lambda: run_sql(database.dsn, f"ALTER TABLE t ATTACH PARTITION n3 {BOUNDS}")
-    yield lambda: sync.sync_partitions(database, "t", "test")
+    yield from came(database)
     yield lambda: revert.revert(database, "ix", "test")
 
 
 def came_before_a_rebuild(database: Database) -> Iterator[Step]:
-    yield lambda: run_sql(database.dsn, f"ALTER TABLE t ATTACH PARTITION n3 {BOUNDS}")
-    yield lambda: sync.sync_partitions(database, "t", "test")
+    yield from came(database)
     yield lambda: steps.make_index(database, table=None, keys=None)
 
 
 def came_before_a_compaction(database: Database) -> Iterator[Step]:
-    yield lambda: run_sql(database.dsn, f"ALTER TABLE t ATTACH PARTITION n3 {BOUNDS}")
-    yield lambda: sync.sync_partitions(database, "t", "test")
+    yield from came(database)
     yield lambda: compacting.compact(database, act("rewrite", 1))
 
 
 def went_again(database: Database) -> Iterator[Step]:
-    yield lambda: run_sql(database.dsn, f"ALTER TABLE t ATTACH PARTITION n3 {BOUNDS}")
-    yield lambda: sync.sync_partitions(database, "t", "test")
+    yield from came(database)
     yield lambda: detach.detach_partition(database, "n3", "test")
 
 

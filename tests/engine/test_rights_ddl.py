@@ -251,16 +251,20 @@ def given_away(scene: Scene, *more: str) -> None:
     scene.tried()
 
 
-def test_an_arrival_during_an_attach_reads_no_bounds_with_values_of_a_domain(scene: Scene) -> None:
-    """What notes it runs as us, on a default partition that he writes to."""
-    given_away(
-        scene,
+def being_attached(scene: Scene) -> tuple[str, ...]:
+    """An attach that has begun, beside a default partition of his."""
+    return (
         "CREATE TABLE evil.t0 PARTITION OF evil.t DEFAULT",
         f"ALTER TABLE evil.t0 OWNER TO {scene.owner}",
         "CREATE TABLE evil.t3 (LIKE evil.t INCLUDING ALL)",
         f"ALTER TABLE evil.t3 OWNER TO {scene.owner}",
         "SELECT roir.begin_attach('evil.t', 'evil.t3', $$FOR VALUES FROM ('{x}') TO ('{z}')$$, 'test')",
     )
+
+
+def test_an_arrival_during_an_attach_reads_no_bounds_with_values_of_a_domain(scene: Scene) -> None:
+    """What notes it runs as us, on a default partition that he writes to."""
+    given_away(scene, *being_attached(scene))
     with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"owner of type public\.word"):
         scene.as_owner("INSERT INTO evil.t0 VALUES ('{y}', 'k', 'v')")
     assert not scene.gains()
@@ -271,14 +275,7 @@ def test_a_snapshot_that_is_older_than_the_gift_of_a_domain_trusts_nobody(scene:
     """It shows the former owner, while the checks that run are those of now: they ran as us."""
     given = scene.give_word_away
     scene.give_word_away = lambda: None  # type: ignore[method-assign]
-    given_away(
-        scene,
-        "CREATE TABLE evil.t0 PARTITION OF evil.t DEFAULT",
-        f"ALTER TABLE evil.t0 OWNER TO {scene.owner}",
-        "CREATE TABLE evil.t3 (LIKE evil.t INCLUDING ALL)",
-        f"ALTER TABLE evil.t3 OWNER TO {scene.owner}",
-        "SELECT roir.begin_attach('evil.t', 'evil.t3', $$FOR VALUES FROM ('{x}') TO ('{z}')$$, 'test')",
-    )
+    given_away(scene, *being_attached(scene))
     with closing(steps.old_session(scene.dsn_of_owner, isolation)) as old:
         given()
         with pytest.raises(psycopg2.errors.SerializationFailure, match=r"type public\.word was altered"):
