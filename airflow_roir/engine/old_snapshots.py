@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 from airflow_roir.engine.database import execute
 
 # A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
-# Sessions of other databases read nothing of this one, and an autovacuum, which can take hours, reads no view.
+# Sessions of other databases read nothing of this one, and an autovacuum, which can take hours, reads no view: it has no
+# user. Of a backend's type a role sees nothing (NULL) where it may not watch that session.
 # A standby's snapshots are told by its walsender, which has no database, or by its slot; those of a standby behind it
 # come through it. A walsender with a database serves a consumer of changes: decoding looks at no table's rows, but the
 # snapshot that a new slot exports is one like any session's.
@@ -27,7 +28,8 @@ SELECT CASE WHEN r.pid IS NULL OR a.datid IS NOT NULL THEN 'pid ' ELSE 'a standb
        || a.pid
        || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who, true AS known
   FROM moment m, pg_stat_activity a LEFT JOIN pg_stat_replication r ON r.pid = a.pid
- WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age AND a.backend_type <> 'autovacuum worker'
+ WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age
+   AND NOT coalesce(a.backend_type = 'autovacuum worker', a.usesysid IS NULL)
    AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
 UNION ALL
 SELECT 'a standby, by its replication slot ' || quote_ident(s.slot_name), true

@@ -9,7 +9,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import prepare, schema
+from airflow_roir.engine import old_snapshots, prepare, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.errors import LockNotAcquired
@@ -154,6 +154,12 @@ def test_an_attach_waits_for_no_autovacuum_of_another_table(vacuumed: tuple[str,
     [(worker,)] = sql(watch, WORKER)
     said: list[str] = []
     attach.attach_partition(database, "p", "p2", "FOR VALUES FROM (10) TO (20)", "test", said.append)
+    [(since,)] = sql(watch, "SELECT pg_current_xact_id()::text")
+    with database.transaction() as connection:
+        assert old_snapshots.holders(connection, since) == []
+        # It sees nothing of another session but its id, its user and its snapshot.
+        connection.exec_driver_sql("SET LOCAL ROLE pg_read_server_files")
+        assert old_snapshots.holders(connection, since) == []
     assert sql(watch, WORKER) == [(worker,)], "the worker has ended too early to show anything"
     assert not any("snapshot" in line for line in said)
     steps.assert_exact(database, "ip")

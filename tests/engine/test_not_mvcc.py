@@ -98,7 +98,7 @@ def test_a_key_of_a_row_whose_partition_was_replaced_by_a_copy(database: Databas
             "ALTER TABLE t ATTACH PARTITION copy FOR VALUES WITH (MODULUS 3, REMAINDER 0)",
         )
         [(key,), *_] = sql(steps.session(dsn), "SELECT k FROM copy")
-        with pytest.raises(psycopg2.errors.SerializationFailure, match="taken out"):
+        with pytest.raises(psycopg2.errors.SerializationFailure, match="altered after"):
             sql(user, "INSERT INTO t (id, k) VALUES (1205, %s)", key)
     stage.assert_exact("refused")
 
