@@ -17,7 +17,8 @@ _AWAY = "ALTER TABLE {t} DETACH PARTITION {t}_1; "
 _BACK = "; ALTER TABLE {t} ATTACH PARTITION {t}_1 FOR VALUES IN (1)"
 _COPY = (
     "ALTER TABLE {t}_1 RENAME TO old; CREATE TABLE {t}_1 (LIKE old INCLUDING ALL EXCLUDING IDENTITY); "
-    "INSERT INTO {t}_1 (id, part, k, v, note) SELECT id, part, k, v, note FROM old; DROP TABLE old"
+    "INSERT INTO {t}_1 (id, part, k, v, note) SELECT id, part, k, v, note FROM old; DROP TABLE old; "
+    "ALTER INDEX {t}_1_pkey1 RENAME TO {t}_1_pkey"
 )
 # {leaf}: one of the partitions, or the table itself.
 REWRITES = {
