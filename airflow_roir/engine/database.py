@@ -206,8 +206,11 @@ def retry(work: Callable[[], T], patience: Patience) -> T:
 
 # Undefined table, object, function, column, schema.
 VANISHED = ("42P01", "42704", "42883", "42703", "3F000")
+# What the server says, in no other language, where it had the object's number already.
+OVERTAKEN = ("concurrently", "could not open relation with OID", "cache lookup failed")
 
 
 def has_vanished(error: DBAPIError) -> bool:
     """True if an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
-    return sqlstate(error) in VANISHED or (sqlstate(error) == "XX000" and "concurrently" in str(error.orig))
+    internal = sqlstate(error) == "XX000" and any(text in str(error.orig) for text in OVERTAKEN)
+    return internal or sqlstate(error) in VANISHED

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import abort, clean_up, drop, prepare, publish, revert
+from airflow_roir.engine import abort, clean_up, drop, operations, prepare, publish, revert
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import finish
 from airflow_roir.engine.database import Database, sqlstate
@@ -163,6 +163,8 @@ def _verify(database: Database) -> None:
 
 
 def _publish(database: Database) -> None:
+    if operations.find_operation(database, "ix").kind == "compact":
+        raise NotFound("a compaction has nothing to publish")
     publish.publish(database, start_run(database, "ix", "test", take_over=True))
 
 

@@ -14,10 +14,10 @@ import psycopg2.extensions
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import clean_up
+from airflow_roir.engine import abort, clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
-from airflow_roir.errors import InvalidInput
+from airflow_roir.errors import InvalidInput, LockNotAcquired
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before
@@ -226,3 +226,25 @@ def test_the_validation_waits_for_an_analyze(database: Database, dsn: str, table
     assert any("waiting for a lock" in line for line in said), said
     steps.assert_exact(database)
     others[0].close()
+
+
+def test_a_rebuild_that_is_aborted_while_rows_are_copied_to_it_spares_no_wait_for_older_snapshots(
+    database: Database, dsn: str
+) -> None:
+    """They would see the attached rows, and not their entries."""
+    run_sql(dsn, *TABLES)
+    published(database)
+    steps.begin(database, include="v")
+    old = steps.old_session(dsn)
+    other = Database(dsn, "other")
+    copied_to_the_second = 3
+    with (
+        before(database, 'LOCK TABLE ONLY "public"."t"', lambda: abort.abort(other, "ix", "test"), copied_to_the_second),
+        pytest.raises(LockNotAcquired, match="older than the copied entries"),
+    ):
+        attach.attach_partition(database, "t", "p3", BOUNDS, "test", patience_s=0)
+    assert sql(old, "SELECT count(*) FROM t") == sql(old, "SELECT count(*) FROM ix") == [(150,)]
+    old.rollback()
+    attach.attach_partition(database, "t", "p3", BOUNDS, "test")
+    clean_up.clean_up(database)
+    steps.assert_exact(database)

@@ -143,7 +143,6 @@ def _attach(
                 with database.transaction() as connection:
                     for target in targets:
                         unique_rows.forget(connection, target.generation_id)
-                _wait_for_older_snapshots(database, report, patience_s)
             except AttachDisturbed as disturbed:
                 # The last step sees that, too.
                 report(f"{disturbed}; they are copied again")
@@ -157,6 +156,8 @@ def _attach(
                     raise DuplicatesFound(f"{message}. The attach was cancelled: {name} takes writes again") from None
                 # They are healed by now.
                 continue
+            # After a disturbance, too: if it was the end of one generation, the last step has nothing to object to.
+            _wait_for_older_snapshots(database, report, patience_s)
             if attempts.run(finish, report, [parent.sql, name.sql, *views]):
                 return copied
     except DBAPIError as error:
