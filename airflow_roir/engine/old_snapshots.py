@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from airflow_roir.engine.database import execute
 
 # A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
-# Sessions of other databases read nothing of this one, and an autovacuum, which can take hours, reads no view: it has no
-# user. Of a backend's type a role sees nothing (NULL) where it may not watch that session.
+# Sessions of other databases read nothing of this one, and an autovacuum, which can take hours, reads no view: it has
+# no user. Of a backend's type a role sees nothing (NULL) where it may not watch that session.
 # A standby's snapshots are told by its walsender, which has no database, or by its slot; those of a standby behind it
 # come through it. A walsender with a database serves a consumer of changes: decoding looks at no table's rows, but the
 # snapshot that a new slot exports is one like any session's.

@@ -237,9 +237,9 @@ def test_a_rebuild_that_is_aborted_while_rows_are_copied_to_it_spares_no_wait_fo
     steps.begin(database, include="v")
     old = steps.old_session(dsn)
     other = Database(dsn, "other")
-    copied_to_the_second = 3
+    first_of_the_second = 3
     with (
-        before(database, 'LOCK TABLE ONLY "public"."t"', lambda: abort.abort(other, "ix", "test"), copied_to_the_second),
+        before(database, 'LOCK TABLE ONLY "public"."t"', lambda: abort.abort(other, "ix", "test"), first_of_the_second),
         pytest.raises(LockNotAcquired, match="older than the copied entries"),
     ):
         attach.attach_partition(database, "t", "p3", BOUNDS, "test", patience_s=0)
