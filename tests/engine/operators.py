@@ -17,9 +17,10 @@ from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import abort, clean_up, drop, operations, prepare, publish, revert
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import finish
-from airflow_roir.engine.database import Database, sqlstate
+from airflow_roir.engine.database import Database, retry, sqlstate
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, sync
+from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare as verifying
 from airflow_roir.engine.verify import verification
@@ -154,8 +155,8 @@ def _verify(database: Database) -> None:
     begun = verification.begin(database, "ix", VerifyOptions(repair=True), "test")
     run = start_run(database, "ix", "test")
     while True:
-        for _ in verifying.work(database, run, 0):
-            pass
+        # Of what raises the worker decides what may pass, a lock that isn't had among it.
+        retry(lambda: list(verifying.work(database, run, 0)), Patience(database.limits, outage_s=PATIENCE_S))
         verifying.finish(database, run)
         with database.transaction() as connection:
             if not verification.is_open(connection, begun.verification_id):
