@@ -176,7 +176,7 @@ def build(
         database = database_of(context)
         if verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
             compare = VerifyOptions(parallelism=options.parallelism, **work)
-            begun = verification.begin(database, index, compare, operations.default_actor(), "before")
+            begun = verification.begin(database, index, compare, operations.default_actor(), "before", say)
             say(f"the index before its rebuild: {carry_on_verification(database, begun.index, spark)}")
         prepared = prepare.prepare(database, definition, options, report=say)
         if prepared.adopted:

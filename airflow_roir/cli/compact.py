@@ -120,7 +120,7 @@ def _begin(
 
     actor = operations.default_actor()
     if compaction.is_unfinished(database, index):
-        begun = compaction.begin(database, index, (), options, actor)
+        begun = compaction.begin(database, index, (), options, actor, say)
         say(f"continuing unfinished compaction {begun.operation_id}, with what was chosen for it")
         return begun
     choice = choose(database, index, budget, exact, segment_bytes=segment_bytes)
@@ -129,7 +129,7 @@ def _begin(
         return None
     if choice.rebuild_is_cheaper:
         say(f"a rebuild would cost no more, or write hardly more: roir build {argument(index)}")
-    begun = compaction.begin(database, index, choice.actions, options, actor)
+    begun = compaction.begin(database, index, choice.actions, options, actor, say)
     gain = f"{choice.totals['gain']:,.0f} page reads, for {choice.totals['cost']:,.0f}"
     say(f"compaction {begun.operation_id}: {counted(begun.units, 'unit')}, to save {gain}")
     return begun

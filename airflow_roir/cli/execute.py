@@ -143,7 +143,7 @@ def compact_by_threads(database: Database, begun: BegunCompaction) -> Compaction
 def verify_by_threads(database: Database, index: str, options: VerifyOptions) -> VerifyReport:
     """Verify by threads of this process, once its window is open and it has its place. Raises OperationPaused."""
     actor = operations.default_actor()
-    begun = verification.begin(database, index, options, actor)
+    begun = verification.begin(database, index, options, actor, report=say)
     for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
         with ending(), suppress(OperationPaused, OperationQueued):
             return compare.verify_begun(database, begun, actor)

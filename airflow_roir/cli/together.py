@@ -84,7 +84,7 @@ def _compare(
         compare = VerifyOptions(
             parallelism=options.parallelism, **{name: getattr(options, name) for name in WORK_OPTIONS}
         )
-        begun = verification.begin(database, index, compare, operations.default_actor(), "before")
+        begun = verification.begin(database, index, compare, operations.default_actor(), "before", say)
         say(f"{index} before its rebuild: {carry_on_verification(database, begun.index, spark)}")
 
 

@@ -78,7 +78,7 @@ def verify_command(
     live_options.check_throttle(database, options.throttle)
     with CommandSpark(database.dsn, master, conf) as spark:
         spark.start()
-        begun = verification.begin(database, index, options, operations.default_actor())
+        begun = verification.begin(database, index, options, operations.default_actor(), report=say)
         if begun.adopted:
             say(f"continuing unfinished verification {begun.operation_id}, with the options that it has")
         report = carry_on_verification(database, begun.index, spark, quiet=as_json)

@@ -60,9 +60,11 @@ SELECT held.pid,
          WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
            AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
            AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
-                OR l.relation IN (SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
-                                  UNION SELECT t.relid FROM unnest(%(exclusive)s::text[]) n,
-                                                    pg_partition_tree(to_regclass(n)) t))
+                -- Not by pg_partition_tree(), which would wait for whoever is to be named.
+                OR l.relation IN (WITH RECURSIVE tree (oid) AS (
+                                      SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
+                                      UNION SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid)
+                                  SELECT oid FROM tree))
          GROUP BY l.pid, l.virtualtransaction) held
   LEFT JOIN pg_stat_activity a ON a.pid = held.pid
   LEFT JOIN pg_prepared_xacts p

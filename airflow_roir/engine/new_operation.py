@@ -6,19 +6,49 @@ begin at once.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, insert
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import WorkOptions
+from airflow_roir.definition import WorkOptions, parse_name
 from airflow_roir.engine import catalog, live_options, operations, tables, view
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
+from airflow_roir.engine.locks import Attempts
+from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import OperationRunning
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
+
+T = TypeVar("T")
+
+# Whoever detaches or attaches holds the index's row for as long as his transaction is open, and his table against all.
+PATIENCE_S = 60.0
+HELD_BY = ["RowShareLock", "AccessExclusiveLock"]
+TABLES = "SELECT %(oid)s::bigint UNION ALL SELECT relation::bigint FROM roir.partition_tree(%(oid)s)"
+
+
+def begin_over_active(
+    database: Database, index: str, command: str, begin: Callable[[Connection], T], report: Callable[[str], None]
+) -> T:
+    """Run `begin`, a transaction that calls `insert_over_active`, or adopts an operation.
+
+    It waits in short attempts for whoever changes the index's partitions or its table. Raises LockNotAcquired, which
+    names him, after a minute.
+    """
+    with database.transaction() as connection:
+        check_schema(connection, writes=True)
+        found = operations.find_index(connection, parse_name(index, "index"))
+        name = str(operations.index_name(found))
+        row_of = int(execute(connection, "SELECT 'roir.index'::regclass::oid::bigint").scalar_one())
+        relations = [row_of, *execute(connection, TABLES, {"oid": found.source_oid}).scalars()]
+    waiter = Waiter(command, name)
+    attempts = Attempts(database, f"index {name}", relations, database.limits.attempt_ms, PATIENCE_S, HELD_BY, waiter)
+    return attempts.run(begin, report)
 
 
 def insert_operation(

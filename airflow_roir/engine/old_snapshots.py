@@ -6,14 +6,15 @@ Asked before an attach, whose rows an older snapshot would see without their ent
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
 
 # A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
-# Sessions of other databases read nothing of this one, and an autovacuum, which can take hours, reads no view: it has
-# no user. Of a backend's type a role sees nothing (NULL) where it may not watch that session.
+# Sessions of other databases read nothing of this one. An autovacuum, which can take hours, and the server's own
+# processes, autovacuum's launcher too, read no view: they have no user. That every role sees.
 # A standby's snapshots are told by its walsender, which has no database, or by its slot; those of a standby behind it
 # come through it. A walsender with a database serves a consumer of changes: decoding looks at no table's rows, but the
 # snapshot that a new slot exports is one like any session's.
@@ -26,24 +27,25 @@ WITH moment AS (
        AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - m.xid::text::numeric < 2000000000)
 SELECT CASE WHEN r.pid IS NULL OR a.datid IS NOT NULL THEN 'pid ' ELSE 'a standby, by its walsender of pid ' END
        || a.pid
-       || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who, true AS known
+       || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who, true AS known,
+       a.xact_start AS since
   FROM moment m, pg_stat_activity a LEFT JOIN pg_stat_replication r ON r.pid = a.pid
  WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age
-   AND NOT coalesce(a.backend_type = 'autovacuum worker', a.usesysid IS NULL)
+   AND a.usesysid IS NOT NULL
    AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
 UNION ALL
-SELECT 'a standby, by its replication slot ' || quote_ident(s.slot_name), true
+SELECT 'a standby, by its replication slot ' || quote_ident(s.slot_name), true, NULL
   FROM moment m, pg_replication_slots s
  WHERE age(s.xmin) >= m.age
 UNION ALL
-SELECT 'a standby without hot_standby_feedback, pid ' || r.pid, false
+SELECT 'a standby without hot_standby_feedback, pid ' || r.pid, false, NULL
   FROM moment m, pg_stat_replication r
   JOIN pg_stat_activity a ON a.pid = r.pid
   LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
  WHERE a.datid IS NULL AND a.backend_xmin IS NULL AND s.xmin IS NULL AND s.slot_type IS DISTINCT FROM 'logical'
    AND r.state IS DISTINCT FROM 'backup'
 UNION ALL
-SELECT 'a standby that isn''t connected, of replication slot ' || quote_ident(s.slot_name), false
+SELECT 'a standby that isn''t connected, of replication slot ' || quote_ident(s.slot_name), false, NULL
   FROM moment m, pg_replication_slots s
  WHERE s.slot_type = 'physical' AND NOT s.active AND s.xmin IS NULL AND s.restart_lsn IS NOT NULL
 """
@@ -51,10 +53,15 @@ SELECT 'a standby that isn''t connected, of replication slot ' || quote_ident(s.
 
 @dataclass(frozen=True)
 class Holder:
-    """Who may hold an older snapshot. known: it says so itself, and will say when it is gone."""
+    """Who may hold an older snapshot. known: it says so itself, and will say when it is gone.
+
+    since: when its transaction began, None for a standby. One that began after the moment in question is listed, too,
+    beside a writer of before: it has an older snapshot only if that was handed on.
+    """
 
     who: str
     known: bool
+    since: datetime | None = None
 
     def __str__(self) -> str:
         return self.who
@@ -67,4 +74,4 @@ def holders(connection: Connection, xid: str) -> list[Holder]:
     connection nor a slot is unknown, and so is one without feedback behind another standby.
     """
     rows = execute(connection, HOLDERS, {"xid": xid})
-    return [Holder(row.who, row.known) for row in rows]
+    return [Holder(row.who, row.known, row.since) for row in rows]

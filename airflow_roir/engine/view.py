@@ -60,8 +60,8 @@ SELECT roir.refresh_view(%(generation)s) WHERE EXISTS (
 """
 
 PUBLISHED = """
-SELECT mode_xid, greatest(published_at, laid_out_at) > clock_timestamp() - %(patience)s::interval AS recent
-  FROM roir.generation WHERE id = %(generation)s
+SELECT mode_xid, at, at > clock_timestamp() - %(patience)s::interval AS recent
+  FROM (SELECT mode_xid, greatest(published_at, laid_out_at) AS at FROM roir.generation WHERE id = %(generation)s) g
 """
 
 
@@ -201,6 +201,12 @@ def old_snapshots(connection: Connection, generation_id: int) -> list[Holder]:
     """
     row = _published(connection, generation_id)
     return [one for one in holders(connection, row.mode_xid) if one.known or row.recent]
+
+
+def began_before(connection: Connection, generation_id: int) -> list[Holder]:
+    """Those whose transaction began before the publish: their snapshots are older, and they say so."""
+    row = _published(connection, generation_id)
+    return [one for one in holders(connection, row.mode_xid) if one.since is not None and one.since < row.at]
 
 
 def unknown(connection: Connection, generation_id: int) -> list[Holder]:

@@ -100,7 +100,7 @@ class CompactIndexOperator(WholeOperationOperator):
             return begun_before
         try:
             actions = self._chosen(context, database)
-            begun = compaction.begin(database, self.index, actions, options, owner_of(context["ti"]))
+            begun = compaction.begin(database, self.index, actions, options, owner_of(context["ti"]), self.log.info)
         except OperationRunning as reason:
             raise self.waiting(reason) from None
         self.keep(context, begun.operation_id)

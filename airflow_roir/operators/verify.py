@@ -117,7 +117,7 @@ class VerifyIndexOperator(WholeOperationOperator):
         if begun_before is not None:
             return begun_before
         try:
-            begun = verification.begin(database, self.index, options, owner_of(context["ti"]), mode)
+            begun = verification.begin(database, self.index, options, owner_of(context["ti"]), mode, self.log.info)
         except NotFound as reason:
             if mode == "before":
                 raise AirflowSkipException(f"nothing to verify before the build: {reason}") from None

@@ -9,18 +9,20 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import abort, drop, lock_waits, prepare, rehearse, revert, seal
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lock_waits import LockWait
 from airflow_roir.engine.partitions.detach import detach_partition
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import waiting
+from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.spark.task import session_name
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import compacting, steps
 from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(1)
@@ -107,6 +109,33 @@ COMMANDS: dict[
         ("detach", None),
         lambda database, report: detach_partition(database, "t1", "test", report=report),
     ),
+    "detach of a table that is locked": (
+        _published,
+        # A second lock, of a table that isn't asked for by its oid.
+        "SELECT FROM pg_class; LOCK TABLE t1 IN ACCESS EXCLUSIVE MODE",
+        ("detach", None),
+        lambda database, report: detach_partition(database, "t1", "test", report=report),
+    ),
+    "verify": (
+        _published,
+        "SELECT roir.detach_partition('t1')",
+        ("verify", "public.ix"),
+        lambda database, report: verification.begin(database, "ix", VerifyOptions(), "test", report=report),
+    ),
+    "verify of a table that is locked": (
+        _published,
+        "LOCK TABLE t IN ACCESS EXCLUSIVE MODE",
+        ("verify", "public.ix"),
+        lambda database, report: verification.begin(database, "ix", VerifyOptions(), "test", report=report),
+    ),
+    "compact": (
+        _published,
+        "SELECT roir.detach_partition('t1')",
+        ("compact", "public.ix"),
+        lambda database, report: compaction.begin(
+            database, "ix", [compacting.act("rewrite", 0)], compaction.CompactOptions(), "test", report
+        ),
+    ),
 }
 
 
@@ -133,7 +162,8 @@ def test_who_waits_between_two_attempts_is_shown_with_who_holds_the_lock(
     before, holds, shown_as, command = COMMANDS[name]
     before(database)
     holder = steps.session(dsn)
-    sql(holder, "SET application_name = 'nightly load'")
+    # Who is waited for without a limit is ended, and was never shown.
+    sql(holder, "SET application_name = 'nightly load'; SET idle_in_transaction_session_timeout = '60s'")
     holder.commit()
     sql(holder, holds)
     seen: list[list[LockWait]] = []

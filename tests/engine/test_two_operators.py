@@ -47,6 +47,17 @@ def gaps(server: str, templates: dict[str, str]) -> meeting.Gaps:
     return meeting.Gaps(server, templates)
 
 
+@pytest.mark.sample(2, 3)
+@pytest.mark.parametrize("command", list(COMMANDS)[::-1])
+def test_each_command_alone_does_what_it_is_for(server: str, templates: dict[str, str], command: str) -> None:
+    """Refused in every gap, it would meet nobody."""
+    with operators.cloned(server, templates[scenes(command)[0]]) as dsn:
+        alone = Meeting(dsn, command, command)
+        alone.run_alone()
+        alone.close()
+    assert (alone.failed, alone.found) == ({}, [])
+
+
 # The second one's turn falls between what the first one has read of the view and the lock that it waits for. Or the
 # first one has the view, and what the second one has read isn't so any more once it has it.
 @pytest.mark.sample(1)
@@ -56,6 +67,7 @@ def gaps(server: str, templates: dict[str, str]) -> meeting.Gaps:
         ("left", "sync", "detach by SQL", "in it", ""),
         ("left", "clean-up", "detach and drop by SQL", "in it", ""),
         ("left", "clean-up", "begin attach", "in it", ""),
+        ("rebuilt", "publish", "detach by SQL", "in it", ""),
         ("left", "revert", "sync", "none", ""),
         ("left", "revert", "clean-up", "none", ""),
         # A clean-up put back the marks of the capture that a prepare had made meanwhile.

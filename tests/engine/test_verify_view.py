@@ -94,6 +94,22 @@ def test_a_guard_that_is_lost_while_older_snapshots_live_is_found(database: Data
     assert (warned(database), verify(database, "ix").is_exact) == ([], True)
 
 
+def test_a_snapshot_that_is_listed_beside_a_writer_of_before_is_no_older_one(database: Database, dsn: str) -> None:
+    """Its xmin is the writer's number; the guard went while nobody had a snapshot."""
+    steps.make_table(dsn)
+    run_sql(dsn, "CREATE TABLE other (i int)")
+    writer = steps.session(dsn)
+    sql(writer, "INSERT INTO other VALUES (1)")
+    steps.make_index(database)
+    assert clean_up.clean_up(database).guards_removed == 1
+    reader = steps.old_session(dsn)
+    assert warned(database) == []
+    assert verify(database, "ix").is_exact
+    assert sql(reader, "SELECT count(*) FROM ix") == [(100,)]
+    writer.close()
+    reader.close()
+
+
 @pytest.mark.parametrize("state", ["guarded", "plain", "hiding", "joining", "reverted"])
 def test_a_view_as_it_must_be_is_right(database: Database, dsn: str, state: str) -> None:
     make(dsn)

@@ -26,7 +26,7 @@ from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.governing import governing
-from airflow_roir.engine.new_operation import insert_over_active
+from airflow_roir.engine.new_operation import begin_over_active, insert_over_active
 from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationPaused, OperationRunning
@@ -119,16 +119,21 @@ class CompactionReport:
 
 
 def begin(
-    database: Database, index: str, actions: Sequence[Action], options: CompactOptions, actor: str
+    database: Database,
+    index: str,
+    actions: Sequence[Action],
+    options: CompactOptions,
+    actor: str,
+    report: Callable[[str], None] = lambda line: None,
 ) -> BegunCompaction:
     """Begin to compact the active generation of an index by these actions, in their order; start a run to do it.
 
     An unfinished compaction of the index is adopted with its own units; only live options change. Raises NotFound,
     InvalidInput (no actions, some that overlap, or a publication has the index's tables), OperationRunning (another
-    operation of the index is unfinished), OperationFailed.
+    operation of the index is unfinished), OperationFailed, LockNotAcquired.
     """
-    with database.transaction() as connection:
-        check_schema(connection, writes=True)
+
+    def begun(connection: Connection) -> BegunCompaction:
         found = operations.find_index(connection, parse_name(index, "index"))
         name = operations.index_name(found)
         last = operations.newest_operation(connection, found.id)
@@ -164,6 +169,8 @@ def begin(
         said = f"generation {generation.id}, {len(actions)} units"
         operations.record_event(connection, found.id, operation_id, actor, "compact", said)
         return BegunCompaction(operation_id, str(name), len(actions), adopted=False)
+
+    return begin_over_active(database, index, "compact", begun, report)
 
 
 def compact(

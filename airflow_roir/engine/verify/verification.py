@@ -16,7 +16,7 @@ from airflow_roir.definition import WORK_OPTIONS, VerifyOptions, argument, parse
 from airflow_roir.engine import catalog, live_options, marks, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain
-from airflow_roir.engine.new_operation import insert_over_active
+from airflow_roir.engine.new_operation import begin_over_active, insert_over_active
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.verify import units
@@ -37,18 +37,25 @@ class BegunVerification:
     adopted: bool
 
 
-def begin(database: Database, index: str, options: VerifyOptions, actor: str, mode: str = "only") -> BegunVerification:
+def begin(
+    database: Database,
+    index: str,
+    options: VerifyOptions,
+    actor: str,
+    mode: str = "only",
+    report: Callable[[str], None] = lambda line: None,
+) -> BegunVerification:
     """Begin to verify the active generation of an index; start a run of the operation to do it.
 
     An unfinished verification of the index is adopted with its own options; only the parallelism changes.
     mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput, OperationRunning (a build of the
-    index is unfinished), OperationFailed (an earlier verification must be aborted first).
+    index is unfinished), OperationFailed (an earlier verification must be aborted first), LockNotAcquired.
     """
     if not options.is_partial:
         _await_writers(database, index)
     surveyed = _survey(database, index, options)
-    with database.transaction() as connection:
-        check_schema(connection, writes=True)
+
+    def insert(connection: Connection) -> BegunVerification:
         found = operations.find_index(connection, parse_name(index, "index"))
         name = str(operations.index_name(found))
         last = operations.newest_operation(connection, found.id)
@@ -85,6 +92,8 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
         detail = f"generation {generation.id}, {mode}"
         operations.record_event(connection, found.id, operation_id, actor, "verify", detail)
         return BegunVerification(operation_id, verification_id, name, adopted=False)
+
+    return begin_over_active(database, index, "verify", insert, report)
 
 
 def _survey(database: Database, index: str, options: VerifyOptions) -> apart.Survey | None:
