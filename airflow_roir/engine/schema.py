@@ -21,11 +21,11 @@ VERSION_TABLE = "schema_version"
 # Revisions of before 0.1.0, when nothing was released; one migration makes what they made. Releases take these numbers
 # again, one by one.
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
-# `0001` was the first of those too, and was edited: some had no table `home`, some none of lanes, the last views that
-# could be written.
+# `0001` was the first of those too, and was edited: some had no table `home`, some none of lanes, then views that could
+# be written, the last none of the functions that captures call by now.
 IS_RELEASED = """
 SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
-       AND to_regprocedure('roir.only_read(bigint)') IS NOT NULL
+       AND to_regprocedure('roir.refuse_leaves_of_others(oid[])') IS NOT NULL
 """
 
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
