@@ -9,6 +9,7 @@ import pytest
 
 from airflow_roir.engine import clean_up, revert, status
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.errors import LockNotAcquired
 from tests.conftest import run_sql
@@ -154,6 +155,22 @@ def begun(database: Database, dsn: str) -> None:
         attach.attach_partition(database, "t", "n3", "FOR VALUES FROM (30) TO (40)", "test", patience_s=0)
     older.rollback()
     older.close()
+
+
+def test_a_clean_up_gives_way_to_who_holds_the_entries(database: Database, dsn: str) -> None:
+    """As a TRUNCATE that isn't committed does; already the look at a segment's size waits for it."""
+    published(database, dsn)
+    hidden(dsn, "t2")
+    holder = steps.session(dsn)
+    # Who is waited for without a limit is ended, and nothing would be left to do.
+    sql(holder, "SET idle_in_transaction_session_timeout = '60s'; LOCK TABLE roir_data.g1 IN ACCESS EXCLUSIVE MODE")
+    report = clean_up.clean_up(Database(dsn, "impatient", limits=Limits(clean_up_s=0, attempt_ms=50)))
+    assert any("are locked by a writer; the next roir clean-up continues" in line for line in report.waiting)
+    assert report.warnings == []
+    holder.close()
+    clean_up.clean_up(database)
+    assert one(database, LEFT) == 0
+    steps.assert_exact(database)
 
 
 def test_nothing_is_read_again_while_the_view_waits(database: Database, dsn: str) -> None:

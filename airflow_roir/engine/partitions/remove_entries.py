@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
@@ -29,6 +29,8 @@ from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
+
+T = TypeVar("T")
 
 LEAVING = """
 SELECT p.id, p.generation_id, g.index_id, p.relation, p.name, p.removed_xid IS NOT NULL AS removed, i.source_oid,
@@ -179,35 +181,43 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
     """The entries of one segment or delta. From its first block on again where another file has taken its place."""
     removed = 0
     while True:
-        with database.transaction() as connection:
-            file = _file(connection, store.name)
-        if file is None:
-            return removed
-        # NULL where it is dropped just now.
-        for first in range(0, file.blocks or 0, database.limits.removal_blocks):
-            try:
-                taken = retry(
-                    partial(step, database, row, store, first, file), Patience(database.limits, outage_s=patience_s)
-                )
-            except DBAPIError as error:
-                if has_vanished(error) and not _exists(database, store.name):
-                    # Dropped with its generation, by a clean-up for example.
-                    return removed
-                if has_vanished(error):
-                    raise LockNotAcquired(
-                        f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. "
-                        "Something was renamed meanwhile; the next roir clean-up adopts the new name and continues"
-                    ) from error
-                if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
-                    raise
+        try:
+            file = _lasting(database, patience_s, lambda: _look(database, store.name))
+            if file is None:
+                return removed
+            # NULL where it is dropped just now.
+            for first in range(0, file.blocks or 0, database.limits.removal_blocks):
+                taken = _lasting(database, patience_s, partial(step, database, row, store, first, file))
+                if taken is None:
+                    break
+                removed += taken
+            else:
+                return removed
+        except DBAPIError as error:
+            if has_vanished(error) and not _exists(database, store.name):
+                # Dropped with its generation, by a clean-up for example.
+                return removed
+            if has_vanished(error):
                 raise LockNotAcquired(
-                    f"entries of partition {row.name} are locked by a writer; the next roir clean-up continues"
+                    f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. "
+                    "Something was renamed meanwhile; the next roir clean-up adopts the new name and continues"
                 ) from error
-            if taken is None:
-                break
-            removed += taken
-        else:
-            return removed
+            if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
+                raise
+            raise LockNotAcquired(
+                f"entries of partition {row.name} are locked by a writer; the next roir clean-up continues"
+            ) from error
+
+
+def _lasting(database: Database, patience_s: float, work: Callable[[], T]) -> T:
+    return retry(work, Patience(database.limits, outage_s=patience_s))
+
+
+def _look(database: Database, name: str) -> File | None:
+    """What a store is now. To ask for its size takes a lock, which a TRUNCATE that isn't committed holds up."""
+    with database.transaction() as connection:
+        execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
+        return _file(connection, name)
 
 
 def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: File) -> int | None:
