@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, quote
@@ -169,6 +170,39 @@ def check_collations(connection: Connection, source: Source) -> None:
         )
 
 
+# Of a domain its base type, since entries have no domains; of an array that of its elements, which has the rights.
+TYPES_NOT_USABLE = """
+SELECT DISTINCT format_type(coalesce(e.oid, b.oid), NULL) AS type, current_user::text AS role
+  FROM pg_attribute a
+ CROSS JOIN LATERAL (
+       WITH RECURSIVE up AS (
+           SELECT t.oid, t.typtype, t.typbasetype FROM pg_type t WHERE t.oid = a.atttypid
+           UNION ALL
+           SELECT t.oid, t.typtype, t.typbasetype FROM up JOIN pg_type t ON t.oid = up.typbasetype
+            WHERE up.typtype = 'd')
+       SELECT up.oid FROM up WHERE up.typtype <> 'd') b
+  LEFT JOIN pg_type e ON e.typarray = b.oid
+ WHERE a.attrelid = %(oid)s
+   AND (a.attname = ANY (%(columns)s)
+        OR a.attnum = ANY ((SELECT i.indkey FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary)::int2[]))
+   AND NOT has_type_privilege(b.oid, 'USAGE') ORDER BY 1
+"""
+
+
+def types_not_usable(connection: Connection, oid: int, definition: IndexDefinition) -> Sequence[Row[Any]]:
+    """The types of entries' columns that our role may not make tables of, each with our role's name."""
+    columns = [*definition.key, *definition.include]
+    return execute(connection, TYPES_NOT_USABLE, {"oid": oid, "columns": columns}).all()
+
+
+def _check_types(connection: Connection, source: Source, definition: IndexDefinition) -> None:
+    for row in types_not_usable(connection, source.oid, definition):
+        raise RightMissing(
+            f"index {definition.name}: role {quote(row.role)} may not use type {row.type}, which the index's entries "
+            f"have, too. Run: GRANT USAGE ON TYPE {row.type} TO {quote(row.role)}"
+        )
+
+
 def check_definition(connection: Connection, source: Source, definition: IndexDefinition) -> None:
     """Raise NotFound or InvalidInput if the definition doesn't fit the source. Changes nothing."""
     for check in of_definition(connection, source, definition):
@@ -182,6 +216,7 @@ def of_definition(connection: Connection, source: Source, definition: IndexDefin
     for name in definition.include:
         yield partial(_check_included, source, definition, name)
     yield partial(_check_width, source, definition)
+    yield partial(_check_types, connection, source, definition)
     for name in definition.key:
         if name in source.columns:
             yield partial(_check_order, connection, source, definition, name)

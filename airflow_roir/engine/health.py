@@ -34,8 +34,7 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
 """
 BUILDING = """
 SELECT g.id, g.entry, i.schema_name, i.name, i.source_oid
-  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id JOIN pg_class c ON c.oid = i.source_oid::oid
- WHERE g.status = 'building'
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.status = 'building'
    AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
 """
 IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
@@ -109,8 +108,16 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
     found = [line for row in rows for line in _of_index(connection, row)]
     for row in execute(connection, BUILDING, {"operation": operation_id}).all():
         # All else stops the build.
-        source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
         name = str(operations.index_name(row))
+        try:
+            source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
+        except NotFound:
+            found.append(f"index {name}: its table was dropped. Give its operation up: roir abort {argument(name)}")
+            continue
+        if is_of_another(connection, source) and not is_replaced(connection, source):
+            found.append(
+                f"index {name}: {of_another(source)}. The build goes on after it: roir resume {argument(name)}"
+            )
         found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
         found += _leaves_of_others(connection, name, source)
         found += _joining(connection, name, source, row.id)
@@ -150,8 +157,8 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     try:
         # Whoever looks may be a role that only watches.
         source = catalog.read_source_by_oid(connection, row.source_oid, only_look=True)
-    except NotFound as error:
-        return [f"index {name}: {error}"]
+    except NotFound:
+        return [f"index {name}: its table was dropped; drop the index, too: roir drop {argument(name)}"]
     except InvalidInput as error:
         found.append(f"index {name}: {error}")
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
@@ -225,8 +232,7 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"DROP TRIGGER {altered.name} ON {altered.relation}; then rebuild the index, which makes it again: "
             f"roir build {argument(name)}"
         )
-    captures = execute(connection, CAPTURES, {"source": source.oid}).one()
-    if captures.replaced or captures.of_another or installation.lacks_rights(connection, source):
+    if is_replaced(connection, source) or is_of_another(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} were altered, or belong to a former owner of the "
             "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
@@ -261,6 +267,20 @@ def _lacking(connection: Connection, name: str, source: Source, generation_id: i
             f"capture reads it, so writes fail. Run: ALTER TABLE {source.sql} NO FORCE ROW LEVEL SECURITY"
         )
     return found
+
+
+def of_another(source: Source) -> str:
+    """What to say and to do where `is_of_another`."""
+    return (
+        f"the capture of {source.sql} is a former owner's, or {quote(source.owner)} lacks rights on its entries, so "
+        "writes may fail. Run: roir clean-up, which gives the table's owner both"
+    )
+
+
+def is_of_another(connection: Connection, source: Source) -> bool:
+    """True if writes may fail until a clean-up: the table's owner isn't the capture's, or lacks rights on entries."""
+    captures = execute(connection, CAPTURES, {"source": source.oid}).one()
+    return bool(captures.of_another) or installation.lacks_rights(connection, source)
 
 
 def is_replaced(connection: Connection, source: Source) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import catalog, marks, tables
+from airflow_roir.engine import catalog, health, marks, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
@@ -16,7 +16,7 @@ from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import LabelsRenamed, SourceChanged
+from airflow_roir.errors import LabelsRenamed, RightMissing, SourceChanged
 
 # Asked of primary keys with an enum only: the question takes milliseconds.
 RENAMED = """
@@ -84,7 +84,8 @@ def load_job(connection: Connection, run: Run) -> Job:
 def check_fingerprint(connection: Connection, job: Job) -> None:
     """Raise SourceChanged if the source's shape isn't the one that the operation was prepared for.
 
-    Raises LabelsRenamed if only labels of an enum are others, which can be undone: nothing was copied meanwhile.
+    Raises LabelsRenamed if only labels of an enum are others, which can be undone: nothing was copied meanwhile; and
+    RightMissing if the capture isn't the owner's of now, which a clean-up mends.
     """
     label = execute(connection, RENAMED, {"generation": job.generation_id}).first()
     if label is not None:
@@ -94,6 +95,9 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
             "build is done, or abort the operation"
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
+        # A clean-up mends that. What else was altered is told by the next look.
+        if health.is_of_another(connection, job.source) and not health.is_replaced(connection, job.source):
+            raise RightMissing(f"index {job.run.index}: {health.of_another(job.source)}")
         found = marks.changes(connection, job.generation_id, job.source.sql)
         unseen = f": {'; '.join(found.values())}" if found else ""
         raise SourceChanged(

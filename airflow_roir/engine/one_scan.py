@@ -22,7 +22,7 @@ from airflow_roir.engine.job import Job, check_fingerprint
 from airflow_roir.engine.plan import Piece
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import LabelsRenamed, SourceChanged
+from airflow_roir.errors import LabelsRenamed, RightMissing, SourceChanged
 
 # SQL: x shares the cut of o, is another one, and what is copied for the one may be copied for the other, now. Whoever
 # has another rate limit or throttle would pass this one's, and what is on hold gets nothing.
@@ -121,7 +121,7 @@ def _stands(connection: Connection, source: Source, row: Row[Any]) -> bool:
     job = Job(run, row.index_id, row.generation_id, source, entry, dict(row.options), row.fingerprint, Scan(row.scan))
     try:
         check_fingerprint(connection, job)
-    except (SourceChanged, LabelsRenamed):
+    except (SourceChanged, LabelsRenamed, RightMissing):
         return False
     return not entry.resorted(source)
 

@@ -336,7 +336,10 @@ def _adopt(
 
 def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
     if rehearsal.kind == "rebuild":
-        return int(operations.find_index(connection, rehearsal.index).id)
+        found = operations.find_index(connection, rehearsal.index)
+        # A drop may have been faster.
+        rehearse.refuse_kept(connection, found)
+        return int(found.id)
     return int(
         connection.execute(
             insert(tables.index)

@@ -186,10 +186,18 @@ def whole_definition(connection: Connection, definition: IndexDefinition) -> tup
     """With what an existing index was made of. Raises NotFound, InvalidInput."""
     existing = existing_index(connection, definition)
     if existing is not None:
+        refuse_kept(connection, existing)
         definition = stored_definition(connection, existing, definition)
     elif definition.source is None:
         raise NotFound(f"there is no index {definition.name} to rebuild; to create it, give the table and key columns")
     return existing, definition
+
+
+def refuse_kept(connection: Connection, existing: Row[Any]) -> None:
+    """Raise InvalidInput if the index is being dropped: a build would bring it back."""
+    if operations.is_kept(connection, existing.id):
+        name = operations.index_name(existing)
+        raise InvalidInput(f"{operations.KEPT.format(index=name)}. Then build the index, by its table and key columns")
 
 
 def of_source(

@@ -24,6 +24,7 @@ REMEDIES = (
     ),
     (r"somebody cancels", "See who, or which job, cancels roir's statements. Then: roir resume {index}"),
     (r"is called .+ now", "Rename the label back. Then: roir resume {index}"),
+    (r"Run: roir clean-up", "roir clean-up. Then: roir resume {index}"),
     (r"partition", "roir sync-partitions TABLE brings the index up to date. Then: roir resume {index}"),
     (
         r"differs from its table",

@@ -195,6 +195,12 @@ BEGIN
         EXECUTE format('SELECT %s FROM %s x WHERE x.ctid = $1', joining.condition, place::regclass) INTO within USING spot;
         -- NULL: it was written anew meanwhile.
         IF within IS DISTINCT FROM false THEN
+            -- The owners of all sources may call it. Only the capture of this generation has just written there.
+            IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
+                              AND l.relation = to_regclass(format('roir_data.g%s', generation))) THEN
+                RAISE insufficient_privilege USING
+                    MESSAGE = format('only a write to its table takes entries of generation %s over', generation);
+            END IF;
             INSERT INTO roir.emptied (generation_id, relation) VALUES (0, joining.relation);
         END IF;
     END LOOP;

@@ -42,6 +42,21 @@ def rebuild(database: Database) -> None:
     steps.make_index(database, table=None, keys=None)
 
 
+def test_a_table_that_was_dropped_is_told_with_its_index(database: Database, dsn: str) -> None:
+    """Seen to name no index, and, during the first build, to say nothing."""
+    published(database, dsn, partitioned=False)
+    run_sql(dsn, "DROP TABLE t CASCADE")
+    assert told(database) == ["index public.ix: its table was dropped; drop the index, too: roir drop public.ix"]
+    run_sql(dsn, "DROP VIEW IF EXISTS ix")
+    drop.drop_index(database, "ix", "test")
+    run_sql(dsn, *PLAIN)
+    steps.begin(database)
+    run_sql(dsn, "DROP TABLE t CASCADE")
+    assert told(database) == ["index public.ix: its table was dropped. Give its operation up: roir abort public.ix"]
+    abort.abort(database, "ix", "test")
+    assert status(database) == []
+
+
 @pytest.mark.parametrize(
     ("relation", "which", "state"),
     [

@@ -12,7 +12,7 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop, indexes, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
-from airflow_roir.errors import LockNotAcquired, NotFound
+from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -47,6 +47,10 @@ def dropped(database: Database) -> None:
     for command in commands:
         with pytest.raises(NotFound, match="its entries are kept, and maintained"):
             command()
+    # Seen to bring the index back.
+    for definition in (("ix", None, None), ("ix", "t", "k")):
+        with pytest.raises(InvalidInput, match=r"its entries are kept, and maintained.*Then build the index"):
+            steps.begin(database, *definition)
 
 
 @pytest.mark.parametrize("go", [reverted, dropped], ids=["revert", "drop"])

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition, quote
+from airflow_roir.engine import checks
 from airflow_roir.engine.database import execute
 
 # `trusts` and the tree of partitions are asked of the control schema only where the role may.
@@ -48,10 +49,6 @@ SELECT c.oid::regclass::text AS name, quote_ident(n.nspname) AS schema, pg_get_u
        c.oid <> s.oid OR has_table_privilege(c.oid, 'UPDATE, DELETE, TRUNCATE') AS locks
   FROM pg_class s JOIN pg_class c ON c.oid = s.oid OR c.oid IN (SELECT t.relation FROM roir.partition_tree(s.oid) t)
   JOIN pg_namespace n ON n.oid = c.relnamespace WHERE s.oid = %(oid)s ORDER BY c.oid <> s.oid, 1
-"""
-TYPES = """
-SELECT DISTINCT format_type(t.oid, NULL) AS name FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
- WHERE a.attrelid = %(oid)s AND a.attname = ANY (%(columns)s) AND NOT has_type_privilege(t.oid, 'USAGE') ORDER BY 1
 """
 SCHEMA = """
 SELECT has_schema_privilege(oid, 'CREATE') AS may_create, has_schema_privilege(oid, 'USAGE') AS may_use
@@ -171,6 +168,5 @@ def _of_source(connection: Connection, role: Any, source: Any, definition: Index
                 f"{owner} took {', '.join(rights)} on {row.name} from itself",
                 f"GRANT {', '.join(rights)} ON {row.name} TO {owner}",
             )
-    columns = [*definition.key, *definition.include]
-    for name in execute(connection, TYPES, {"oid": source.oid, "columns": columns}).scalars():
-        lack(f"role {who} may not use type {name}", f"GRANT USAGE ON TYPE {name} TO {who}")
+    for row in checks.types_not_usable(connection, source.oid, definition):
+        lack(f"role {who} may not use type {row.type}", f"GRANT USAGE ON TYPE {row.type} TO {who}")
