@@ -85,7 +85,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
     """Raise SourceChanged if the source's shape isn't the one that the operation was prepared for.
 
     Raises LabelsRenamed if only labels of an enum are others, which can be undone: nothing was copied meanwhile; and
-    RightMissing if the capture isn't the owner's of now, which a clean-up mends.
+    RightMissing if the capture belongs to a former owner of the source, until a clean-up has run.
     """
     label = execute(connection, RENAMED, {"generation": job.generation_id}).first()
     if label is not None:

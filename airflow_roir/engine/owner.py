@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Row
@@ -97,7 +98,13 @@ def is_trusted(connection: Connection, source: Source, reads: Sequence[str] | No
     reads: names of the tables that are to be read, by default the source's. An owner changes under an ACCESS EXCLUSIVE
     lock only: what is locked before keeps the answer to the transaction's end.
     """
-    return bool(_standing(connection, source, reads).trusted)
+    return bool(_standing(connection, source, reads)[1].trusted)
+
+
+def of_now(connection: Connection, source: Source) -> Source:
+    """The source under its owner of now. Who holds a lock on it keeps that owner to the transaction's end."""
+    query = "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = %(oid)s"
+    return replace(source, owner=execute(connection, query, {"oid": source.oid}).scalar() or source.owner)
 
 
 def columns_of(connection: Connection, table: str) -> str:
@@ -124,7 +131,7 @@ def for_a_while(connection: Connection, source: Source) -> Iterator[None]:
 
 def install(connection: Connection, source: Source) -> None:
     """Make the function that reads the source as its owner, where that is needed."""
-    standing = _standing(connection, source)
+    source, standing = _standing(connection, source)
     if standing.trusted or standing.made:
         return
     if standing.may_create:
@@ -135,7 +142,8 @@ def install(connection: Connection, source: Source) -> None:
     name = function_name(source.oid)
     with connection.begin_nested():
         execute(connection, ONE_BY_ONE)
-        if _standing(connection, source).made:
+        source, standing = _standing(connection, source)
+        if standing.made:
             return
         # Not replaced: what stays his could be altered by him but for its body.
         execute(connection, f"DROP FUNCTION IF EXISTS {name}(text)")
@@ -225,7 +233,8 @@ def _item(
     return f"{function_name(source.oid)}(%(as_owner)s) AS r({columns})", {"as_owner": bound(connection, query, values)}
 
 
-def _standing(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> Row[Any]:
+def _standing(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> tuple[Source, Row[Any]]:
+    """How the owner of the source stands; the source under that owner, who may have got it since it was read."""
     values = {
         "source": source.oid,
         "others": list(source.relations) if reads is None else [],
@@ -234,7 +243,7 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
     }
     row = execute(connection, STANDING, values).one()
     if row.owner is not None and row.owner != source.owner and row.owners == 1:
-        raise SourceChanged(f"table {source.name} has got another owner meanwhile; start again")
+        return _standing(connection, replace(source, owner=row.owner), reads)
     if not row.trusted and row.owners > 1:
         raise RightMissing(
             f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}, but one role must "
@@ -242,4 +251,4 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
         )
     if reads is None and not row.named:
         raise SourceChanged(f"table {source.name} was renamed meanwhile; start again")
-    return row
+    return source, row

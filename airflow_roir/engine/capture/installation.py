@@ -168,6 +168,7 @@ def refresh(connection: Connection, source: Source) -> None:
     Leaves the triggers as they are: if one is missing, writes were lost, and the warning must stay until a rebuild.
     Raises InvalidInput if our role may not make the source's owner the owner of the capture function.
     """
+    source = owners.of_now(connection, source)
     generations = targets(connection, source.oid)
     untouched = marks.untouched_captures(connection, source.oid)
     for target in generations:
