@@ -217,12 +217,12 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
         missing = any(gap.missing for gap in gaps)
         more = len(gaps) - MOST_NAMED
         named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
-        first = gaps[0]
+        enabled = "; ".join(f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}" for gap in gaps)
         remedy = (
             f"rebuild the index, which makes it again: roir build {argument(name)}"
             if missing
-            else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then "
-            f"roir verify {argument(name)}, and if it finds a difference, roir build {argument(name)}"
+            else f"{enabled}; then roir verify {argument(name)}, and if it finds a difference, "
+            f"roir build {argument(name)}"
         )
         found.append(f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}")
     altered = execute(connection, ALTERED_TRIGGERS, {"source": source.oid}).first()

@@ -257,6 +257,10 @@ def check_options(definition: IndexDefinition, options: BuildOptions, existing: 
         )
 
 
+# A session's temporary schema, the server doesn't let a permanent view into.
+OWN_SCHEMAS = ("roir", "roir_data", "pg_catalog", "information_schema", "pg_toast")
+
+
 def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
     """The view of that name must be creatable: the schema is there, nothing has the name, and we may."""
     row = execute(
@@ -268,6 +272,8 @@ def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
         {"schema": name.schema, "name": name.name},
     ).first()
     assert name.schema is not None
+    if name.schema in OWN_SCHEMAS:
+        raise InvalidInput(f"index {name}: schema {name.schema} is roir's or the server's own; choose another")
     if row is None:
         raise NotFound(f"index {name}: there is no schema {quote(name.schema)}; create it first")
     if row.taken or row.taken_by_type:

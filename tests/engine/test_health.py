@@ -88,6 +88,18 @@ def test_a_capture_trigger_that_does_not_fire_is_told(
     assert told(database) == []
 
 
+@pytest.mark.parametrize("state", ["ENABLE", "DISABLE"])
+def test_the_remedy_enables_all_triggers(database: Database, dsn: str, state: str) -> None:
+    published(database, dsn)
+    run_sql(dsn, f"ALTER TABLE t {state} TRIGGER ALL")
+    (warning,) = told(database)
+    run_sql(dsn, warning.partition("Remedy: ")[2].partition("; then")[0])
+    (warning,) = told(database)
+    assert "disabled or gone for a while" in warning
+    compare.verify(database, "ix", VerifyOptions(), "test")
+    assert told(database) == []
+
+
 @pytest.mark.parametrize("name", ["{0} ON t", "{1} ON t", "{1} ON t1"])
 def test_a_capture_trigger_that_is_gone_is_told_until_a_rebuild(database: Database, dsn: str, name: str) -> None:
     published(database, dsn)

@@ -13,6 +13,7 @@ from airflow_roir.engine import prepare, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import objections
 from airflow_roir.engine.forecast.objections import Objections
+from airflow_roir.engine.rehearse import OWN_SCHEMAS
 from airflow_roir.errors import RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -130,6 +131,13 @@ def test_what_is_refused_is_said_at_once(dsn: str) -> None:
     with pytest.raises(RoirError) as first:
         prepare.prepare(Database(dsn), definition, BuildOptions.asked(on_duplicate="stop"), "test")
     assert str(first.value) in refused
+
+
+@pytest.mark.parametrize("schema", OWN_SCHEMAS)
+def test_an_index_has_no_name_in_a_schema_of_roir_or_the_server(dsn: str, schema: str) -> None:
+    steps.make_table(dsn)
+    [refused] = of(dsn, IndexDefinition.parse(f"{schema}.ix", "t", "k")).refused
+    assert f"schema {schema} is roir's or the server's own" in refused
 
 
 def test_nothing_speaks_against_what_can_be_built(database: Database, dsn: str) -> None:
