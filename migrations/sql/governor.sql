@@ -42,6 +42,11 @@ BEGIN
         ELSIF parts[2] = 'off' THEN
             found := found - parts[1];
         ELSIF parts[1] = 'replicas' THEN
+            IF parts[2] ~ '^,|,,|,$' THEN
+                RAISE invalid_parameter_value USING
+                    MESSAGE = format('throttle: a name is empty in replicas=%s', parts[2]),
+                    HINT = 'write it as replicas=r1,r2, or replicas=all';
+            END IF;
             found := CASE parts[2] WHEN 'all' THEN found - 'replicas'
                      ELSE found || jsonb_build_object('replicas', to_jsonb(string_to_array(parts[2], ','))) END;
         ELSE

@@ -48,6 +48,7 @@ GIVEN = {
 }
 BAD = ["replica_lag", "replica_lag=", "lag=3", "replica_lag=-1", "commit_latency=fast", "query=NaN", "checkpoints=0"]
 BAD += ["commit_latency=infinity", "replica_lag=1e30", "x y", "=3", "replica_lag=1MB,wal_rate=2MB", "roir.signal=1"]
+BAD += ["replicas=", "replicas=,", "replicas=,,", "replicas=r1,", "replicas=,r1", "replicas=r1,,r2"]
 
 
 @pytest.fixture

@@ -110,6 +110,10 @@ def test_a_shard_that_is_another_database_is_away(shards: Make) -> None:
         ship_once(Shipper(made.database))
     assert made.ask("SELECT away_until IS NOT NULL FROM roir.shard") == [(True,)]
     assert made.ask("SELECT doubt FROM roir.lane") == [(None,)]
+    assert [one.away for one in registry.listed(made.database)] == [True]
+    # As it looks once the index server's clock was set back by a day.
+    made.ask("UPDATE roir.shard SET away_until = away_until + interval '1 day'")
+    assert not any(one.away for one in registry.listed(made.database))
 
 
 def test_a_shard_that_was_restored_from_a_dump_is_told_and_no_entry_of_it_goes(

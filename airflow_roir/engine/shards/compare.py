@@ -21,7 +21,7 @@ from airflow_roir.engine.shards.held_keys import HeldKeys
 from airflow_roir.engine.shards.judge import Judge
 from airflow_roir.engine.shards.look import Sides
 from airflow_roir.engine.shards.sessions import InShard, Sessions, ShardAway
-from airflow_roir.engine.shards.shard import lanes_of
+from airflow_roir.engine.shards.shard import IS_AWAY, lanes_of
 from airflow_roir.engine.shards.suspects import Suspects
 from airflow_roir.engine.shards.units import live_lanes
 from airflow_roir.engine.verify import comparison, damage
@@ -32,11 +32,11 @@ from airflow_roir.engine.verify.worker import UNITS, VerifyWorker
 # How long a worker waits where all that is left is of shards that can't be reached.
 AWAY_REST_S = 1.0
 
-AWAY = """
+AWAY = f"""
 SELECT s.name, s.problem FROM roir.verification_unit u JOIN roir.lane l ON l.id = u.lane_id
   JOIN roir.shard s ON s.id = l.shard_id
  WHERE u.verification_id = %(verification)s AND (NOT u.done OR u.claim_epoch IS NOT NULL)
-   AND s.away_until > clock_timestamp() ORDER BY s.name
+   AND {IS_AWAY} ORDER BY s.name
 """
 OF_LANE = "verification_id = %(verification)s AND lane_id IS NOT DISTINCT FROM %(lane)s"
 CONSTRAINT = "SELECT pg_get_partition_constraintdef(%(relation)s::oid)"

@@ -23,7 +23,7 @@ from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.scan import KeyReader, Stretch
 from airflow_roir.engine.shards import home, marks, outbox, prepare
 from airflow_roir.engine.shards.copies import ReadFailed, stream
-from airflow_roir.engine.shards.shard import Lane, Shard, by_id, lanes_of, set_reached
+from airflow_roir.engine.shards.shard import IS_AWAY, Lane, Shard, by_id, lanes_of, set_reached
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import LockNotAcquired, NotFound, RoirError, SourceChanged, WorkerFailed
@@ -31,9 +31,9 @@ from airflow_roir.scan_range import ScanRange
 
 # SQL: of ranges that no worker claims now: their shard is out of reach, or has as many readers as it is to have. Who is
 # one of them keeps its range.
-NOT_NOW = """
+NOT_NOW = f"""
 scan_range.shard_id IS NOT NULL AND (
-    scan_range.shard_id = ANY (ARRAY(SELECT s.id FROM roir.shard s WHERE s.away_until > clock_timestamp()))
+    scan_range.shard_id = ANY (ARRAY(SELECT s.id FROM roir.shard s WHERE {IS_AWAY}))
     OR claim_epoch IS DISTINCT FROM %(epoch)s AND scan_range.shard_id = ANY (ARRAY(
         SELECT h.shard_id FROM roir.scan_range h JOIN roir.operation o ON o.id = h.operation_id
          WHERE o.id = %(operation)s AND NOT h.done AND h.claim_epoch = %(epoch)s

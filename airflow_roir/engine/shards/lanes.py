@@ -11,7 +11,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.shards.shard import Lane, by_id
+from airflow_roir.engine.shards.shard import IS_AWAY, Lane, by_id
 from airflow_roir.errors import Fenced
 
 # By the sessions that hold this lock, shared, the shippers of a database count each other.
@@ -37,7 +37,7 @@ LIVE = """
 """
 SHIPPED = f"l.captured_at IS NOT NULL AND l.removed_at IS NULL AND {LIVE}"
 LANES = f"""
-SELECT l.id, l.shard_id, s.away_until > clock_timestamp() AS away, l.owner,
+SELECT l.id, l.shard_id, {IS_AWAY} AS away, l.owner,
        abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) < {HEARTBEAT_FRESH_S} AS held
   FROM roir.lane l
   JOIN roir.generation g ON g.id = l.generation_id

@@ -17,7 +17,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import home, shard, strays
 from airflow_roir.engine.shards import remove as captures
 from airflow_roir.engine.shards.handed import hand_over, handed
-from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
+from airflow_roir.engine.shards.shard import IS_AWAY, SHARD_SCHEMA, Shard
 from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
 
@@ -30,9 +30,9 @@ SELECT format('%%I.%%I', i.schema_name, i.name) AS name, bool_and(g.status = 're
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
  WHERE l.shard_id = %(shard)s AND l.removed_at IS NULL AND g.status <> 'dropped' GROUP BY 1 ORDER BY 1
 """
-LISTED = """
+LISTED = f"""
 SELECT s.id, s.name, s.dsn, s.index_dsn IS NOT NULL AS announces, s.added_at,
-       s.away_until > clock_timestamp() AS away, s.problem,
+       {IS_AWAY} AS away, s.problem,
        array(SELECT DISTINCT format('%I.%I', i.schema_name, i.name)
                FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
               WHERE l.shard_id = s.id AND l.removed_at IS NULL AND g.status <> 'dropped' ORDER BY 1) AS indexes,

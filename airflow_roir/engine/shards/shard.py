@@ -35,6 +35,8 @@ SELECT s.name, s.problem FROM roir.operation o
 
 # So long nobody tries to reach a shard that was out of reach.
 AWAY_S = 15.0
+# SQL, of shard s. Later than that is no moment that was written down: the server's clock was set back since.
+IS_AWAY = f"s.away_until BETWEEN clock_timestamp() AND clock_timestamp() + interval '{AWAY_S} seconds'"
 # For a shard's lock, while a build could already read the other shards.
 SHARD_PATIENCE_S = 30.0
 

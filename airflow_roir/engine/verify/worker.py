@@ -19,6 +19,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name, telling_of_names
 from airflow_roir.engine.run import read_control
+from airflow_roir.engine.shards.shard import IS_AWAY
 from airflow_roir.engine.verify import damage, repair
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
 from airflow_roir.engine.verify.reading import UnitReading
@@ -29,9 +30,9 @@ from airflow_roir.operation import Phase, Status
 # What is due: a unit that is to be compared, or one that is compared and still claimed, with something to mend.
 DUE = "(done AND claim_epoch IS NOT NULL OR NOT done AND NOT %(spent)s AND ordinal < %(until)s)"
 # Of a shard that nobody can reach now.
-AWAY = """
+AWAY = f"""
 EXISTS (SELECT FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
-         WHERE l.id = lane_id AND s.away_until > clock_timestamp())
+         WHERE l.id = lane_id AND {IS_AWAY})
 """
 UNITS = Pieces(
     "unit",
