@@ -135,7 +135,7 @@ def with_template(dsn: str) -> None:
     """
     run_sql(dsn, "CREATE DATABASE roir_template")
     schema.init(Database(database_dsn(dsn, "roir_template"), "roir tests"))
-    run_sql(database_dsn(dsn, "roir_template"), "SELECT roir.unguard()")
+    run_sql(database_dsn(dsn, "roir_template"), "SELECT roir.unguard()", "UPDATE roir.setting SET guarded = true")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -74,7 +74,10 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
             say(untried)
         if not schema.is_guarded(connection):
             say(
-                "DDL that would make an index wrong is detected afterwards; a superuser can have it refused: "
+                "the DDL guard was removed by roir.unguard(), and stays so: DDL that would make an index wrong is "
+                "detected afterwards. A superuser can install it again: SELECT roir.guard()"
+                if schema.is_unguarded(connection)
+                else "DDL that would make an index wrong is detected afterwards; a superuser can have it refused: "
                 "SELECT roir.guard()"
             )
 

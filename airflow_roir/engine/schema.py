@@ -22,10 +22,10 @@ VERSION_TABLE = "schema_version"
 # again, one by one.
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
 # `0001` was the first of those too, and was edited: some had no table `home`, some none of lanes, then views that could
-# be written, the last none of the functions that captures call by now.
+# be written, the last none of the functions that captures and the DDL guard call by now.
 IS_RELEASED = """
 SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
-       AND to_regprocedure('roir.refuse_leaves_of_others(oid[])') IS NOT NULL
+       AND to_regprocedure('roir.take_over_gone(bigint, regclass, oid[])') IS NOT NULL
 """
 
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
@@ -111,14 +111,19 @@ def init(database: Database) -> str:
         rights.give_again(connection)
         restore.adopt(connection)
         execute(connection, "SELECT roir.only_read(id) FROM roir.generation WHERE status <> 'dropped' ORDER BY id")
-        # Where the role may: the rest is detected all the same.
-        execute(connection, "SELECT roir.guard()")
+        # Where the role may, and nobody wants it away: the rest is detected all the same.
+        execute(connection, "SELECT roir.guard() FROM roir.setting WHERE guarded")
     return head()
 
 
 def is_guarded(connection: Connection) -> bool:
     """True if event triggers refuse DDL that no capture sees; without them it is detected."""
     return bool(execute(connection, IS_GUARDED).scalar_one())
+
+
+def is_unguarded(connection: Connection) -> bool:
+    """True if somebody has removed these event triggers (`roir.unguard`): no `init` installs them again."""
+    return bool(execute(connection, "SELECT NOT guarded FROM roir.setting").scalar_one())
 
 
 def current(connection: Connection) -> str | None:

@@ -461,6 +461,8 @@ setting = Table(
     metadata,
     Column("id", SmallInteger, primary_key=True, autoincrement=False, server_default="1"),
     Column("max_running_operations", Integer),
+    # False: somebody has removed the DDL guard, and `roir init` leaves it away.
+    Column("guarded", Boolean, nullable=False, server_default="true"),
     CheckConstraint("id = 1", name="one"),
     CheckConstraint("max_running_operations > 0", name="max_running"),
 )

@@ -40,6 +40,21 @@ BEGIN
     PERFORM roir.refresh_view(generation);
 END $$;
 
+-- Takes from these tables what tells of their TRUNCATE for these sources: each of them may have an index of its own.
+CREATE FUNCTION roir.unwatch_leaves(sources oid[], leaves oid[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    watch record;
+BEGIN
+    FOR watch IN
+        SELECT x.tgrelid::regclass AS leaf, x.tgname AS name FROM pg_trigger x
+         WHERE x.tgrelid = ANY (leaves) AND x.tgtype & 32 <> 0
+           AND x.tgfoid IN (SELECT c.function FROM unnest(sources) AS s (oid), roir.captures(s.oid) c)
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', watch.name, watch.leaf);
+    END LOOP;
+END $$;
+
 -- Takes a partition out of an indexed source: one short transaction. roir clean-up then removes the entries.
 CREATE FUNCTION roir.detach_partition(partition regclass, reason text DEFAULT NULL, and_drop boolean DEFAULT false,
                                       actor text DEFAULT session_user)
@@ -52,7 +67,6 @@ DECLARE
     bounds text;
     below oid[];
     g record;
-    watch record;
 BEGIN
     SELECT array_agg(DISTINCT a.relid::oid) INTO sources
       FROM pg_partition_ancestors(partition) a JOIN roir.index i ON i.source_oid = a.relid::oid
@@ -78,14 +92,7 @@ BEGIN
         RAISE object_in_use USING MESSAGE = format('a table is being attached to %s', partition),
             HINT = 'Finish that first: roir attach-partition.';
     END IF;
-    -- Those of the tables above only: a partition may have an index of its own.
-    FOR watch IN
-        SELECT x.tgrelid::regclass AS leaf, x.tgname AS name FROM pg_trigger x
-         WHERE x.tgrelid = ANY (below) AND x.tgtype & 32 <> 0
-           AND x.tgfoid IN (SELECT c.function FROM unnest(sources) AS s (oid), roir.captures(s.oid) c)
-    LOOP
-        EXECUTE format('DROP TRIGGER %I ON %s', watch.name, watch.leaf);
-    END LOOP;
+    PERFORM roir.unwatch_leaves(sources, below);
     FOR g IN
         SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
          WHERE i.source_oid::oid = ANY (sources) AND x.status IN ('building', 'active', 'retired') ORDER BY i.id, x.id

@@ -32,11 +32,77 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Why a partition can't just leave, and what to do instead.
-CREATE FUNCTION roir.detach_problem(partition text, source regclass, OUT problem text, OUT hint text)
+CREATE FUNCTION roir.detach_problem(partition text, source regclass, reason text, OUT problem text, OUT hint text)
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('partition %s of %s would leave its entries behind in the roir indexes of that table', partition, source),
+    SELECT format('partition %s of %s would leave its entries behind in the roir indexes of that table: %s', partition, source, reason),
            format('Use SELECT roir.detach_partition(%L), with and_drop => true to drop the partition, too.', partition)
 $$;
+
+-- True where who has a lock on one of these relations waits for the caller, be it through others.
+CREATE FUNCTION roir.is_waited_for(relations oid[]) RETURNS boolean
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    WITH RECURSIVE holder AS (
+        SELECT l.pid FROM pg_locks l
+         WHERE l.locktype = 'relation' AND l.relation = ANY (relations) AND l.granted AND l.pid <> pg_backend_pid()
+           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+        UNION
+        SELECT b.pid FROM holder h CROSS JOIN LATERAL unnest(pg_blocking_pids(h.pid)) AS b (pid))
+    SELECT EXISTS (SELECT FROM holder h WHERE h.pid = pg_backend_pid())
+$$;
+
+-- Takes over what a plain DETACH or DROP has just taken out of an indexed source, as roir.detach_partition does: hides its
+-- entries in the same transaction. The statement has its locks on the source already. So it waits for the view's in
+-- slices that are shorter than deadlock_timeout, and gives way where a reader of the view waits for the source: else the
+-- server might end the reader's statement. patience_ms: 0 is half a minute.
+CREATE FUNCTION roir.take_over(generation bigint, partition oid, patience_ms integer) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+DECLARE
+    until timestamptz := clock_timestamp() + coalesce(nullif(patience_ms, 0), 30000) * interval '1 millisecond';
+    below oid[] := ARRAY(SELECT partition UNION SELECT t.relation FROM roir.partition_tree(partition) t);
+BEGIN
+    IF EXISTS (SELECT FROM roir.source_partition p WHERE p.status = 'joining' AND p.parent = ANY (below)) THEN
+        RAISE object_in_use USING MESSAGE = 'a table is being attached to it';
+    END IF;
+    PERFORM set_config('lock_timeout', greatest(1, least(s.setting::integer / 2, 500)) || 'ms', true)
+       FROM pg_settings s WHERE s.name = 'deadlock_timeout';
+    LOOP
+        BEGIN
+            PERFORM roir.forget_gone(generation, partition);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            IF clock_timestamp() > until THEN
+                RAISE lock_not_available USING MESSAGE = 'readers hold the view of an index';
+            ELSIF roir.is_waited_for(ARRAY[roir.view_of(generation)::oid, 'roir.index'::regclass]) THEN
+                RAISE lock_not_available USING MESSAGE = 'a reader of the index waits for this statement';
+            END IF;
+        END;
+    END LOOP;
+END $$;
+
+-- Takes over these partitions of a generation, where they are gone; what is wrong where that isn't possible.
+CREATE FUNCTION roir.take_over_gone(generation bigint, source regclass, relations oid[], OUT problem text, OUT hint text)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    c record;
+BEGIN
+    FOR c IN SELECT * FROM roir.partition_changes(generation, source) x WHERE x.gone AND x.relation::oid = ANY (relations) LOOP
+        BEGIN
+            PERFORM roir.take_over(generation, c.relation::oid, (SELECT s.setting::integer FROM pg_settings s WHERE s.name = 'lock_timeout'));
+            BEGIN
+                PERFORM roir.unwatch_leaves(ARRAY[source::oid], array_agg(t.oid))
+                   FROM (SELECT c.relation::oid UNION SELECT t.relation FROM roir.partition_tree(c.relation::oid) t) t (oid);
+            EXCEPTION WHEN insufficient_privilege THEN
+                -- Only its owner may. It tells nothing of a table that is no partition.
+                NULL;
+            END;
+            INSERT INTO roir.event (index_id, actor, action, detail)
+            SELECT x.index_id, roir.outer_role(), 'detach partition', c.name FROM roir.generation x WHERE x.id = generation;
+        EXCEPTION WHEN OTHERS THEN
+            SELECT * INTO problem, hint FROM roir.detach_problem(c.name, source, SQLERRM);
+            RETURN;
+        END;
+    END LOOP;
+END $$;
 
 -- What is wrong with DDL that has just been run on these relations; nothing where it is harmless. Follows partitions
 -- that were created. Only what this transaction has written is looked at, whatever was wrong before.
@@ -56,17 +122,17 @@ BEGIN
            AND i.source_oid IN (SELECT r.relation::bigint FROM unnest(relations) AS r (relation)
                                 UNION SELECT a.relid::oid::bigint
                                         FROM unnest(relations) AS r (relation), pg_partition_ancestors(r.relation) a)
-         ORDER BY x.id
+         ORDER BY i.id, x.id
     LOOP
+        SELECT t.problem, t.hint INTO problem, hint
+          FROM roir.take_over_gone(g.id, g.source,
+                   ARRAY(SELECT p.relation::oid FROM roir.source_partition p JOIN pg_class k ON k.oid = p.relation::oid
+                          WHERE p.generation_id = g.id AND p.status = 'present' AND roir.is_mine(k.xmin))) t;
+        IF problem IS NOT NULL THEN
+            RETURN;
+        END IF;
         FOR c IN SELECT * FROM roir.partition_changes(g.id, g.source) LOOP
-            IF c.gone THEN
-                IF EXISTS (SELECT FROM pg_class k WHERE k.oid = c.relation::oid AND roir.is_mine(k.xmin)) THEN
-                    SELECT * INTO problem, hint FROM roir.detach_problem(c.relation::oid::regclass::text, g.source);
-                    RETURN;
-                END IF;
-                CONTINUE;
-            END IF;
-            CONTINUE WHEN NOT roir.is_mine(c.link::xid)
+            CONTINUE WHEN c.gone OR NOT roir.is_mine(c.link::xid)
                 OR EXISTS (SELECT FROM roir.source_partition p
                             WHERE p.generation_id = g.id AND p.relation = c.relation AND p.status = 'joining');
             -- Asked of its file: to read it would run its owner's code as whoever attaches it. A foreign table has none.
@@ -136,19 +202,26 @@ END $$;
 CREATE FUNCTION roir.refuse_drop() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    gone oid[];
+    g record;
     found record;
     orphan record;
 BEGIN
+    SELECT NULL AS problem, NULL AS hint INTO found;
     BEGIN
-        SELECT d.*, p.name AS partition INTO found
-          FROM pg_event_trigger_dropped_objects() o
-          JOIN roir.source_partition p ON p.relation = o.objid::bigint AND p.status = 'present'
-          JOIN roir.generation g ON g.id = p.generation_id AND g.status IN ('building', 'active', 'retired')
-          JOIN roir.index i ON i.id = g.index_id AND i.dropped_at IS NULL
-          JOIN pg_class s ON s.oid = i.source_oid::oid  -- else all of the table goes
-         CROSS JOIN LATERAL roir.detach_problem(p.name, s.oid) d
-         WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0  -- not a column
-         LIMIT 1;
+        SELECT array_agg(o.objid) INTO gone FROM pg_event_trigger_dropped_objects() o
+         WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0;  -- not a column
+        FOR g IN
+            SELECT x.id, s.oid::regclass AS source FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
+              JOIN pg_class s ON s.oid = i.source_oid::oid  -- else all of the table goes
+             WHERE x.status IN ('building', 'active', 'retired') AND i.dropped_at IS NULL
+               AND EXISTS (SELECT FROM roir.source_partition p
+                            WHERE p.generation_id = x.id AND p.status = 'present' AND p.relation::oid = ANY (gone))
+             ORDER BY x.index_id, x.id
+        LOOP
+            SELECT * INTO found FROM roir.take_over_gone(g.id, g.source, gone);
+            EXIT WHEN found.problem IS NOT NULL;
+        END LOOP;
         FOR orphan IN
             SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, o.object_identity AS source
               FROM pg_event_trigger_dropped_objects() o JOIN roir.index i ON i.source_oid = o.objid::bigint
@@ -173,7 +246,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
       FROM roir.source_partition p
       JOIN roir.generation g ON g.id = p.generation_id AND g.status IN ('building', 'active', 'retired')
       JOIN roir.index i ON i.id = g.index_id AND i.dropped_at IS NULL
-     CROSS JOIN LATERAL roir.detach_problem(partition::text, i.source_oid::oid) d
+     CROSS JOIN LATERAL roir.detach_problem(partition::text, i.source_oid::oid, 'it leaves in two transactions') d
      WHERE p.relation = partition::oid::bigint AND p.status = 'present'
      LIMIT 1
 $$;
@@ -209,6 +282,8 @@ BEGIN
     DROP EVENT TRIGGER IF EXISTS roir_refuse_ddl;
     DROP EVENT TRIGGER IF EXISTS roir_refuse_drop;
     DROP EVENT TRIGGER IF EXISTS roir_refuse_concurrent_detach;
+    -- roir init doesn't install them again, after a restore either.
+    UPDATE roir.setting SET guarded = false WHERE guarded;
 END $$;
 
 -- Installs the event triggers, or those of an older version anew; false where the caller is no superuser and they aren't
@@ -224,6 +299,7 @@ BEGIN
         RETURN true;
     END IF;
     PERFORM roir.unguard();
+    UPDATE roir.setting SET guarded = true;
     CREATE EVENT TRIGGER roir_refuse_ddl ON ddl_command_end
         WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA') EXECUTE FUNCTION roir.refuse_ddl();
     CREATE EVENT TRIGGER roir_refuse_drop ON sql_drop EXECUTE FUNCTION roir.refuse_drop();

@@ -246,7 +246,8 @@ CREATE TABLE roir.scan_range (
 -- One row: what counts for all operations of the database.
 CREATE TABLE roir.setting (
     id smallint PRIMARY KEY DEFAULT '1' CONSTRAINT setting_one CHECK (id = 1),
-    max_running_operations integer CONSTRAINT setting_max_running CHECK (max_running_operations > 0)
+    max_running_operations integer CONSTRAINT setting_max_running CHECK (max_running_operations > 0),
+    guarded boolean NOT NULL DEFAULT 'true'
 );
 INSERT INTO roir.setting DEFAULT VALUES;
 

@@ -80,17 +80,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE g.id = view_statement.generation
 $$;
 
--- Makes a generation's view anew, if readers see that generation: guarded as it is, or from now on, and hiding what belongs
--- to partitions that are leaving or joining. The view is that which shows the generation's entries: under its index's name,
--- or under another one that somebody gave it, and not another view that has the index's name now.
-CREATE FUNCTION roir.refresh_view(generation bigint, guard boolean DEFAULT false) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v record;
-    guarded boolean;
-BEGIN
-    PERFORM roir.hold_view(x.index_id) FROM roir.generation x WHERE x.id = generation;
-    SELECT c.oid, c.oid::regclass::text AS name, n.nspname AS schema INTO v
+-- The view that shows a generation's entries, if readers see that generation: under its index's name, or under another
+-- one that somebody gave it, and not another view that has the index's name now.
+CREATE FUNCTION roir.view_of(generation bigint) RETURNS regclass
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT c.oid::regclass
       FROM roir.generation x
       JOIN roir.index i ON i.id = x.index_id
       JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
@@ -98,13 +92,26 @@ BEGIN
       JOIN pg_rewrite r ON r.oid = d.objid
       JOIN pg_class c ON c.oid = r.ev_class AND c.relkind = 'v'
       JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname <> 'roir_data'
-     WHERE x.id = generation AND x.status = 'active'
-     ORDER BY n.nspname = i.schema_name AND c.relname = i.name DESC, c.oid LIMIT 1;
+     WHERE x.id = view_of.generation AND x.status = 'active'
+     ORDER BY n.nspname = i.schema_name AND c.relname = i.name DESC, c.oid LIMIT 1
+$$;
+
+-- Makes a generation's view anew, if readers see that generation: guarded as it is, or from now on, and hiding what belongs
+-- to partitions that are leaving or joining.
+CREATE FUNCTION roir.refresh_view(generation bigint, guard boolean DEFAULT false) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v record;
+    guarded boolean;
+BEGIN
+    PERFORM roir.hold_view(x.index_id) FROM roir.generation x WHERE x.id = generation;
+    SELECT c.oid, c.oid::regclass::text AS name, c.relnamespace::regnamespace::text AS schema INTO v
+      FROM pg_class c WHERE c.oid = roir.view_of(generation);
     IF NOT FOUND THEN
         RETURN;
     END IF;
     -- It changes nothing, and locks the view alone: LOCK TABLE would lock all that the view reads, the source too.
-    EXECUTE format('ALTER VIEW %s SET SCHEMA %I', v.name, v.schema);
+    EXECUTE format('ALTER VIEW %s SET SCHEMA %s', v.name, v.schema);
     guarded := guard OR EXISTS (
         SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
          WHERE r.ev_class = v.oid AND d.refclassid = 'pg_proc'::regclass
