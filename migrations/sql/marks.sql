@@ -6,11 +6,12 @@
 -- name, in its shape. One that isn't kept is unknown, and nothing is said of it.
 
 -- The constraint of a primary key outlives REINDEX CONCURRENTLY and a rename. Triggers are those of the source and, by the
--- link of each, its partitions: one that was out meanwhile is told by that link.
+-- link of each, its partitions: one that was out meanwhile is told by that link. A column that is generated no longer keeps its
+-- values, and its mark, which loses the expression's oid: only if the table was rewritten, too, it may have had another one.
 CREATE FUNCTION roir.marks(generation bigint) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH generation AS MATERIALIZED (
-        SELECT g.id, g.entry, i.source_oid::oid AS source, to_regclass(format('roir_data.g%s', g.id))::oid AS base
+        SELECT g.id, g.entry, g.shape, i.source_oid::oid AS source, to_regclass(format('roir_data.g%s', g.id))::oid AS base
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = marks.generation),
     -- Asked one by one: a join would read all that the database has of functions, columns and triggers.
     capture AS MATERIALIZED (
@@ -41,13 +42,15 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT 'delta', d.oid::text
           FROM generation g JOIN pg_class d ON d.oid = to_regclass(format('roir_data.g%s_delta', g.id))
         UNION ALL
-        SELECT format('expression %s/%s/%s', r.oid, r.link, a.attname), d.oid::text
-          FROM (SELECT roir.entry_columns(g.entry) AS columns FROM generation g
-                 WHERE EXISTS (SELECT FROM pg_attribute s WHERE s.attrelid = g.source AND s.attgenerated = 's') OFFSET 0) g
+        SELECT a.name, concat(d.oid, ' ', pg_relation_filenode(r.oid))
+          FROM (SELECT roir.entry_columns(g.entry) AS columns, g.shape -> 'marks' AS kept FROM generation g
+                 WHERE g.shape -> 'expressions' <> '{}'
+                    OR EXISTS (SELECT FROM pg_attribute s WHERE s.attrelid = g.source AND s.attgenerated = 's') OFFSET 0) g
          CROSS JOIN relation r
-         CROSS JOIN LATERAL (SELECT a.attname, a.attnum FROM pg_attribute a
-                              WHERE a.attrelid = r.oid AND a.attname = ANY (g.columns) AND a.attgenerated = 's' OFFSET 0) a
-          JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum)
+         CROSS JOIN LATERAL (SELECT a.attnum, a.attgenerated, format('expression %s/%s/%s', r.oid, r.link, a.attname) AS name
+                               FROM pg_attribute a WHERE a.attrelid = r.oid AND a.attname = ANY (g.columns) OFFSET 0) a
+          LEFT JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum AND a.attgenerated = 's'
+         WHERE a.attgenerated = 's' OR g.kept ? a.name)
     SELECT coalesce(jsonb_object_agg(m.name, m.value), '{}') FROM mark m
 $$;
 
@@ -60,6 +63,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      CROSS JOIN LATERAL jsonb_each_text(g.shape -> 'marks') k
       JOIN jsonb_each_text(roir.marks(mark_changes.generation)) n ON n.key = k.key
      WHERE g.id = mark_changes.generation AND n.value <> k.value AND roir.moved() IS NULL
+       AND (k.key NOT LIKE 'expression %' OR split_part(k.value, ' ', 1) <> split_part(n.value, ' ', 1)
+            AND (n.value NOT LIKE ' %' OR split_part(k.value, ' ', 2) <> split_part(n.value, ' ', 2)))
        -- REASSIGN OWNED brings functions to the table's new owner, and a clean-up makes them anew.
        AND NOT (k.key LIKE 'function %' AND split_part(k.value, ' ', 2) <> split_part(n.value, ' ', 2))
 $$;
