@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from airflow_roir import cli
 from airflow_roir.cli.spark import CommandSpark
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
@@ -83,14 +85,48 @@ CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     ("compact", "ix"): {
         **WORK,
         **SPARK,
+        "--throttle": THROTTLE,
         "--max-duration": SPAN,
         "--parallelism": NUMBER,
         "--budget": ("much", "-1GB", "1 fortnight", "1GB|2GB"),
         "--segment-size": ("much", "-1GB", "1h"),
     },
+    ("announce", "ix"): {"--by": WORD},
+    ("duplicates", "building"): {"--limit": ("-1", "many", "1.5", "")},
+    ("queue",): {"--max": ("-1", "many", "1.5", "")},
+    ("ship", "--once"): {
+        "--every": (*SPAN, ""),
+        "--warn-age": SPAN,
+        "--warn-rows": ("-1", "many", "1.5", ""),
+        "--shards": ("nowhere", "a,,b"),
+        "--indexes": ("nowhere", '"'),
+    },
+    ("plan", "new", "--table", "t", "--keys", "k"): {
+        **dict.fromkeys(("--parallelism", "--ranges", "--segments"), NUMBER),
+        **dict.fromkeys(("--scan", "--covering", "--on-duplicate"), WORD),
+        "--max-rows-per-second": LIMIT,
+        "--measure": SPAN,
+        "--shard-column": ("s",),
+        "--table": ("", "a.b.c", '"', "nowhere"),
+        "--keys": ('"', "k,,k", "k,k", "k k", "nowhere"),
+        "--include": ('"', ",", "k", "v,v", "nowhere"),
+    },
 }
+# What takes any text, or is no option of an operation: `test_shards.py` and others have these.
+FREE = {"--reason", "--textfile", "--listen", "--to", "--schema", "--tables", "--shards", "--dsn", "--conn-id"}
+FREE |= {"--index-dsn"}
 # Which argument is wrong of what needs a name.
 NAMED = ("pause", "resume", "abort", "revert", "drop", "change", "verify", "compact", "duplicates", "status")
+
+
+@pytest.mark.sample(1)
+def test_each_option_that_has_a_value_is_here() -> None:
+    here = {command[0]: set(options) for command, options in CASES.items()}
+    known = get_command(cli.app).commands  # type: ignore[attr-defined]
+    for name in known.keys() - {"shard", "spark-server"}:
+        options = {one.opts[0] for one in known[name].params if not getattr(one, "is_flag", False)}
+        valued = {option for option in options if option.startswith("--")}
+        assert valued - FREE <= here.get(name, set()), name
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,7 @@ def compact(
         return
     from airflow_roir.cli.execute import carry_on_compaction, compact_by_threads, print_compaction
     from airflow_roir.cli.spark import CommandSpark
+    from airflow_roir.engine import live_options
     from airflow_roir.engine.compact.compaction import CompactOptions
 
     options = CompactOptions(
@@ -91,6 +92,7 @@ def compact(
         verify=not no_verify,
         **work_options(throttle, windows, max_duration, priority, warn_after, abort_after),
     )
+    live_options.check_throttle(database, options.throttle)
     with CommandSpark(database.dsn, master, conf) as spark:
         if not without_spark:
             spark.check()

@@ -12,8 +12,10 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from airflow_roir.engine import schema
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.shipping import Shipper
+from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.span import seconds
+from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.shard_connections import keep_connections
@@ -61,7 +63,9 @@ class ShipChangesOperator(BaseOperator):
         """One turn; returns how many lanes it had at its end."""
         with failing_clearly():
             turn_s = seconds("ship_for", self.ship_for) or 0
-            rows = seconds("warn_rows", self.warn_rows) or None
+            rows = whole_number("warn_rows", self.warn_rows) or None
+            if rows is not None and rows < 0:
+                raise InvalidInput(f"warn_rows is {rows}; it must be a number of rows, or 0 for none")
             alarm = Alarm(seconds("warn_age", self.warn_age) or None, rows)
             database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
             with database.transaction() as connection:

@@ -14,12 +14,14 @@ from airflow_roir.operators import prepare as preparing
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.attach_partition import AttachPartitionOperator
 from airflow_roir.operators.change import ChangeIndexBuildOperator
+from airflow_roir.operators.clean_up import CleanUpIndexesOperator
 from airflow_roir.operators.compact import CompactIndexOperator
 from airflow_roir.operators.detach_partition import DetachPartitionOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
+from airflow_roir.operators.ship import ShipChangesOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from tests.airflow.test_operators import INDEX, WHAT, context
 from tests.engine import steps
@@ -181,6 +183,12 @@ TABLES: Mapping[str, Any] = {
     "bounds": ("", " ", None, 5, ["DEFAULT"], "nonsense", "DEFAULT; DROP TABLE item", "\0", "\ud800"),
     "postgres_conn_id": NO_CONNECTION,
 }
+SHIP: Mapping[str, Any] = {
+    "postgres_conn_id": NO_CONNECTION,
+    **dict.fromkeys(("ship_for", "warn_age"), (*NO_SPAN, -1)),
+    # What is never reached is no wrong value.
+    "warn_rows": [one for one in NO_NUMBER if one != "9" * 30],
+}
 BUILD = {**WHAT, "table": "item", "keys": "kind", "include": "price", "batch_rows": "1000", "max_lag_s": ""}
 ATTACH = {"table": "item", "partition": "item", "bounds": "DEFAULT", "postgres_conn_id": "warehouse"}
 CASES: dict[str, tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, Any]]] = {
@@ -198,6 +206,8 @@ CASES: dict[str, tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, Any]]
         {"partition": "item", "postgres_conn_id": "warehouse"},
         {name: TABLES[name] for name in ("partition", "postgres_conn_id")},
     ),
+    "ship": (ShipChangesOperator, {"ship_for": "0", "postgres_conn_id": "warehouse"}, SHIP),
+    "clean up": (CleanUpIndexesOperator, {}, {"postgres_conn_id": NO_CONNECTION}),
 }
 assert set(WORK) == set(WORK_OPTIONS)
 # With an operation to give them to, which is paused; else with a published index.

@@ -35,7 +35,7 @@ def test_a_duration_is_read(value: Any, read: int | None) -> None:
     assert seconds("max_duration_s", value) == read
 
 
-@pytest.mark.parametrize("value", ["soon", "1.5h", "-1h", "2hours", "h", "1h x", True, 1.5, "²"])
+@pytest.mark.parametrize("value", ["soon", "1.5h", "-1h", "2hours", "h", "1h x", True, 1.5, "²", "366d", "9" * 30, -1])
 def test_what_is_no_duration_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput, match="max_duration_s"):
         seconds("max_duration_s", value)
