@@ -13,6 +13,7 @@ from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choosing import choose
 from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.compact.telling import told
+from airflow_roir.engine.live_options import check_throttle
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.operation import Kind
 from airflow_roir.task.form_values import optional_text, yes_or_no
@@ -98,6 +99,7 @@ class CompactIndexOperator(WholeOperationOperator):
         begun_before = self.begun_before(context, "compacted")
         if begun_before is not None:
             return begun_before
+        check_throttle(database, options.throttle)
         try:
             actions = self._chosen(context, database)
             begun = compaction.begin(database, self.index, actions, options, owner_of(context["ti"]), self.log.info)

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.engine.compact.budget import Budget
+from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.compact.ranking import rank, suggest
+from airflow_roir.engine.live_options import check_throttle
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.spark_task import spark_of
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
@@ -31,6 +34,11 @@ def ranked_indexes(params: Mapping[str, Any], ti: RuntimeTaskInstanceProtocol) -
         all_of_them = Budget.parse(optional_text(params["budget_of_run"]), "budget_of_run")
         names = [name for name in map(optional_text, params["indexes"] or ()) if name]
         database = open_database(params["postgres_conn_id"], "roir airflow choose")
+        # Not used here, but a wrong one would be found after all was measured, or once something is worth it.
+        throttle, windows = (optional_text(params.get(name)) for name in ("throttle", "windows"))
+        options = CompactOptions(throttle=throttle, windows=windows)
+        check_throttle(database, options.throttle)
+        spark_of(params.get("spark"))
         even_so = bool(params["even_if_rebuild_is_cheaper"])
         found = rank(database, names, each, all_of_them, bool(params["exact"]), even_so)
         suggestions = {index: suggest(database, index, choice, owner_of(ti)) for index, choice in found.rebuilds}

@@ -1,33 +1,49 @@
-"""A wrong value of any option of any operator fails in the first task, at once, and has changed nothing."""
+"""A wrong value of any option of any operator fails in the first task, at once, and has changed nothing.
+
+Nor does one that comes later: by the form, by a task that continues, by the Task State Store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    ParamValidationError,
+)
 
-from airflow_roir.definition import LIVE_OPTIONS, WORK_OPTIONS
+from airflow_roir.definition import LIVE_OPTIONS, WORK_OPTIONS, VerifyOptions
 from airflow_roir.engine import operations
+from airflow_roir.engine.verify import verification
 from airflow_roir.operators import prepare as preparing
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.attach_partition import AttachPartitionOperator
+from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
 from airflow_roir.operators.compact import CompactIndexOperator
 from airflow_roir.operators.detach_partition import DetachPartitionOperator
+from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 from airflow_roir.operators.ship import ShipChangesOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.task.ranked_indexes import ranked_indexes
+from tests.airflow.test_dags import bag, rendered
 from tests.airflow.test_operators import INDEX, WHAT, context
 from tests.engine import steps
 from tests.engine.test_bad_input import CATALOG
 
-__all__ = ["context"]
+__all__ = ["bag", "context"]
 pytestmark = pytest.mark.sample(1, 8)
 
 NO_NUMBER = (
@@ -183,6 +199,12 @@ TABLES: Mapping[str, Any] = {
     "bounds": ("", " ", None, 5, ["DEFAULT"], "nonsense", "DEFAULT; DROP TABLE item", "\0", "\ud800"),
     "postgres_conn_id": NO_CONNECTION,
 }
+TASK: Mapping[str, Any] = {
+    **WHERE,
+    # A number that is none of this index's, too.
+    "operation_id": (*NO_NUMBER, "0", 99),
+    "replica_conn_ids": (("nowhere",), ("warehouse", "nowhere")),
+}
 SHIP: Mapping[str, Any] = {
     "postgres_conn_id": NO_CONNECTION,
     **dict.fromkeys(("ship_for", "warn_age"), (*NO_SPAN, -1)),
@@ -193,6 +215,10 @@ BUILD = {**WHAT, "table": "item", "keys": "kind", "include": "price", "batch_row
 ATTACH = {"table": "item", "partition": "item", "bounds": "DEFAULT", "postgres_conn_id": "warehouse"}
 CASES: dict[str, tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, Any]]] = {
     "prepare": (PrepareIndexBuildOperator, BUILD, PREPARE),
+    # It adopts what the first one has prepared.
+    "prepare again": (PrepareIndexBuildOperator, BUILD, PREPARE),
+    "build": (BuildIndexOperator, WHAT, {**TASK, "spark": NO_SPARK}),
+    "finalize": (FinalizeIndexBuildOperator, WHAT, TASK),
     "verify": (VerifyIndexOperator, WHAT, VERIFY),
     "compact": (CompactIndexOperator, WHAT, COMPACT),
     "change": (ChangeIndexBuildOperator, {**WHAT}, LIVE),
@@ -210,8 +236,9 @@ CASES: dict[str, tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, Any]]
     "clean up": (CleanUpIndexesOperator, {}, {"postgres_conn_id": NO_CONNECTION}),
 }
 assert set(WORK) == set(WORK_OPTIONS)
-# With an operation to give them to, which is paused; else with a published index.
-LIVING = ("change", "resume", "pause", "abort")
+# With an operation to give them to, which is paused but for the tasks that drive it; else with a published index.
+PAUSED = ("change", "resume", "pause", "abort", "prepare again")
+LIVING = (*PAUSED, "build", "finalize")
 
 
 @pytest.mark.parametrize(
@@ -223,16 +250,105 @@ def test_a_wrong_value_is_refused_before_the_first_change(
     operator, right, wrong = CASES[name]
     if name in LIVING:
         PrepareIndexBuildOperator(task_id="prepare", **BUILD).execute(context)  # type: ignore[arg-type]
-        operations.pause(shop.database, INDEX, "somebody")
+        if name in PAUSED:
+            operations.pause(shop.database, INDEX, "somebody")
     elif name not in ("prepare", "attach", "detach"):
         steps.make_index(shop.database, INDEX, "public.item", "kind")
     before = shop.run(CATALOG)
     for value in wrong[option]:
-        with pytest.raises((AirflowFailException, AirflowSkipException, ValueError, TypeError)) as refused:
+        with pytest.raises((AirflowException, ValueError, TypeError)) as refused:
             operator(task_id="task", **{**right, option: value}).execute(context)
         case = f"{name}, {option}={value!r}: {refused.value!r}"
-        # The server reads a throttle, and nothing is worth a compaction here.
-        expected = AirflowSkipException if (name, option) == ("compact", "throttle") else AirflowFailException
-        assert isinstance(refused.value, AirflowFailException | expected), case
+        assert isinstance(refused.value, AirflowFailException), case
         assert "\n" not in str(refused.value), case
         assert shop.run(CATALOG) == before, case
+
+
+FORMS: dict[str, Mapping[str, Any]] = {
+    "rebuild_index": PREPARE,
+    "verify_index": {**VERIFY, "max_duration": NO_SPAN},
+    "control_index": {**LIVE, "action": (*NO_WORD, "drop"), "reason": ("\0", "\ud800", 5)},
+    "keep_indexes_young": {
+        **COMPACT,
+        "indexes": (*([one] for one in WHERE["index"] if one not in ("", " ", None)), "a", 5),
+        "exact": NO_TRUTH,
+        "budget_of_index": COMPACT["budget"],
+        "budget_of_run": COMPACT["budget"],
+    },
+    "ship_changes": SHIP,
+    "clean_up_indexes": {"postgres_conn_id": NO_CONNECTION},
+}
+FIELDS = [(name, field) for name, form in FORMS.items() for field in form]
+
+
+def test_each_field_of_each_form_is_here(bag: DagBag) -> None:
+    shipped = {name: set(bag.dags[name].params) for name in FORMS}
+    assert {name: fields - set(FORMS[name]) for name, fields in shipped.items()} == {name: set() for name in FORMS}
+
+
+@pytest.mark.parametrize(("name", "field"), FIELDS)
+def test_a_wrong_field_of_a_form_is_refused_before_the_first_change(
+    bag: DagBag, context: dict[str, Any], shop: Any, name: str, field: str
+) -> None:
+    """By the form itself, or by the first task that does anything."""
+    dag = bag.dags[name]
+    if field not in dag.params:
+        pytest.skip("the form doesn't have it")
+    form: dict[str, Any] = {"index": INDEX} if "index" in dag.params else {}
+    young = name == "keep_indexes_young"
+    tasks = [one for one in dag.task_ids if one != "choose"]
+    if name == "rebuild_index":
+        form |= {"table": "item", "keys": "kind", "include": "price"}
+        tasks = ["verify_before", "prepare"]
+    elif name == "control_index":
+        PrepareIndexBuildOperator(task_id="prepare", **BUILD).execute(context)  # type: ignore[arg-type]
+        operations.pause(shop.database, INDEX, "somebody")
+        tasks = ["pause", "abort"] if field == "reason" else ["change", "resume"]
+    else:
+        steps.make_index(shop.database, INDEX, "public.item", "kind")
+    before = shop.run(CATALOG)
+    for value in FORMS[name][field]:
+        conf = {"postgres_conn_id": "warehouse", **form, field: value}
+        for one in tasks:
+            with pytest.raises((ParamValidationError, AirflowException)) as refused:
+                first_of_nights(dag, context, conf) if young else rendered(dag, one, **conf).execute(context)
+            case = f"{name}, {one}, {field}={value!r}: {refused.value!r}"
+            # Only the comparison before a rebuild is skipped, and prepare comes next.
+            skipped = AirflowSkipException if one == "verify_before" else AirflowFailException
+            assert isinstance(refused.value, ParamValidationError | AirflowFailException | skipped), case
+            assert shop.run(CATALOG) == before, case
+
+
+def first_of_nights(dag: DAG, context: dict[str, Any], conf: dict[str, Any]) -> None:
+    """The task `choose`, on which all later ones depend."""
+    form = deepcopy(dag.params)
+    form.update(conf)
+    ranked_indexes(form.validate(), context["ti"])
+
+
+@pytest.mark.parametrize("option", LIVE_OPTIONS)
+@pytest.mark.parametrize("operator", [BuildIndexOperator, VerifyIndexOperator])
+def test_a_wrong_value_in_the_task_state_store_changes_nothing(
+    context: dict[str, Any], shop: Any, operator: Any, option: str
+) -> None:
+    """In a pause, or while the task works: the store shows what stays, and the status says what was refused."""
+    if operator is BuildIndexOperator:
+        number = PrepareIndexBuildOperator(task_id="prepare", **BUILD).execute(context)  # type: ignore[arg-type]
+    else:
+        steps.make_index(shop.database, INDEX, "public.item", "kind")
+        number = verification.begin(shop.database, INDEX, VerifyOptions(), "somebody", "only").operation_id
+    task = operator(task_id="task", operation_id=number, **WHAT)
+    if option not in task.live_options:
+        pytest.skip("the task doesn't offer it")
+    task.offer_live_options(context, shop.database)
+    store = context["task_state_store"].values
+    shown = dict(store)
+    before = shop.run(f"SELECT {', '.join(LIVE_OPTIONS)} FROM roir.operation WHERE id = {number}")
+    for value in LIVE[option]:
+        store[option] = value
+        task.offer_live_options(context, shop.database)
+        case = f"{option}={value!r}"
+        assert shop.run(f"SELECT {', '.join(LIVE_OPTIONS)} FROM roir.operation WHERE id = {number}") == before, case
+        assert store == shown, case
+        [(notice,)] = shop.run(f"SELECT notice FROM roir.operation WHERE id = {number}")
+        assert option in (notice or ""), case
