@@ -18,21 +18,35 @@ from airflow_roir.engine.database import execute
 # A standby's snapshots are told by its walsender, which has no database, or by its slot; those of a standby behind it
 # come through it. A walsender with a database serves a consumer of changes: decoding looks at no table's rows, but the
 # snapshot that a new slot exports is one like any session's.
+# Beside a writer of before X every snapshot has an xmin of at most X, however young it is, and nobody knows which of
+# them were handed on. So that writer, in whatever database, is named first.
 HOLDERS = """
 WITH moment AS (
     SELECT age(m.xid::xid) AS age FROM (SELECT %(xid)s::xid8 AS xid) m
      -- Not yet assigned here: the database was restored from another server's dump.
      WHERE m.xid < pg_snapshot_xmax(pg_current_snapshot())
        -- PostgreSQL lets no snapshot become that old; age() would wrap around.
-       AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - m.xid::text::numeric < 2000000000)
+       AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - m.xid::text::numeric < 2000000000),
+session AS (
+    SELECT a.* FROM moment m, pg_stat_activity a
+     WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age AND a.usesysid IS NOT NULL
+       AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))),
+writer AS (
+    SELECT 'pid ' || a.pid || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '')
+           || CASE WHEN a.datname <> current_database() THEN ' of database ' || quote_ident(a.datname) ELSE '' END
+           AS who, a.pid, a.backend_xid AS xid
+      FROM moment m, pg_stat_activity a WHERE age(a.backend_xid) >= m.age
+    UNION ALL
+    SELECT 'prepared transaction ' || quote_literal(p.gid), NULL, p.transaction
+      FROM moment m, pg_prepared_xacts p WHERE age(p.transaction) >= m.age)
+SELECT w.who || ', whose open transaction makes the snapshots of others as old as itself' AS who, true AS known,
+       NULL::timestamptz AS since
+  FROM writer w WHERE EXISTS (SELECT FROM session s WHERE s.backend_xmin = w.xid AND s.pid IS DISTINCT FROM w.pid)
+UNION ALL
 SELECT CASE WHEN r.pid IS NULL OR a.datid IS NOT NULL THEN 'pid ' ELSE 'a standby, by its walsender of pid ' END
        || a.pid
-       || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who, true AS known,
-       a.xact_start AS since
-  FROM moment m, pg_stat_activity a LEFT JOIN pg_stat_replication r ON r.pid = a.pid
- WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age
-   AND a.usesysid IS NOT NULL
-   AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
+       || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', ''), true, a.xact_start
+  FROM session a LEFT JOIN pg_stat_replication r ON r.pid = a.pid
 UNION ALL
 SELECT 'a standby, by its replication slot ' || quote_ident(s.slot_name), true, NULL
   FROM moment m, pg_replication_slots s

@@ -248,3 +248,30 @@ def test_a_rebuild_that_is_aborted_while_rows_are_copied_to_it_spares_no_wait_fo
     attach.attach_partition(database, "t", "p3", BOUNDS, "test")
     clean_up.clean_up(database)
     steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_writer_beside_whom_each_snapshot_is_as_old_as_he_is_named(
+    database: Database, dsn: str, server: str, prepared: bool
+) -> None:
+    """In another database. To end the reader alone, who began after the copies, helped for no longer than that."""
+    run_sql(dsn, *TABLES)
+    published(database)
+    writer = steps.session(server)
+    sql(writer, "CREATE TABLE written_elsewhere (i int)")
+    who = f"pid {writer.info.backend_pid}"
+    if prepared:
+        sql(writer, "PREPARE TRANSACTION 'of before'")
+        who = "prepared transaction 'of before'"
+    readers: list[psycopg2.extensions.connection] = []
+    with (
+        before(database, "WITH moment", lambda: readers.append(steps.old_session(dsn))),
+        pytest.raises(LockNotAcquired, match=f"{who}.*, whose open transaction makes the snapshots of others as old"),
+    ):
+        attach.attach_partition(database, "t", "p3", BOUNDS, "test", patience_s=0)
+    if prepared:
+        run_sql(server, "ROLLBACK PREPARED 'of before'")
+    writer.rollback()
+    readers[0].rollback()
+    attach.attach_partition(database, "t", "p3", BOUNDS, "test", patience_s=0)
+    steps.assert_exact(database)
