@@ -10,6 +10,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(1)
+
 # Ten ids each; the third one hasn't got an index, and comes last.
 TABLES = ("a", "t", "u")
 RETENTION = {
