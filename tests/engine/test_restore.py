@@ -106,8 +106,8 @@ def test_a_restored_index_is_exact_and_captures_after_init(
         steps.assert_exact(there, index)
     if guarded:
         with pytest.raises(psycopg2.errors.ObjectInUse):
-            run_sql(there.dsn, "ALTER TABLE t DETACH PARTITION t0")
-        run_sql(there.dsn, "SELECT roir.detach_partition('t0')")
+            run_sql(there.dsn, "ALTER TABLE t DETACH PARTITION t0 CONCURRENTLY")
+        run_sql(there.dsn, "ALTER TABLE t DETACH PARTITION t0")
     else:
         run_sql(there.dsn, "SELECT roir.unguard()", "ALTER TABLE t DETACH PARTITION t0")
         sync_partitions(there, "t", "test")
