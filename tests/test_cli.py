@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -345,6 +346,26 @@ def test_plan_says_what_is_missing_what_it_takes_and_prints_its_ddl(dsn: str) ->
     assert (refused["missing_rights"], len(refused["refused"])) == ([], 2)
     assert here(dsn, *wrong, code=2).stderr.count("roir: refused: ") == 2
     assert "measure is -1" in here(dsn, "plan", *BUILD[1:], "--measure", "-1", code=2).stderr
+
+
+@pytest.mark.parametrize("command", ["status", "queue", "metrics", "shard list"])
+def test_an_output_that_has_no_room_is_told_in_a_line(dsn: str, command: str) -> None:
+    arguments = [*command.split(), *([] if command == "metrics" else ["--json"])]
+    environment = {**os.environ, "ROIR_DSN": dsn}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [ROIR, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == "roir: the output can't be written: No space left on device\n"
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run([ROIR, "status"], capture_output=True, text=True, env=environment, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_reader_that_has_gone_ends_a_command_as_by_sigpipe(dsn: str) -> None:

@@ -5,6 +5,7 @@ A command imports what it calls of the engine when it runs: `roir --help` needs 
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
@@ -41,20 +42,34 @@ __all__ = ["EXIT_CODES", "app", "main"]
 
 # As a shell says of a program that SIGPIPE has ended.
 UNREAD = 141
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
     """The entry point: turns the errors of this package and of the database into a line and an exit code."""
     try:
-        _run()
+        try:
+            _run()
+        finally:
+            sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:
         # Typer exits with 1 for a reader that has gone.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        # What is left to be written isn't missed.
-        for number in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        _write_no_more(1, 2)
         sys.exit(UNREAD)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _write_no_more(1)
+        say(f"the output can't be written: {error.strerror}")
+        sys.exit(1)
+
+
+def _write_no_more(*numbers: int) -> None:
+    """What is left to be written isn't missed."""
+    for number in numbers:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _run() -> None:

@@ -1,0 +1,16 @@
+"""What the command `roir` begins with: Ctrl-C while it is imported ends it without a word, as it ends any program."""
+
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """Import the command line and run it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from airflow_roir.cli import main as run
+
+    signal.signal(signal.SIGINT, before)
+    run()
