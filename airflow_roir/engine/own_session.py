@@ -23,7 +23,10 @@ from airflow_roir.errors import InvalidInput
 PID = "SELECT pg_catalog.pg_backend_pid()"
 # For sessions that are read-only by default: with DEFERRABLE the transaction might wait for its snapshot. In others the
 # statement is sent alone, so that none of a pool's sessions is held until the next statement.
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"
+BEGIN = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE; "
+    "SET LOCAL idle_in_transaction_session_timeout = 0"
+)
 # A pooler of few sessions shows itself in the first round; one that takes them in turn, or while others take them away
 # in between, in one of these.
 ROUNDS = 4

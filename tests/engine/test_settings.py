@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
+from typing import Any
 
 import psycopg2
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import clean_up, finalize, fold
+from airflow_roir.engine import clean_up, finalize, fold, own_session
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
 from airflow_roir.engine.partitions import attach
@@ -526,3 +527,20 @@ def hostile(dsn: str, server: str, isolation: str) -> tuple[Database, Database]:
     name = dsn.split("?")[0].rsplit("/", 1)[1]
     run_sql(server, f"ALTER DATABASE {name} SET default_transaction_isolation TO '{isolation}'")
     return Database(dsn, "one"), Database(dsn, "other")
+
+
+def test_a_time_out_of_open_transactions_does_not_end_the_look_for_a_pooler(dsn: str) -> None:
+    """On a busy machine; here it is late by what the server waits elsewhere."""
+    name = dsn.partition("?")[0].rpartition("/")[2]
+    settings = {"default_transaction_read_only": "on", "idle_in_transaction_session_timeout": "'1ms'"}
+    run_sql(dsn, *(f"ALTER DATABASE {name} SET {setting} = {value}" for setting, value in settings.items()))
+
+    class Late(psycopg2.extensions.cursor):
+        def fetchone(self) -> tuple[Any, ...] | None:
+            row = super().fetchone()
+            run_sql(dsn, "SELECT pg_sleep(0.05)")
+            return row
+
+    with closing(psycopg2.connect(dsn, cursor_factory=Late)) as connection:
+        connection.autocommit = True
+        assert own_session._server_pid(connection, alone=False) == connection.info.backend_pid
