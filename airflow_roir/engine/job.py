@@ -92,7 +92,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         raise LabelsRenamed(
             f"index {job.run.index}: label {label.was} of type {label.name}, which is in the primary key, is "
             f"called {label.is_now} now, but bounds and watermarks contain its old name. Rename it back until the "
-            "build is done, or abort the operation"
+            "operation is done, or abort the operation and start again"
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         # A clean-up mends that. What else was altered is told by the next look.

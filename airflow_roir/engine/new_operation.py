@@ -31,6 +31,14 @@ PATIENCE_S = 60.0
 HELD_BY = ["RowShareLock", "AccessExclusiveLock"]
 TABLES = "SELECT %(oid)s::bigint UNION ALL SELECT relation::bigint FROM roir.partition_tree(%(oid)s)"
 
+# What bounds and watermarks of a former operation called a label doesn't matter any more; entries hold its number.
+LABELS = """
+UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{labels}', (
+         SELECT jsonb_object_agg(l.key, e.enumlabel)
+           FROM jsonb_each(g.shape -> 'labels') l JOIN pg_enum e ON e.oid = l.key::oid))
+ WHERE g.id = %(generation)s AND g.shape -> 'labels' <> '{}'
+"""
+
 
 def begin_over_active(
     database: Database, index: str, command: str, begin: Callable[[Connection], T], report: Callable[[str], None]
@@ -135,4 +143,5 @@ def insert_over_active(
         connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation.id}
     ).scalar_one() != (GenerationStatus.ACTIVE):
         raise OperationRunning(f"index {name}: it was dropped, published or reverted just now; try again")
+    execute(connection, LABELS, {"generation": generation.id})
     return operation_id

@@ -8,11 +8,12 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import rehearse
+from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.engine import abort, rehearse
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
+from airflow_roir.engine.verify import compare, verification
 from airflow_roir.errors import InvalidInput, LabelsRenamed
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -270,6 +271,26 @@ def test_a_types_change_under_a_build_is_harmless_to_the_key(database: Database,
     steps.finish_all(database, run)
     run_sql(dsn, "UPDATE t SET k = 'happy' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")
     steps.assert_exact(database)
+
+
+def test_a_verification_goes_by_the_labels_of_now(database: Database, dsn: str) -> None:
+    """Those of the build, in its bounds and watermarks, are done with. A rename under way can be got over."""
+    run_sql(
+        dsn,
+        *ENUM,
+        "CREATE TABLE t (a mood, id int, k int, PRIMARY KEY (a, id))",
+        f"INSERT INTO t SELECT {MOODS}, i, i % 5 FROM generate_series(1, 60) i",
+        "ANALYZE t",
+    )
+    steps.make_index(database)
+    run_sql(dsn, "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
+    assert compare.verify(database, "ix", VerifyOptions(), "test").is_exact
+    begun = verification.begin(database, "ix", VerifyOptions(), "test")
+    run_sql(dsn, "ALTER TYPE mood RENAME VALUE 'blue' TO 'down'")
+    with pytest.raises(LabelsRenamed, match="abort the operation and start again"):
+        compare.verify_begun(database, begun, "test")
+    abort.abort(database, "ix", "test")
+    assert compare.verify(database, "ix", VerifyOptions(), "test").is_exact
 
 
 def test_a_renamed_label_of_the_primary_key_stops_the_build_until_it_is_called_as_before(
