@@ -22,6 +22,7 @@ from airflow_roir.engine import (
     scan_choice,
     subscriptions,
     tables,
+    view,
 )
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -235,10 +236,10 @@ def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> 
         )
     ).first()
     if active is not None:
-        name = str(operations.index_name(existing))
-        problems = health.shape_problems(connection, name, source, active.id, Entry.from_json(active.entry))
-        if problems:
-            raise InvalidInput(problems[0])
+        name = operations.index_name(existing)
+        problems = health.shape_problems(connection, str(name), source, active.id, Entry.from_json(active.entry))
+        if problem := next(iter(problems), view.renamed_column(connection, name, existing.id)):
+            raise InvalidInput(problem)
 
 
 def check_options(definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None) -> None:

@@ -120,7 +120,7 @@ def show(connection: Connection, name: QualifiedName, index_id: int, generation_
             ) from error
         if sqlstate(error) not in NO_VIEW:
             raise
-        raise InvariantViolated(_taken(name)) from error
+        raise InvariantViolated(renamed_column(connection, name, index_id) or _taken(name)) from error
     if row is not None:
         # Names were exchanged since the look, and another view was replaced: it isn't, with the whole transaction.
         now = execute(connection, WHOSE, {"name": name.sql}).scalar()
@@ -155,6 +155,25 @@ def is_ours(connection: Connection, name: QualifiedName, index_id: int) -> bool:
     """True if the relation of that name is the view of that index, not one that took its name."""
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     return row is not None and bool(row.ours)
+
+
+RENAMED = """
+SELECT roir.view_of(g.id)::text AS view, quote_ident(a.attname) AS now, quote_ident(c.value ->> 'source') AS was
+  FROM roir.generation g CROSS JOIN jsonb_array_elements(g.entry -> 'columns') WITH ORDINALITY AS c (value, position)
+  JOIN pg_attribute a ON a.attrelid = roir.view_of(g.id) AND a.attnum = c.position
+ WHERE g.index_id = %(index)s AND g.status = 'active' AND a.attname <> c.value ->> 'source' ORDER BY c.position LIMIT 1
+"""
+
+
+def renamed_column(connection: Connection, name: QualifiedName, index_id: int) -> str:
+    """What to do with a view whose column somebody renamed, so that it can't show another generation; '' if none is."""
+    row = execute(connection, RENAMED, {"index": index_id}).first()
+    if row is None:
+        return ""
+    return (
+        f"index {name}: column {row.was} of its view is called {row.now} now, and a rebuild can't be shown there. "
+        f"Rename it back: ALTER VIEW {row.view} RENAME COLUMN {row.now} TO {row.was}"
+    )
 
 
 SHOWING = """

@@ -8,7 +8,7 @@ from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import clean_up, finalize, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
-from airflow_roir.errors import InvariantViolated
+from airflow_roir.errors import InvalidInput, InvariantViolated
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before
@@ -79,6 +79,28 @@ def test_what_took_the_indexes_name_meanwhile_is_left_alone(database: Database, 
     with pytest.raises(InvariantViolated, match="another relation has taken its name"):
         steps.publish_all(database, run)
     run_sql(dsn, f"DROP {taken.split()[0]} ix")
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_a_column_of_the_view_that_somebody_renamed_is_named_before_a_rebuild(database: Database, dsn: str) -> None:
+    """PostgreSQL replaces no view by one of other columns. Seen to be told at the end, as another relation's name."""
+    make_table(dsn)
+    steps.make_index(database)
+    rename = "ALTER VIEW ix RENAME COLUMN {} TO {}"
+    said = "column k of its view is called kk now.*Rename it back: ALTER VIEW public.ix RENAME COLUMN kk TO k"
+    run_sql(dsn, rename.format("k", "kk"))
+    with pytest.raises(InvalidInput, match=said):
+        steps.begin(database, table=None, keys=None)
+    run_sql(dsn, rename.format("kk", "k"))
+    _, run = steps.begin(database, table=None, keys=None)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    steps.fold_all(database, run)
+    run_sql(dsn, rename.format("k", "kk"))
+    with pytest.raises(InvariantViolated, match=said):
+        steps.publish_all(database, run)
+    run_sql(dsn, rename.format("kk", "k"))
     steps.publish_all(database, run)
     steps.assert_exact(database)
 
