@@ -72,7 +72,7 @@ def dsn_of(connection: Connection) -> str:
             f"connection {connection.conn_id!r} is of type {connection.conn_type!r}, and an index is built through one "
             "of type 'postgres'. Name another connection in the form, or change the type of this one"
         )
-    extras = connection.extra_dejson
+    extras = extras_of(connection)
     if extras.get("iam") or extras.get("azure_conn_id"):
         raise InvalidInput(
             f"connection {connection.conn_id!r} logs in with short-lived tokens, but workers open new connections "
@@ -103,7 +103,18 @@ def dsn_of(connection: Connection) -> str:
     return dsn
 
 
+def extras_of(connection: Connection) -> dict[str, Any]:
+    """The extras of an Airflow connection by their names. Raises InvalidInput if they are other JSON."""
+    extras: Any = connection.extra_dejson
+    if not isinstance(extras, dict):
+        raise InvalidInput(f"connection {connection.conn_id!r}: its extra must be a JSON object of names and values")
+    return extras
+
+
 def _is_libpq_setting(name: str) -> bool:
+    # psycopg2's own name for dbname, which the connection's field Database is.
+    if name == "database":
+        return False
     try:
         make_dsn(**{name: "1"})
     except ProgrammingError:

@@ -14,6 +14,7 @@ from airflow.sdk import BaseHook
 
 from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.allowed import allowed_masters
+from airflow_roir.hooks.roir import extras_of
 from airflow_roir.spark.options import SECRETS_GO, SparkOptions
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def target_of(connection: Connection) -> SparkOptions:
             f"connection {connection.conn_id!r} is of type {connection.conn_type!r}, and Spark's address is in one of "
             "type 'spark' or 'spark_connect'. Name another connection, or change the type of this one"
         )
-    extras = connection.extra_dejson
+    extras = extras_of(connection)
     if extras.get("deploy-mode", extras.get("deploy_mode", "client")) != "client":
         raise InvalidInput(
             f"Spark connection {connection.conn_id!r} asks for deploy mode 'cluster', but a build's driver "

@@ -16,7 +16,7 @@ from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import registry
 from airflow_roir.errors import InvalidInput, NotFound
-from airflow_roir.hooks.roir import SHARDS_EXTRA, RoirHook
+from airflow_roir.hooks.roir import SHARDS_EXTRA, RoirHook, extras_of
 
 THERE = "SELECT to_regclass('roir.shard') IS NOT NULL"
 
@@ -25,7 +25,7 @@ def connections_of(postgres_conn_id: str) -> dict[str, str]:
     """The connections of an index server's shards by the shards' names, as the extra `roir_shards` of its own
     connection says: an object, or names that are ids, too, as a list or separated by commas. Raises InvalidInput.
     """
-    given = RoirHook.get_connection(postgres_conn_id).extra_dejson.get(SHARDS_EXTRA) or {}
+    given = extras_of(RoirHook.get_connection(postgres_conn_id)).get(SHARDS_EXTRA) or {}
     if isinstance(given, str):
         given = [name for part in given.split(",") if (name := part.strip())]
     if isinstance(given, list):

@@ -109,6 +109,7 @@ def test_extras_become_settings() -> None:
     [
         ({"extra": {"deploy-mode": "cluster"}}, "deploy mode 'cluster'"),
         ({"extra": {"conf": ["spark.executor.memory"]}}, "must be an object"),
+        ({"extra": ["spark.executor.memory"]}, "must be a JSON object"),
         ({"extra": {"conf": {"spark.hadoop.fs.s3a.secret.key": "hush"}}}, "looks like a secret"),
         ({"extra": {"spark.executorEnv.PGPASSWORD": "hush"}}, "looks like a secret"),
         ({"host": "sc://h:15002/;use_ssl=true;token=hush"}, "'token' looks like a secret"),
