@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -498,3 +499,27 @@ def test_a_run_whose_operation_is_unknown_fails_and_announces_nothing(
     assert "the operation's id is missing" in airflow.task_log(DAG, marked, "build")
     assert status.status(shop.database, "item_by_price")[0].operation_id == operation
     assert len(airflow.asset_events()) == told
+
+
+@pytest.mark.slow
+def test_db_clean_while_a_build_is_paused_loses_nothing(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
+    """It deletes the XCom that names the operation: the run finds its own unfinished one."""
+    conf = {"index": "item_by_kind", "table": "item", "keys": "kind", "batch_rows": 1000, "ranges": 4}
+    run = airflow.trigger(DAG, {**conf, "postgres_conn_id": warehouse, "max_rows_per_second": RATE})
+
+    def under_way() -> bool:
+        copied = shop.run("SELECT sum(rows) > 0 FROM roir.scan_range")
+        return airflow.task_state(DAG, run, "build") == "running" and copied == [(True,)]
+
+    wait_until(under_way, PATIENCE_S, "a build that is under way")
+    airflow.pause(DAG)
+    wait_until(in_state(airflow, run, "build", "up_for_reschedule"), PATIENCE_S, "the task to leave")
+    before = datetime.now(timezone.utc).isoformat()
+    clean = ["db", "clean", "--tables", "xcom", "--clean-before-timestamp", before, "--skip-archive", "--yes"]
+    command = [sys.executable, "-m", "airflow", *clean]
+    subprocess.run(command, env=airflow.environment, check=True, capture_output=True)
+    assert airflow.xcoms(DAG, run, "prepare") == {}
+    airflow.unpause(DAG)
+    wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
+    assert airflow.run_state(DAG, run) == "success", airflow.task_log(DAG, run, "build", 2)
+    assert shop.run("SELECT status FROM roir.operation ORDER BY id DESC LIMIT 1") == [("completed",)]

@@ -1,9 +1,10 @@
-"""Airflow's task, its scheduler and all of it die by SIGKILL; the same DAG run carries on by its own retries."""
+"""Airflow's task, its scheduler and all of it die, or a user ends them; the same DAG run carries on by its retries."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,12 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import Database
 from servers.airflow import StandaloneAirflow, processes_of
 from servers.postgres import embedded_postgres
 from tests.crash.scene import BATCH_ROWS, Scene, some, wait_until
 
 DAG = "rebuild_index"
 PHASES = ["prepare", "build", "seal", "fold", "publish"]
+# By SIGQUIT Airflow shows where a task is, and the task goes on.
+SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"]
 DAGS = Path(__file__).parents[2] / "dags"
 
 
@@ -104,6 +109,62 @@ def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str
     if phase == "build":
         # At least: so impatient, Airflow sometimes ends the second try too, before its first heartbeat.
         assert airflow.task(DAG, run, "build")["try_number"] >= 2
+
+
+ENDS = [
+    *(f"{who} {number}" for who in ("runner", "supervisor") for number in SIGNALS),
+    *("marked failed", "marked success", "cleared"),
+]
+
+
+@pytest.mark.sample(0, 1)
+@pytest.mark.parametrize("stopped", ["none", "driver", "java"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_task_that_ends_leaves_nobody_behind(
+    airflow: StandaloneAirflow, scene: Scene, end: str, stopped: str
+) -> None:
+    """Its process or the supervisor's by each signal, or by its user, while its driver is healthy or hangs."""
+    gate = scene.gate("build")
+    run = trigger(airflow, scene)
+    gate.reached()
+    runner = task_process(scene, airflow)
+    (driver,) = [one for one in runner.children() if is_driver(one)]
+    family = [driver, *driver.children(recursive=True)]
+    for one in family:
+        if (stopped == "driver" and one == driver) or (stopped == "java" and one.name() == "java"):
+            one.suspend()
+    scene.killed(f"Airflow task, by {end}", "build")
+    match end.split():
+        case ["marked", state]:
+            airflow.set_task_state(DAG, run, "build", state)
+        case ["cleared"]:
+            clear(airflow, run)
+        case [who, number]:
+            (runner if who == "runner" else runner.parent()).send_signal(getattr(signal, number))
+    wait_until(lambda: not any(map(is_alive, family)), f"the end of {family}")
+    wait_until(lambda: not is_alive(runner), "the end of the task's process")
+    wait_until(lambda: names_nobody_dead(airflow, scene), "a status that names nobody who is dead")
+    gate.open()
+    if end.startswith("marked"):
+        wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), "the run's end")
+        clear(airflow, run)
+    finished(airflow, scene, run)
+
+
+def names_nobody_dead(airflow: StandaloneAirflow, scene: Scene) -> bool:
+    """No heart beats, or that of a driver which the next try has started."""
+    database = Database(scene.dsn, "roir tests")
+    row = operations.find_operation(database, "ix")
+    with database.transaction() as connection:
+        beats = operations.heart_beats(row, connection)
+    return not beats or any(map(is_driver, processes_of(airflow.home)))
+
+
+def clear(airflow: StandaloneAirflow, run: str) -> None:
+    """The build and what comes after it, as the UI does."""
+    body = {"dag_run_id": run, "task_ids": ["build"], "include_downstream": True, "dry_run": False}
+    body |= {"only_failed": False, "reset_dag_runs": True}
+    airflow.call("POST", f"/api/v2/dags/{DAG}/clearTaskInstances", body)
 
 
 @pytest.mark.parametrize("phase", some(PHASES))
