@@ -440,7 +440,12 @@ def test_a_look_that_takes_too_long_leaves_the_rest_out(database: Database, tabl
 def test_a_look_writes_nothing(dsn: str, database: Database, table: None) -> None:
     steps.begin(database)
     user = steps.session(dsn)
-    before = sql(user, "SELECT txid_snapshot_xmax(txid_current_snapshot())")
-    Scrape(database)
-    user.rollback()
-    assert sql(user, "SELECT txid_snapshot_xmax(txid_current_snapshot())") == before
+
+    def takes_no_number() -> bool:
+        before = sql(user, "SELECT txid_snapshot_xmax(txid_current_snapshot())")
+        Scrape(database)
+        user.rollback()
+        return sql(user, "SELECT txid_snapshot_xmax(txid_current_snapshot())") == before
+
+    # An autovacuum of any database may take one meanwhile, but not each time.
+    assert any(takes_no_number() for _ in range(20))
