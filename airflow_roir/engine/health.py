@@ -308,8 +308,7 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
         leaves = execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).all()
         found += [
             f"index {name}: only a part of the rows of {row.name}, which came to {source.sql} without roir, has "
-            "entries yet. "
-            f"Run: roir sync-partitions {argument(source.name)}"
+            f"entries yet. Run: roir sync-partitions {argument(source.name)}"
             for row in leaves
             if row.half
         ]
@@ -318,9 +317,9 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
             more = len(new) - MOST_NAMED
             named = ", ".join(new[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
             found.append(
-                f"index {name}: partitions of {source.sql} came without roir ({named}), and a TRUNCATE of them is "
-                "missed "
-                "until a clean-up has registered them. Run: roir clean-up"
+                f"index {name}: partitions of {source.sql} came without roir ({named}). Until they are registered, a "
+                "TRUNCATE of them is missed, and rows that they brought have no entries. "
+                f"Run: roir sync-partitions {argument(source.name)}"
             )
     return found
 

@@ -6,9 +6,10 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import VerifyOptions, parse_name
-from airflow_roir.engine import abort, catalog, clean_up, drop
+from airflow_roir.engine import abort, catalog, clean_up, drop, health
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.status import status
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, SourceChanged
@@ -88,6 +89,26 @@ def test_a_capture_trigger_that_does_not_fire_is_told(
     assert told(database) == []
 
 
+@pytest.mark.parametrize("filled", [False, True])
+def test_the_remedy_for_a_partition_that_came_without_roir_helps(database: Database, dsn: str, filled: bool) -> None:
+    published(database, dsn)
+    clean_up.clean_up(database)
+    run_sql(
+        dsn,
+        "CREATE TABLE came (LIKE t INCLUDING ALL)",
+        *(["INSERT INTO came SELECT 700 + i % 10, 7000 + i, 'k', i FROM generate_series(1, 20) i"] if filled else []),
+        "ALTER TABLE t ATTACH PARTITION came FOR VALUES FROM (700) TO (710)",
+    )
+    with database.transaction() as connection:
+        [warning] = health.warnings(connection)
+    assert "came without roir (public.came)" in warning
+    assert warning.endswith("Run: roir sync-partitions public.t")
+    sync.sync_partitions(database, "t", "test")
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
+    steps.assert_exact(database)
+
+
 @pytest.mark.parametrize("state", ["ENABLE", "DISABLE"])
 def test_the_remedy_enables_all_triggers(database: Database, dsn: str, state: str) -> None:
     published(database, dsn)
@@ -165,7 +186,6 @@ def test_a_partition_that_is_not_taken_in_yet_is_told_and_taken_in(database: Dat
     run_sql(dsn, "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40)")
     (warning,) = status(database)[0].warnings
     assert "public.t3" in warning
-    assert "roir clean-up" in warning
     assert told(database) == []
 
 
