@@ -114,7 +114,7 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
         except NotFound:
             found.append(f"index {name}: its table was dropped. Give its operation up: roir abort {argument(name)}")
             continue
-        if is_of_another(connection, source) and not is_replaced(connection, source):
+        if is_of_another(connection, source):
             found.append(
                 f"index {name}: {of_another(source)}. The build goes on after it: roir resume {argument(name)}"
             )
@@ -232,7 +232,8 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"DROP TRIGGER {altered.name} ON {altered.relation}; then rebuild the index, which makes it again: "
             f"roir build {argument(name)}"
         )
-    if is_replaced(connection, source) or is_of_another(connection, source):
+    captures = execute(connection, CAPTURES, {"source": source.oid}).one()
+    if captures.replaced or captures.of_another or installation.lacks_rights(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} were altered, or belong to a former owner of the "
             "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
@@ -278,9 +279,12 @@ def of_another(source: Source) -> str:
 
 
 def is_of_another(connection: Connection, source: Source) -> bool:
-    """True if writes may fail until a clean-up: the table's owner isn't the capture's, or lacks rights on entries."""
+    """True if writes may fail until a clean-up: the table's owner isn't the capture's, or lacks rights on entries.
+
+    False for a capture that was replaced (`is_replaced`). That may have missed writes, which no clean-up brings back.
+    """
     captures = execute(connection, CAPTURES, {"source": source.oid}).one()
-    return bool(captures.of_another) or installation.lacks_rights(connection, source)
+    return not captures.replaced and (bool(captures.of_another) or installation.lacks_rights(connection, source))
 
 
 def is_replaced(connection: Connection, source: Source) -> bool:

@@ -96,7 +96,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         # A clean-up mends that. What else was altered is told by the next look.
-        if health.is_of_another(connection, job.source) and not health.is_replaced(connection, job.source):
+        if health.is_of_another(connection, job.source):
             raise RightMissing(f"index {job.run.index}: {health.of_another(job.source)}")
         found = marks.changes(connection, job.generation_id, job.source.sql)
         unseen = f": {'; '.join(found.values())}" if found else ""

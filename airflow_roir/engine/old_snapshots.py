@@ -27,15 +27,17 @@ WITH moment AS (
      WHERE m.xid < pg_snapshot_xmax(pg_current_snapshot())
        -- PostgreSQL lets no snapshot become that old; age() would wrap around.
        AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - m.xid::text::numeric < 2000000000),
+other AS (
+    SELECT a.*, a.pid || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS named
+      FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid()),
 session AS (
-    SELECT a.* FROM moment m, pg_stat_activity a
-     WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age AND a.usesysid IS NOT NULL
+    SELECT a.* FROM moment m, other a
+     WHERE age(a.backend_xmin) >= m.age AND a.usesysid IS NOT NULL
        AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))),
 writer AS (
-    SELECT 'pid ' || a.pid || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '')
-           || CASE WHEN a.datname <> current_database() THEN ' of database ' || quote_ident(a.datname) ELSE '' END
-           AS who, a.pid, a.backend_xid AS xid
-      FROM moment m, pg_stat_activity a WHERE age(a.backend_xid) >= m.age
+    SELECT 'pid ' || a.named || CASE WHEN a.datname <> current_database() THEN ' of database ' || quote_ident(a.datname)
+                                ELSE '' END AS who, a.pid, a.backend_xid AS xid
+      FROM moment m, other a WHERE age(a.backend_xid) >= m.age
     UNION ALL
     SELECT 'prepared transaction ' || quote_literal(p.gid), NULL, p.transaction
       FROM moment m, pg_prepared_xacts p WHERE age(p.transaction) >= m.age)
@@ -44,8 +46,7 @@ SELECT w.who || ', whose open transaction makes the snapshots of others as old a
   FROM writer w WHERE EXISTS (SELECT FROM session s WHERE s.backend_xmin = w.xid AND s.pid IS DISTINCT FROM w.pid)
 UNION ALL
 SELECT CASE WHEN r.pid IS NULL OR a.datid IS NOT NULL THEN 'pid ' ELSE 'a standby, by its walsender of pid ' END
-       || a.pid
-       || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', ''), true, a.xact_start
+       || a.named, true, a.xact_start
   FROM session a LEFT JOIN pg_stat_replication r ON r.pid = a.pid
 UNION ALL
 SELECT 'a standby, by its replication slot ' || quote_ident(s.slot_name), true, NULL

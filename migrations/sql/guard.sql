@@ -85,6 +85,10 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     c record;
 BEGIN
+    -- Most DDL is of no partition that is known; the look at all of them takes time.
+    IF relations = '{}' THEN
+        RETURN;
+    END IF;
     FOR c IN SELECT * FROM roir.partition_changes(generation, source) x WHERE x.gone AND x.relation::oid = ANY (relations) LOOP
         BEGIN
             PERFORM roir.take_over(generation, c.relation::oid, (SELECT s.setting::integer FROM pg_settings s WHERE s.name = 'lock_timeout'));

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.sample(1)
 
 TAKES_ROWS = [
     "DROP TABLE t1",
+    "DROP TABLE t0, t1 CASCADE",
     "ALTER TABLE t DETACH PARTITION t1",
     "BEGIN; SAVEPOINT s; ALTER TABLE t DETACH PARTITION t1; COMMIT",
     "ALTER TABLE t DETACH PARTITION t1 /* detach partition t1 concurrently */",
@@ -71,6 +72,7 @@ def test_what_takes_rows_in_two_transactions_is_refused_with_the_way_to_do_it(
 def test_what_takes_rows_is_taken_over(database: Database, guarded: str, statement: str, state: str) -> None:
     """Hidden at once, for older snapshots too, and removed by the clean-up."""
     make(guarded)
+    left = 100 if "t0" in statement else 200
     _, run = steps.begin(database, include="v")
     if state != "building":
         steps.finish_all(database, run)
@@ -84,9 +86,9 @@ def test_what_takes_rows_is_taken_over(database: Database, guarded: str, stateme
         else:
             assert steps.sql(old, MISSED) == []
         assert_shown(database)
-    assert steps.assert_exact(database).rows == 200
+    assert steps.assert_exact(database).rows == left
     clean_up.clean_up(database)
-    assert steps.assert_exact(database).rows == 200
+    assert steps.assert_exact(database).rows == left
     if state == "rebuilt":
         revert.revert(database, "ix", "test")
         assert_shown(database)

@@ -186,6 +186,7 @@ def test_a_partition_that_is_not_taken_in_yet_is_told_and_taken_in(database: Dat
     run_sql(dsn, "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40)")
     (warning,) = status(database)[0].warnings
     assert "public.t3" in warning
+    assert warning.endswith("Run: roir sync-partitions public.t")
     assert told(database) == []
 
 
