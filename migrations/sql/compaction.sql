@@ -45,12 +45,13 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
                          WHEN 'indexing' THEN 0.5 WHEN 'folding' THEN 0.9 ELSE 1 END
 $$;
 
--- The functions of triggers that units have on segments at present.
+-- The functions of triggers that units have on segments, as the snapshot has both: a look-up by name would see what a
+-- swap dropped meanwhile, and its trigger would be somebody else's.
 CREATE FUNCTION roir.touch_functions(generation bigint) RETURNS oid[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    -- Without those that somebody dropped: to be unequal to a NULL is to be unknown.
-    SELECT array_remove(ARRAY(
-               SELECT to_regprocedure(format('roir_data.g%s_u%s_touch()', u.generation_id, u.id))::oid
-                 FROM roir.compaction_unit u
-                WHERE u.generation_id = touch_functions.generation AND u.status IN ('copying', 'indexing', 'folding')), NULL)
+    SELECT ARRAY(
+               SELECT p.oid FROM roir.compaction_unit u
+                 JOIN pg_proc p ON p.proname = format('g%s_u%s_touch', u.generation_id, u.id)
+                               AND p.pronamespace = 'roir_data'::regnamespace
+                WHERE u.generation_id = touch_functions.generation AND u.status IN ('copying', 'indexing', 'folding'))
 $$;

@@ -306,7 +306,7 @@ def test_a_level_by_the_hash_of_a_domain_that_comes_later_is_told(database: Data
         "CREATE TABLE t10 PARTITION OF t1 FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
     )
     with database.transaction() as connection:
-        assert any("t10" in line and "roir clean-up" in line for line in health.warnings(connection))
+        assert any("t10" in line and "roir sync-partitions" in line for line in health.warnings(connection))
     (said,) = clean_up.clean_up(database).warnings[:1]
     assert "t1 is partitioned by the hash of id" in said
 

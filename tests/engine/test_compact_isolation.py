@@ -92,6 +92,19 @@ def test_a_cursor_holds_up_a_swap_alone(dsn: str) -> None:
     assert left_over(dsn) == []
 
 
+def test_a_swap_beside_a_look_alters_nothing(dsn: str) -> None:
+    """Who looks for what others have hung on segments sees, of a unit that ends meanwhile, all or nothing."""
+    database = scene(dsn)
+    run = begin(database, act("rewrite", 1))
+    looks = []
+    for _ in stages(database, run):
+        looks.append(session(dsn, "REPEATABLE READ"))
+        sql(looks[-1], "SELECT 1")
+    for look in looks:
+        assert sql(look, "SELECT roir.table_additions(id) FROM roir.generation") == [(0,)]
+        look.close()
+
+
 # -- each mistake is found
 
 
