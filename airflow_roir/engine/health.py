@@ -12,7 +12,7 @@ from airflow_roir.definition import argument, quote
 from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, rights, subscriptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS
@@ -102,8 +102,21 @@ SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kin
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
     """What is wrong with the published index of an operation, or with all published indexes: lines with the remedy.
 
-    The lines tell the present state, and what was gone or altered for a while, by the marks (`marks.py`).
+    The lines tell the present state, and what was gone or altered for a while, by the marks (`marks.py`). Where DDL
+    of others takes a relation away during the look, it is repeated once.
+
+    Raises DBAPIError if that happens to the repetition, too.
     """
+    try:
+        with connection.begin_nested():
+            return _warnings(connection, operation_id)
+    except DBAPIError as error:
+        if not has_vanished(error):
+            raise
+    return _warnings(connection, operation_id)
+
+
+def _warnings(connection: Connection, operation_id: int | None) -> list[str]:
     rows = execute(connection, ACTIVE, {"operation": operation_id}).all()
     found = [line for row in rows for line in _of_index(connection, row)]
     for row in execute(connection, BUILDING, {"operation": operation_id}).all():

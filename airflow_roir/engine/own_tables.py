@@ -24,7 +24,9 @@ SELECT b.oid IS NOT NULL AS base,
            WHERE c.relpersistence = 'p') AS segments_missing,
        (SELECT count(*) FROM roir.segment s, lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0') AS number
          WHERE s.generation_id = %(generation)s
-           AND to_regclass(concat('roir_data.g', s.generation_id, '_s', number)) IS NULL) AS segments_renamed,
+           -- By the snapshot that has the segments: a look-up by name would see what a swap has dropped meanwhile.
+           AND NOT EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = 'roir_data'::regnamespace
+                              AND c.relname = concat('g', s.generation_id, '_s', number))) AS segments_renamed,
        roir.table_additions(%(generation)s) AS additions
   FROM (SELECT to_regclass(%(base)s)::oid AS oid) b
 """

@@ -1,0 +1,107 @@
+"""Who looks at an index, as status does, beside a command: it tells what is so before or after, and nothing else.
+
+A statement sees rows by its snapshot, but names, definitions and privileges as they are by now. A transaction of one
+snapshot makes that moment as long as the command takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import health
+from airflow_roir.engine.database import Database, has_vanished
+from tests.engine import operators
+from tests.engine.meeting import WAITS, Meeting
+from tests.engine.operators import COMMANDS
+from tests.engine.steps import sql
+from tests.engine.test_two_operators import scenes
+
+pytestmark = pytest.mark.sample(3)
+
+
+@pytest.fixture(scope="module")
+def templates(server: str) -> Iterator[dict[str, str]]:
+    names = operators.make_templates(server)
+    yield names
+    operators.drop_templates(server, names)
+
+
+def told(connection: Connection) -> set[str]:
+    """What status warns of; nothing where an object that the snapshot has is gone."""
+    try:
+        with connection.begin_nested():
+            return set(health.warnings(connection))
+    except DBAPIError as error:
+        if not has_vanished(error):
+            raise
+        return set()
+
+
+CASES = [(scene, command) for command in COMMANDS for scene in scenes(command)]
+
+
+@pytest.mark.parametrize(("scene", "command"), CASES, ids=["-".join(case) for case in CASES])
+def test_a_look_beside_a_command_tells_nothing_else(
+    server: str, templates: dict[str, str], scene: str, command: str
+) -> None:
+    """Seen to fail where a segment's name, or a trigger's function, was looked up beside rows of the snapshot."""
+    with operators.cloned(server, templates[scene]) as dsn:
+        looker = Database(dsn, "looker")
+        looks: list[Connection] = []
+
+        def look(*_: Any) -> None:
+            looks.append(looker.engine.connect().execution_options(isolation_level="REPEATABLE READ"))
+            looks[-1].exec_driver_sql("SELECT 1")
+
+        meeting = Meeting(dsn, command, command)
+        with looker.transaction() as connection:
+            known = told(connection)
+        event.listen(meeting.database.engine, "commit", look)
+        meeting.run_alone()
+        with looker.transaction() as connection:
+            known |= told(connection)
+        wrong = {line for one in looks for line in told(one)} - known
+        for one in looks:
+            one.close()
+        meeting.close()
+        looker.engine.dispose()
+    assert looks
+    assert wrong == set()
+
+
+def test_a_look_that_a_drop_overtakes_looks_again(server: str, templates: dict[str, str]) -> None:
+    """It waits for the view's definition until the drop has committed: the server then knows no such relation."""
+    with operators.cloned(server, templates["left"]) as dsn:
+        meeting = Meeting(dsn, "drop", "drop")
+        looker = Database(dsn, "second")
+        found: list[object] = []
+
+        def look() -> None:
+            try:
+                with looker.transaction() as connection:
+                    found.append(health.warnings(connection))
+            except Exception as error:
+                found.append(error)
+
+        looking: list[threading.Thread] = []
+
+        def gap(*_: Any) -> None:
+            looking.append(threading.Thread(target=look))
+            looking[-1].start()
+            while looking[-1].is_alive() and not sql(meeting.watch, WAITS, "second")[0][0]:
+                pass
+
+        event.listen(meeting.database.engine, "commit", gap)
+        meeting.run_alone()
+        for one in looking:
+            one.join()
+        meeting.close()
+        looker.engine.dispose()
+    assert len(found) == len(looking)
+    assert [one for one in found if one != []] == []
