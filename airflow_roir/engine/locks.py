@@ -127,8 +127,10 @@ def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool
 
     After a wait the lock is on whatever has the name by then, and without a wait the name may be stale, too. The schema
     can still be renamed: call `check_name` once more at the end. Raises LockNotAcquired if another relation, or none,
-    has the name.
+    has the name, or it was dropped before it was named (`is_number`).
     """
+    if is_number(sql):
+        raise LockNotAcquired(f"a table, of oid {oid}, was dropped meanwhile. Try again")
     lock = f"LOCK TABLE {'ONLY ' if only else ''}{sql} IN {mode} MODE"
     try:
         found = execute(connection, f"{lock}; {WHOSE}", {"name": sql}).scalar()
@@ -138,6 +140,11 @@ def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool
         raise _renamed(sql) from error
     if found != oid:
         raise _renamed(sql)
+
+
+def is_number(name: str) -> bool:
+    """True of what `regclass` shows for a relation that is gone: its number. A name of digits would have quotes."""
+    return name.isdigit()
 
 
 def check_name(connection: Connection, sql: str, oid: int) -> None:
@@ -285,7 +292,8 @@ class Attempts:
         if self.limit_ms > self.timeout_ms:
             names = "SELECT unnest(%(oids)s::oid[])::regclass::text"
             for name in execute(connection, names, {"oids": list(relations)}).scalars().all():
-                execute(connection, f"LOCK TABLE ONLY {name} IN SHARE UPDATE EXCLUSIVE MODE")
+                if not is_number(name):
+                    execute(connection, f"LOCK TABLE ONLY {name} IN SHARE UPDATE EXCLUSIVE MODE")
 
     def _cancel(self, workers: Sequence[Blocker]) -> bool:
         """Cancel autovacuum workers, which run again later. False if the role may not."""

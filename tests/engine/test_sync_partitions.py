@@ -9,10 +9,11 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import status
 from airflow_roir.engine.verify.compare import verify
-from airflow_roir.errors import NotFound, PartitionsChanged
+from airflow_roir.errors import LockNotAcquired, NotFound, PartitionsChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 from tests.engine.test_detach import assert_shown, published
 from tests.engine.test_partitions import make, one
 
@@ -90,6 +91,22 @@ def finish(database: Database, drive: run.Run, mode: str) -> None:
         steps.finish_all(database, drive)
     else:
         finalize.finalize_run(database, drive)
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE t3", "ALTER TABLE t DETACH PARTITION t3"])
+def test_a_partition_that_goes_again_before_it_is_read(database: Database, dsn: str, statement: str) -> None:
+    """A dropped one has only its number for a name by then."""
+    make(dsn)
+    steps.make_index(database, table="t", keys="k", include="v")
+    run_sql(dsn, *RAW["attached with rows"][:3])
+    with (
+        before(database, "SELECT %(leaf)s::oid::regclass", lambda: run_sql(dsn, statement)),
+        pytest.raises(LockNotAcquired, match=r"(dropped|detached) meanwhile"),
+    ):
+        sync_partitions(database, "t", "test")
+    sync_partitions(database, "t", "test")
+    steps.assert_exact(database)
+    assert_shown(database)
 
 
 def test_a_level_that_was_dropped_with_all_below(database: Database, dsn: str) -> None:

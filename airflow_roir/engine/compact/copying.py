@@ -15,6 +15,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, has_vanished, to_json
 from airflow_roir.engine.job import Job
+from airflow_roir.engine.locks import is_number
 from airflow_roir.engine.seal import SORT_MEMORY_KB
 
 COPIED = """watermark = %(watermark)s::jsonb, rows = p.rows + %(rows)s, blocks_done = p.blocks_done + %(blocks)s,
@@ -73,7 +74,14 @@ def names_of(connection: Connection, claim: UnitClaim) -> list[str]:
     Whoever locks several of them does it in this order, as a TRUNCATE of the source does, by their base.
     """
     check_files(connection, claim)
-    return [execute(connection, NAME, {"oid": oid}).scalar_one() for oid in sorted(oid for oid, _, _ in claim.files)]
+    return [_name(connection, oid) for oid in sorted(oid for oid, _, _ in claim.files)]
+
+
+def _name(connection: Connection, oid: int) -> str:
+    name: str = execute(connection, NAME, {"oid": oid}).scalar_one()
+    if is_number(name):
+        raise Rewritten
+    return name
 
 
 def hold(connection: Connection, names: Sequence[str], timeout_ms: int) -> None:
@@ -101,7 +109,7 @@ def copy(connection: Connection, job: Job, worker: int, claim: UnitClaim, blocks
     until = min(first + blocks, end)
     columns = ", ".join(job.entry.physical())
     check_files(connection, claim)
-    name = execute(connection, NAME, {"oid": oid}).scalar_one()
+    name = _name(connection, oid)
     hold(connection, [name], timeout_ms)
     check_files(connection, claim)
     rows = execute(

@@ -20,7 +20,7 @@ from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import DuplicatesFound, NotFound
+from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotFound
 
 GENERATIONS = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
@@ -170,7 +170,9 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
             execute(connection, LEAVE, {"id": joining.id})
         if found is None and changes.brings_rows(connection, sync.source, generation.id, entry, change.relation):
             execute(connection, JOIN, values)
-            found = execute(connection, JOINING, values).scalar_one()
+            found = execute(connection, JOINING, values).scalar()
+            if found is None:
+                raise LockNotAcquired(f"partition {change.name} was detached meanwhile. Run the command again")
     added = 0
     if found is not None:
         try:
