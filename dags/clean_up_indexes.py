@@ -11,6 +11,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
+from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 with DAG(
     dag_id="clean_up_indexes",
@@ -33,6 +34,6 @@ with DAG(
         )
     },
     tags=["roir"],
-    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1), "pre_execute": refuse_unknown_keys},
 ) as dag:
     CleanUpIndexesOperator(task_id="clean_up", postgres_conn_id="{{ params.postgres_conn_id }}")

@@ -21,6 +21,7 @@ from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
+from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 # An empty field is rendered as None, which keeps the operation's own value.
 OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in LIVE_OPTIONS}
@@ -148,7 +149,11 @@ with DAG(
         ),
     },
     tags=["roir"],
-    default_args={"index": "{{ params.index }}", "postgres_conn_id": "{{ params.postgres_conn_id }}"},
+    default_args={
+        "index": "{{ params.index }}",
+        "postgres_conn_id": "{{ params.postgres_conn_id }}",
+        "pre_execute": refuse_unknown_keys,
+    },
 ) as dag:
 
     @task.branch

@@ -17,6 +17,7 @@ from airflow.sdk import DAG, Param, task
 
 from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.operators.compact import CompactIndexOperator
+from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 # At two each night, in Airflow's default time zone.
 SCHEDULE = "0 2 * * *"
@@ -120,6 +121,8 @@ with DAG(
     },
     tags=["roir"],
     default_args={
+        # Else Airflow drops what is misspelt in a run's conf.
+        "pre_execute": refuse_unknown_keys,
         # Every try continues with what is left; a pause uses none up.
         "retries": 6,
         "retry_delay": timedelta(seconds=30),

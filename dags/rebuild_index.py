@@ -23,6 +23,7 @@ from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 WHAT = "What to build"
 HOW = "How to build it"
@@ -287,6 +288,8 @@ with DAG(
     max_active_runs=32,
     tags=["roir"],
     default_args={
+        # Else Airflow drops what is misspelt in a run's conf.
+        "pre_execute": refuse_unknown_keys,
         "index": "{{ params.index }}",
         "postgres_conn_id": "{{ params.postgres_conn_id }}",
         # Every try goes on from the watermarks; a pause uses none up. Together about half an hour of waiting, enough

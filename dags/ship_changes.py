@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from airflow.sdk import DAG, Param
 
 from airflow_roir.operators.ship import ShipChangesOperator
+from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 with DAG(
     dag_id="ship_changes",
@@ -42,6 +43,7 @@ with DAG(
         ),
     },
     tags=["roir"],
+    default_args={"pre_execute": refuse_unknown_keys},
 ) as dag:
     ShipChangesOperator(
         task_id="ship",

@@ -20,6 +20,7 @@ from airflow.sdk import DAG, Param
 
 from airflow_roir.definition import MAX_PARALLELISM, MAX_SLICES, WORK_OPTIONS
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 WHAT = "What to verify"
 HOW = "How to verify it"
@@ -162,6 +163,8 @@ with DAG(
     max_active_runs=32,
     tags=["roir"],
     default_args={
+        # Else Airflow drops what is misspelt in a run's conf.
+        "pre_execute": refuse_unknown_keys,
         "index": "{{ params.index }}",
         "postgres_conn_id": "{{ params.postgres_conn_id }}",
         # Every try continues with the units that are left; a pause uses none up. Together they wait about half an hour,

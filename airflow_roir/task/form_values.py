@@ -15,8 +15,10 @@ def whole_number(name: str, value: Any) -> int | None:
     if value is None or (isinstance(value, str) and value.strip() in ("", "None")):
         return None
     if isinstance(value, str):
+        # To JSON Schema 2.0 is a whole number, too, and a template renders it as it is.
+        text = value.strip().replace("_", "").replace(",", "")
         try:
-            return int(value.strip().replace("_", "").replace(",", ""))
+            return int(text.removesuffix(".0"))
         except ValueError:
             raise InvalidInput(f"{name} is {_shown(value)}; it must be a whole number") from None
     if isinstance(value, float) and value.is_integer():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_roir import run_notes
@@ -26,6 +26,7 @@ from airflow_roir.definition import (
 )
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 SECRET = "never-to-be-seen"
 
@@ -72,6 +73,27 @@ def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
     assert set(bag.dags) == shipped | examples
     # Whoever copies the whole folder has not asked for builds at night.
     assert all(bag.dags[name].is_paused_upon_creation and bag.dags[name].max_active_runs == 1 for name in examples)
+
+
+@pytest.mark.parametrize(
+    ("dag", "given", "meant"),
+    [
+        ("rebuild_index", "Parallelism", "parallelism"),
+        ("rebuild_index", "throtle", "throttle"),
+        ("verify_index", "throtle", "throttle"),
+        ("control_index", "max_rows_per_seconds", "max_rows_per_second"),
+        ("clean_up_indexes", "conn_id", "postgres_conn_id"),
+        ("ship_changes", "warnage", "warn_age"),
+        ("keep_indexes_young", "Exact", "exact"),
+    ],
+)
+def test_a_run_with_a_key_that_is_no_parameter_fails(bag: DagBag, dag: str, given: str, meant: str) -> None:
+    """Before any of its tasks begins. What Airflow itself adds passes."""
+    assert all(task._pre_execute_hook is refuse_unknown_keys for task in bag.dags[dag].roots)
+    refuse_unknown_keys({"dag": bag.dags[dag], "dag_run": SimpleNamespace(conf={meant: 1, "openlineage": {}})})
+    refuse_unknown_keys({"dag": bag.dags[dag], "dag_run": SimpleNamespace(conf=None)})
+    with pytest.raises(AirflowFailException, match=rf"{given}: did you mean {meant}\?"):
+        refuse_unknown_keys({"dag": bag.dags[dag], "dag_run": SimpleNamespace(conf={given: 1})})
 
 
 def test_no_dag_file_imports_another(dags_folder: Path) -> None:

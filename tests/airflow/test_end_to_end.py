@@ -502,6 +502,16 @@ def test_a_run_whose_operation_is_unknown_fails_and_announces_nothing(
 
 
 @pytest.mark.slow
+def test_a_run_with_a_misspelt_key_does_nothing(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
+    conf = {"index": "item_by_price", "table": "item", "keys": "price", "postgres_conn_id": warehouse}
+    run = airflow.trigger(DAG, {**conf, "Parallelism": 4})
+    wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
+    assert airflow.run_state(DAG, run) == "failed"
+    assert "Parallelism: did you mean parallelism?" in airflow.task_log(DAG, run, "verify_before")
+    assert shop.run("SELECT count(*) FROM roir.operation") == [(0,)]
+
+
+@pytest.mark.slow
 def test_db_clean_while_a_build_is_paused_loses_nothing(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
     """It deletes the XCom that names the operation: the run finds its own unfinished one."""
     conf = {"index": "item_by_kind", "table": "item", "keys": "kind", "batch_rows": 1000, "ranges": 4}

@@ -10,7 +10,18 @@ from airflow_roir.task.form_values import number, optional_text, whole_number, y
 
 @pytest.mark.parametrize(
     ("value", "read"),
-    [(4, 4), ("4", 4), (" 4 ", 4), ("100_000", 100_000), ("100,000", 100_000), (4.0, 4), ("-1", -1), (0, 0)],
+    [
+        (4, 4),
+        ("4", 4),
+        (" 4 ", 4),
+        ("100_000", 100_000),
+        ("100,000", 100_000),
+        (4.0, 4),
+        ("-1", -1),
+        (0, 0),
+        ("2.0", 2),
+        (2.0, 2),
+    ],
 )
 def test_whole_numbers_are_read(value: object, read: int) -> None:
     assert whole_number("parallelism", value) == read
@@ -23,7 +34,7 @@ def test_empty_is_none(empty: object) -> None:
     assert yes_or_no("ignore_row_security", empty) is None
 
 
-@pytest.mark.parametrize("bad", ["four", "4.5", 4.5, True, [4], {"parallelism": 4}])
+@pytest.mark.parametrize("bad", ["four", "4.5", "4.00.0", ".0", 4.5, True, [4], {"parallelism": 4}])
 def test_what_is_no_whole_number_is_refused_by_name(bad: object) -> None:
     with pytest.raises(InvalidInput, match=r"parallelism is .*whole number"):
         whole_number("parallelism", bad)

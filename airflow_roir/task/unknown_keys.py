@@ -1,0 +1,34 @@
+"""Refuses a run whose conf has a key that the DAG has no parameter for: Airflow itself drops it without a word."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+# `TriggerDagRunOperator` puts it there, so that lineage knows the parent.
+OF_AIRFLOW = frozenset({"openlineage"})
+
+
+def refuse_unknown_keys(context: Mapping[str, Any]) -> None:
+    """For `pre_execute` of a DAG's tasks, by its `default_args`: the first task then fails before it changes anything.
+
+    Raises AirflowFailException, which no retry follows, and which names the nearest parameter.
+    """
+    known = list(context["dag"].params)
+    unknown = [key for key in context["dag_run"].conf or {} if key not in {*known, *OF_AIRFLOW}]
+    if not unknown:
+        return
+    lower = {name.lower(): name for name in known}
+    meant = [
+        f"{key}: did you mean {lower[near[0]]}?"
+        if (near := difflib.get_close_matches(str(key).lower(), lower, 1))
+        else f"{key}: there is nothing like it"
+        for key in unknown
+    ]
+    raise AirflowFailException(
+        f"The run's conf has keys that DAG {context['dag'].dag_id} has no parameter for ({'; '.join(meant)}). Nothing "
+        "was done. Trigger the DAG again with the right names"
+    )
