@@ -3,6 +3,16 @@
 -- of the source projects to. So it is exact in every snapshot, whatever comes into those bounds again meanwhile: a
 -- partition that is made anew, rows that fall into the default one, the entries of a partition that is about to join.
 
+-- The default partition next to one that has left, and what is below it, take that one's rows from now on.
+CREATE FUNCTION roir.widen_default(generation bigint, parent oid) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE roir.source_partition p SET condition = roir.wide_bounds(p.relation::oid)
+     WHERE p.generation_id = generation AND p.status = 'present'
+       AND p.relation IN (SELECT x.oid::bigint FROM pg_partitioned_table t
+                           CROSS JOIN LATERAL (SELECT t.partdefid UNION SELECT b.relation FROM roir.partition_tree(t.partdefid) b) x (oid)
+                           WHERE t.partrelid = widen_default.parent)
+$$;
+
 -- Writes down that a partition's rows have left a generation's source, hides its entries and gives up its ranges.
 -- What was written down of the partitions below it, and of those that left it earlier, is covered by its own bounds. One
 -- that left it may be a partition elsewhere in the source by now: what is written down of that stays.
@@ -12,6 +22,8 @@ DECLARE
     below oid[];
 BEGIN
     PERFORM roir.hold_view(x.index_id) FROM roir.generation x WHERE x.id = generation;
+    PERFORM roir.widen_default(generation, p.parent::oid)
+       FROM roir.source_partition p WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present';
     WITH RECURSIVE tree AS (
         (SELECT partition AS relation UNION SELECT t.relation FROM roir.partition_tree(partition) t)
         UNION
@@ -25,7 +37,10 @@ BEGIN
        AND p.relation = partition AND p.status = 'present' AND p.id > j.id;
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT generation, partition, coalesce(max(p.parent), 0), coalesce(bool_or(p.leaf), true),
-           coalesce(max(p.name), partition::regclass::text), coalesce(forget_gone.bounds, max(p.condition)), 'leaving'
+           coalesce(max(p.name), partition::regclass::text),
+           -- A user's type, or an enum's labels, may have been renamed since that was written. Wider bounds are right, too.
+           coalesce(forget_gone.bounds, CASE WHEN max(p.condition) ~ '::("([^"]|"")+"|\w+)\.' THEN 'true' ELSE max(p.condition) END),
+           'leaving'
       FROM roir.source_partition p
      WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present'
     -- Somebody else may have written down already that it is gone.
@@ -86,7 +101,7 @@ BEGIN
     END IF;
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     PERFORM roir.check_code(parent, partition, false);
-    bounds := coalesce(roir.bounds_of(partition), 'true');
+    bounds := roir.wide_bounds(partition);
     SELECT array_agg(t.relid::oid) INTO below FROM pg_partition_tree(partition) t;
     IF EXISTS (SELECT FROM roir.source_partition p WHERE p.status = 'joining' AND p.parent = ANY (below)) THEN
         RAISE object_in_use USING MESSAGE = format('a table is being attached to %s', partition),
@@ -102,6 +117,8 @@ BEGIN
         VALUES (g.index_id, actor, 'detach partition', concat_ws(': ', partition::text, reason));
     END LOOP;
     EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', parent, partition);
+    PERFORM roir.widen_default(x.id, parent)
+       FROM roir.generation x JOIN roir.index i ON i.id = x.index_id WHERE i.source_oid::oid = ANY (sources) AND x.status <> 'dropped';
     IF and_drop THEN
         EXECUTE format('DROP TABLE %s', partition);
     END IF;

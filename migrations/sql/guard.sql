@@ -309,5 +309,9 @@ BEGIN
     CREATE EVENT TRIGGER roir_refuse_drop ON sql_drop EXECUTE FUNCTION roir.refuse_drop();
     CREATE EVENT TRIGGER roir_refuse_concurrent_detach ON ddl_command_start
         WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION roir.refuse_concurrent_detach();
+    -- As the capture: whatever session_replication_role a session has.
+    ALTER EVENT TRIGGER roir_refuse_ddl ENABLE ALWAYS;
+    ALTER EVENT TRIGGER roir_refuse_drop ENABLE ALWAYS;
+    ALTER EVENT TRIGGER roir_refuse_concurrent_detach ENABLE ALWAYS;
     RETURN true;
 END $$;

@@ -19,6 +19,15 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      ORDER BY gone DESC, 2
 $$;
 
+-- A partition's bounds, or wider ones: of the uppermost default partition that it is in. Once one next to that leaves, the server
+-- knows that one's new bounds at once, but a session that has asked for those below it goes on with the old ones.
+CREATE FUNCTION roir.wide_bounds(partition oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(roir.bounds_of(coalesce((
+               SELECT a.relid::oid FROM pg_partition_ancestors(partition) WITH ORDINALITY AS a (relid, n)
+                 JOIN pg_partitioned_table t ON t.partdefid = a.relid ORDER BY a.n DESC LIMIT 1), partition)), 'true')
+$$;
+
 -- Writes down that a generation holds the rows of these leaves, of all leaves by default, and all levels above them.
 -- links: only of those that are partitions by one of these still. Texts under settings that make them read back as the
 -- same, whoever calls.

@@ -25,6 +25,7 @@ TAKES_ROWS = [
     "BEGIN; SAVEPOINT s; ALTER TABLE t DETACH PARTITION t1; COMMIT",
     "ALTER TABLE t DETACH PARTITION t1 /* detach partition t1 concurrently */",
     "DO $$ BEGIN ALTER TABLE t DETACH PARTITION t1; DROP TABLE t1; END $$",
+    "SET session_replication_role = replica; ALTER TABLE t DETACH PARTITION t1",
 ]
 IN_TWO = [
     "ALTER TABLE t DETACH PARTITION t1 CONCURRENTLY",
@@ -97,6 +98,70 @@ def test_what_takes_rows_is_taken_over(database: Database, guarded: str, stateme
         assert health.warnings(connection) == []
     drop.drop_index(database, "ix", "test")
     run_sql(guarded, "DROP TABLE t")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    "way", ["ALTER TABLE t DETACH PARTITION t0", "DROP TABLE t0", "SELECT roir.detach_partition('t0')"]
+)
+@pytest.mark.parametrize(
+    "default", ["ALTER TABLE t DETACH PARTITION td", "ALTER TABLE td DETACH PARTITION td1", "DROP TABLE td"]
+)
+@pytest.mark.parametrize("guard", ["guarded", "synchronised"])
+def test_a_default_partition_leaves_with_the_rows_that_it_took(
+    database: Database, dsn: str, way: str, default: str, guard: str
+) -> None:
+    """Its bounds became wider than those that were written down when another partition left."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (d int, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
+        "CREATE TABLE t0 PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE td PARTITION OF t DEFAULT PARTITION BY RANGE (d)",
+        "CREATE TABLE td1 PARTITION OF td FOR VALUES FROM (-100) TO (15)",
+        "CREATE TABLE td2 PARTITION OF td DEFAULT",
+        "INSERT INTO t SELECT i % 30, i, i % 7, i FROM generate_series(1, 90) i",
+    )
+    steps.make_index(database, "ix", "t", "k", "v")
+    if guard == "guarded":
+        run_sql(dsn, "SELECT roir.guard()")
+    with closing(steps.session(dsn)) as user:
+        user.autocommit = True
+        # The server keeps these in the session's cache.
+        steps.sql(user, "SELECT pg_get_partition_constraintdef(oid) FROM pg_class WHERE relispartition")
+        for statement in (way, "INSERT INTO t VALUES (5, 900, 'new', 1), (25, 901, 'new', 1)", default):
+            steps.sql(user, statement)
+            if guard == "synchronised":
+                sync.sync_partitions(database, "t", "test")
+            assert_shown(database)
+            clean_up.clean_up(database)
+            steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE t0", "ALTER TABLE t DETACH PARTITION t0"])
+@pytest.mark.parametrize(
+    "renames",
+    [
+        ["ALTER TYPE mood RENAME VALUE 'a' TO 'x'"],
+        [f"ALTER TYPE mood RENAME VALUE '{was}' TO '{now}'" for was, now in ("ax", "ba", "xb")],
+        ["ALTER TYPE mood RENAME TO spirits"],
+        ['CREATE SCHEMA "S."', 'ALTER TYPE mood SET SCHEMA "S."'],
+    ],
+)
+def test_what_bounds_were_written_by_may_be_renamed(
+    database: Database, guarded: str, renames: list[str], statement: str
+) -> None:
+    run_sql(
+        guarded,
+        "CREATE TYPE mood AS ENUM ('a', 'b')",
+        "CREATE TABLE t (d mood, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY LIST (d)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ('{label}')" for n, label in enumerate("ab")),
+        "INSERT INTO t SELECT ('{a,b}'::mood[])[1 + i % 2], i, i % 7, i FROM generate_series(1, 40) i",
+    )
+    steps.make_index(database, "ix", "t", "k", "v")
+    run_sql(guarded, *renames, statement)
+    assert_shown(database)
+    assert clean_up.clean_up(database).partition_entries == 20
+    assert steps.assert_exact(database).rows == 20
 
 
 def test_a_table_that_left_has_nothing_of_ours(database: Database, guarded: str) -> None:
