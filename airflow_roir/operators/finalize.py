@@ -18,7 +18,7 @@ from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
 from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator
-from airflow_roir.task.published import published_facts
+from airflow_roir.task.published import claim_announcement, published_facts
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.ui_requests import Watcher
 
@@ -34,7 +34,8 @@ class FinalizeIndexBuildOperator(DrivingOperator):
     operation's id.
 
     A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it; the
-    event's extra has what `published_facts` tells. OpenLineage hears of the source and the index.
+    event's extra has what `published_facts` tells. OpenLineage hears of the source and the index. Of runs that share an
+    operation one sends the event; none does once readers see another generation.
     A census publishes nothing: the task is skipped, and what follows it by the default rule. Rows that share a key of a
     unique index pause the operation: the task waits until it is resumed. Its XCom `duplicates` is as of the build.
     Pausing the DAG stops it between two batches of the fold, as in the build. Where the new generation differs from
@@ -78,9 +79,13 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             if operations.has_outcome(row):
                 raise AirflowSkipException(self._outcome(database, row))
             facts = published_facts(database, row.id)
+            silent = claim_announcement(database, row.id, owner_of(ti))
         # With its schema, which the name that the user gave may lack.
         name = facts["index"]
         self._lineage = lineage(database.dsn, name, facts["source"])
+        if silent is not None:
+            self.log.info("Operation %s of index %s is complete. No asset event is sent: %s", row.id, name, silent)
+            return int(row.id)
         asset = index_asset(name, self.postgres_conn_id)
         context["outlet_events"][published_alias()].add(asset, extra=facts)
         self.log.info("Published index %s: asset %s", name, asset.uri)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import status
+from airflow_roir.engine import operations, status
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import NotFound
@@ -19,7 +19,32 @@ SELECT i.schema_name, i.name, n.nspname AS source_schema, c.relname AS source_na
   LEFT JOIN pg_class c ON c.oid = i.source_oid::oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE o.id = %(operation)s
 """
+# The lock: two runs that share the operation announce it one after the other.
+STANDING = """
+SELECT o.index_id, g.status = 'active' AS is_shown
+  FROM roir.operation o JOIN roir.generation g ON g.id = o.generation_id WHERE o.id = %(operation)s FOR UPDATE OF o
+"""
+ANNOUNCERS = "SELECT actor FROM roir.event WHERE operation_id = %(operation)s AND action = 'announce' ORDER BY id"
 COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended")
+
+
+def claim_announcement(database: Database, operation_id: int, run: str) -> str | None:
+    """Record that this run announces the publish of an operation; if it may not, the reason, in words.
+
+    A retry of the run that has announced it may do so again: its first event may never have been sent. Raises NotFound.
+    """
+    with database.transaction() as connection:
+        row = execute(connection, STANDING, {"operation": operation_id}).first()
+        if row is None:
+            raise NotFound(f"there is no operation {operation_id}")
+        if not row.is_shown:
+            return "readers see another generation by now"
+        before = execute(connection, ANNOUNCERS, {"operation": operation_id}).scalars().all()
+        if before and run not in before:
+            return f"{before[0]} has announced it"
+        if not before:
+            operations.record_event(connection, row.index_id, operation_id, run, "announce")
+    return None
 
 
 def published_facts(database: Database, operation_id: int) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def begin(shop: Any, kind: str, status: str, part: str) -> int:
         f"pause_reason = CASE WHEN '{status}' = 'paused' THEN 'a test' END, "
         f"paused_at = CASE WHEN '{status}' = 'paused' THEN now() END, "
         f"error = CASE WHEN '{status}' = 'failed' THEN 'a test' END, "
-        f"finished_at = CASE WHEN '{status}' IN ('completed', 'aborted') THEN now() END, heartbeat_at = NULL"
+        f"finished_at = CASE WHEN '{status}' IN ('completed', 'aborted') THEN now() END, heartbeat_at = NULL; "
+        f"UPDATE roir.generation SET status = 'active', capture_mode = 'active' WHERE '{status}' = 'completed'"
     )
     return found
 

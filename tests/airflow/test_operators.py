@@ -623,6 +623,28 @@ def test_finalize_waits_its_turn_and_refuses_an_unsealed_index(context: dict[str
     assert context["outlet_events"].get(published_alias()) is None
 
 
+def test_of_runs_that_share_an_operation_one_announces_it(
+    context: dict[str, Any], shop: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Again if it is repeated, since its event may have got lost; never once readers see a newer generation."""
+    runs = ("run_1", "run_2", "run_3")
+    for context["ti"].run_id in runs:
+        operation = prepare(context)
+    steps.finish_all(shop.database, start_run(shop.database, INDEX, "test", take_over=True))
+    finalize = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **WHAT)
+    sent = context["outlet_events"][published_alias()].added
+    for context["ti"].run_id, events in zip((*runs, "run_1"), (1, 1, 1, 2), strict=True):
+        assert finalize.execute(context) == operation  # type: ignore[arg-type]
+        assert len(sent) == events
+    assert "No asset event is sent: airflow rebuild_index run_1 has announced it" in capsys.readouterr().out
+    steps.make_index(shop.database, INDEX, None, None)
+    assert finalize.execute(context) == operation  # type: ignore[arg-type]
+    assert len(sent) == 2
+    said = capsys.readouterr().out
+    assert "No asset event is sent: readers see another generation by now" in said
+    assert "Published" not in said
+
+
 @pytest.mark.sample(1)
 def test_a_spark_that_is_nowhere_fails_at_once_and_says_what_to_give(context: dict[str, Any], shop: Any) -> None:
     operation = prepare(context)

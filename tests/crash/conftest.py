@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,11 @@ import pytest
 from servers.killable import Server, running_server
 from tests.conftest import with_template
 from tests.crash.scene import Scene, a_scene
+
+# `nohup` and a shell's background job ignore these, and every process that a test ends by one would, too.
+for _number, _default in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 
 @pytest.fixture(scope="session")
