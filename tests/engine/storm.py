@@ -49,8 +49,8 @@ WRITES = (
     "INSERT INTO t VALUES ({d}, {i}, '{k}', 0) ON CONFLICT (d, id) DO UPDATE SET k = excluded.k",
     "SAVEPOINT s; DELETE FROM t WHERE id = {i}; ROLLBACK TO s; INSERT INTO t VALUES ({d}, {j}, NULL, 1)",
 )
-# What a user's statement may meet: waits, snapshots, no partition, a duplicate, a kill, a partition that is gone. IF NOT
-# EXISTS is asked before the wait for the table: 42P07 where somebody else has made it by then.
+# What a user's statement may meet: waits, snapshots, no partition, a duplicate, a kill, a partition that is gone.
+# 42P07: IF NOT EXISTS is asked before the wait for the table, and somebody else has made it by then.
 USERS = ("42P07", "55P03", "40001", "40P01", "23514", "23505", "57P01", "42P01", "27000", "08006", "55006", "57014")
 # A generation or an index that goes meanwhile.
 NO_ANSWER = ("40001", "42P01", "42809", "55P03", "57P01", "40P01")
