@@ -17,7 +17,7 @@ from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.locks import WAITING
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationRunning
+from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationPaused, OperationRunning
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import TRANSITIONS, Status, Verb
 
@@ -182,7 +182,8 @@ def move(
 ) -> None:
     """Take an operation along one arrow: one UPDATE that names the states it expects (I8).
 
-    epoch: the run that must still hold the operation. Raises Fenced or IllegalTransition if no row matched.
+    epoch: the run that must still hold the operation. Raises Fenced, OperationPaused or IllegalTransition if no row
+    matched.
     """
     operation = tables.operation
     arrows = [arrow for arrow in TRANSITIONS if arrow.verb == verb]
@@ -209,6 +210,9 @@ def move(
         raise Fenced(
             f"operation {row.id} is driven by a newer run now ({now.owner}); this run stops, and has changed nothing"
         )
+    if epoch is not None and now.status == Status.PAUSED:
+        # Between the look at it and this.
+        raise OperationPaused(f"operation {row.id} was paused: {now.pause_reason}")
     raise IllegalTransition(
         f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"
     )

@@ -7,9 +7,11 @@ import pytest
 from airflow_roir.engine import abort, build, fold, operations, prepare, publish, seal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.compact.worker import finish as finish_compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, settle, start_run
 from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.verify import compare as verifying
 from airflow_roir.errors import (
     Fenced,
     IllegalTransition,
@@ -20,7 +22,8 @@ from airflow_roir.errors import (
     SourceChanged,
 )
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import compacting, steps
+from tests.engine.interposed import before
 
 pytestmark = pytest.mark.sample(1)
 
@@ -235,3 +238,41 @@ def test_a_fold_and_a_publish_of_an_operation_that_has_failed_say_why(database: 
     for step in (fold.switch, fold.work, publish.publish):
         with pytest.raises(OperationFailed, match="the table was altered"):
             step(database, run)
+
+
+# How often a run of that kind ends a phase, or all of it.
+PHASES_ENDED = [("build", 4), ("verify", 1), ("compact", 1)]
+
+
+@pytest.mark.parametrize(("kind", "end"), [(kind, 1 + end) for kind, ends in PHASES_ENDED for end in range(ends)])
+def test_a_pause_at_the_end_of_a_phase_is_a_pause(database: Database, dsn: str, kind: str, end: int) -> None:
+    """Between the look at the operation and the step out of its phase: nothing failed, and it goes on."""
+    if kind != "build":
+        steps.make_index(database)
+
+    def drive() -> None:
+        if kind == "build":
+            steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
+        elif kind == "verify":
+            verifying.verify(database, "ix")
+        else:
+            run = start_run(database, "ix", "test", take_over=True)
+            list(compacting.stages(database, run))
+            finish_compaction(database, run)
+
+    if kind == "build":
+        steps.begin(database)
+    elif kind == "compact":
+        compacting.begin(database, compacting.act("rewrite", 1))
+
+    def pause() -> None:
+        operations.pause(Database(dsn, "another"), "ix", "test", "a look")
+
+    with before(database, "SELECT roir.tick", pause, end), pytest.raises(OperationPaused, match="a look"):
+        drive()
+    now = operations.find_operation(database, "ix")
+    assert (now.status, now.error) == ("paused", None)
+    operations.resume(database, "ix", "test")
+    drive()
+    assert operations.find_operation(database, "ix").status == "completed"
+    steps.assert_exact(database)
