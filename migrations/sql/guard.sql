@@ -58,7 +58,13 @@ CREATE FUNCTION roir.take_over(generation bigint, partition oid, patience_ms int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     until timestamptz := clock_timestamp() + coalesce(nullif(patience_ms, 0), 30000) * interval '1 millisecond';
-    below oid[] := ARRAY(SELECT partition UNION SELECT t.relation FROM roir.partition_tree(partition) t);
+    -- As it was written down: what is below it may have been dropped with it.
+    below oid[] := ARRAY(WITH RECURSIVE tree AS (
+        SELECT partition AS relation
+        UNION
+        SELECT p.relation::oid FROM tree t JOIN roir.source_partition p
+            ON p.parent = t.relation AND p.generation_id = take_over.generation AND p.status = 'present')
+        SELECT t.relation FROM tree t);
 BEGIN
     IF EXISTS (SELECT FROM roir.source_partition p WHERE p.status = 'joining' AND p.parent = ANY (below)) THEN
         RAISE object_in_use USING MESSAGE = 'a table is being attached to it';

@@ -164,6 +164,25 @@ def test_what_bounds_were_written_by_may_be_renamed(
     assert steps.assert_exact(database).rows == 20
 
 
+@pytest.mark.parametrize("statement", ["DROP TABLE tx", "DROP TABLE ty", "ALTER TABLE t DETACH PARTITION tx"])
+def test_a_level_below_which_a_table_is_being_attached_stays(database: Database, guarded: str, statement: str) -> None:
+    """A DROP takes the levels in between along: nobody would tell of the table, which takes no writes."""
+    run_sql(
+        guarded,
+        "CREATE TABLE t (d int, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
+        "CREATE TABLE tx PARTITION OF t FOR VALUES FROM (0) TO (30) PARTITION BY RANGE (d)",
+        "CREATE TABLE ty PARTITION OF tx FOR VALUES FROM (0) TO (20) PARTITION BY RANGE (d)",
+        "CREATE TABLE t1 PARTITION OF ty FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE n (LIKE t INCLUDING ALL)",
+    )
+    steps.make_index(database, "ix", "t", "k", "v")
+    run_sql(guarded, "SELECT roir.begin_attach('ty', 'n', 'FOR VALUES FROM (10) TO (20)')")
+    with pytest.raises(psycopg2.errors.ObjectInUse, match="a table is being attached to it"):
+        run_sql(guarded, statement)
+    run_sql(guarded, "SELECT roir.cancel_attach('n')", statement)
+    assert_shown(database)
+
+
 def test_a_table_that_left_has_nothing_of_ours(database: Database, guarded: str) -> None:
     published(database, guarded)
     clean_up.clean_up(database)
