@@ -150,6 +150,9 @@ class ShardUnreachable(RoirError):
 
 
 class JavaMissing(RoirError):
-    """The machine that runs Spark's driver has no Java that Spark can run on. Nothing was changed."""
+    """The machine that runs Spark's driver has no Java that Spark can run on, or SPARK_HOME leads to no Spark.
+
+    Nothing was changed.
+    """
 
     exit_code = 2

@@ -100,8 +100,8 @@ def test_an_address_that_can_not_be(database: Database, address: str) -> None:
         pass
 
 
-def get(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+def get(address: str, names: str = "") -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics{names}", timeout=30) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"].startswith("text/plain")
         return str(answer.read().decode())
@@ -111,6 +111,11 @@ def test_it_serves(database: Database, index: None) -> None:
     with serving(database, "127.0.0.1:0") as address:
         assert values(get(address))["roir_up"] == 1
         assert values(get(address))["roir_operation_driven"] == 1
+        some = get(address, "?name[]=roir_up&name[]=roir_operation_rows_total&name[]=no_such")
+        assert {line.split("{")[0].split(" ")[0] for line in some.splitlines() if not line.startswith("#")} == {
+            "roir_up",
+            "roir_operation_rows_total",
+        }
     with serving(Database("host=/nowhere"), "[::1]:0") as address:
         assert values(get(address)) == {"roir_up": 0, "roir_problem": 1}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -66,6 +66,22 @@ class OneLook(Collector):
     def describe(self) -> list[Metric]:
         """Nothing: the library would look, only to know the names."""
         return []
+
+    def restricted_registry(self, names: Iterable[str]) -> Collector:
+        """For a scrape that asks for some: `/metrics?name[]=roir_up&name[]=…`, of families or of samples."""
+        return _Some(self, frozenset(names))
+
+
+class _Some(Collector):
+    def __init__(self, whole: OneLook, names: frozenset[str]) -> None:
+        self._whole, self._names = whole, names
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._whole.collect():
+            some = Metric(family.name, family.documentation, family.type, family.unit)
+            some.samples = [one for one in family.samples if {one.name, family.name} & self._names]
+            if some.samples:
+                yield some
 
 
 @contextmanager

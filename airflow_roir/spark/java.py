@@ -19,8 +19,14 @@ ANSWER_S = 60.0
 def use_java(environment: MutableMapping[str, str] = os.environ) -> Path:
     """Find a Java that Spark can run on, and set JAVA_HOME to it for what is started from here; its home.
 
-    JAVA_HOME comes first, then `java` on PATH. Raises JavaMissing, with what was found and what to install.
+    JAVA_HOME comes first, then `java` on PATH. Raises JavaMissing, with what was found and what to install; also if
+    SPARK_HOME leads to no Spark, since PySpark starts that one, not its own.
     """
+    if (spark := environment.get("SPARK_HOME")) and not (Path(spark) / "bin" / "spark-submit").is_file():
+        raise JavaMissing(
+            f"SPARK_HOME is {spark}, which has no bin/spark-submit, so Spark can't be started. Unset it to use the "
+            "Spark of the package pyspark, or name a folder that has one"
+        )
     found: list[str] = []
     for where, java in _candidates(environment):
         home, version = _read(java) or _asked(java, environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,8 +91,10 @@ def test_the_reason_is_in_the_status_its_json_the_progress_and_the_tasks_log(dat
 def test_a_governor_that_is_gone_is_told_and_what_it_said_is_not(database: Database, dsn: str, held: Run) -> None:
     run_sql(dsn, "UPDATE roir.operation SET granted_at = clock_timestamp() - interval '40 s'")
     told = operation_status(database, held.operation_id).throttled or ""
-    assert told.startswith("throttled: no governor has read the signals for 4"), told
-    assert seen(database, held).held_up.text == told
+    # Of which seconds, depends on how busy the machine is.
+    expected = r"throttled: no governor has read the signals for \d+ s"
+    assert re.fullmatch(expected, told)
+    assert re.fullmatch(expected, seen(database, held).held_up.text)
     run_sql(dsn, "UPDATE roir.operation SET granted_at = NULL, throttled = NULL")
     told = operation_status(database, held.operation_id).throttled or ""
     assert told == "throttled: no governor has read the signals yet"

@@ -36,6 +36,16 @@ def test_it_is_the_one_that_the_script_finds(machine: Machine, home: str | None,
         use_java(environment)
 
 
+def test_a_spark_home_that_leads_nowhere_is_named(machine: Machine) -> None:
+    machine.java_on_path("17")
+    environment = {"PATH": str(machine.bin), "SPARK_HOME": str(machine.root)}
+    with pytest.raises(JavaMissing, match=f"SPARK_HOME is {machine.root}, which has no bin/spark-submit"):
+        use_java(environment)
+    (machine.root / "bin").mkdir(exist_ok=True)
+    (machine.root / "bin" / "spark-submit").touch()
+    use_java(environment)
+
+
 def test_a_java_that_does_not_run_is_none(machine: Machine) -> None:
     machine.command("java", "exit 1")
     with pytest.raises(JavaMissing, match="no Java that runs"):
