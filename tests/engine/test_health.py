@@ -279,3 +279,15 @@ def test_the_capture_is_not_stale_in_any_mode(database: Database, dsn: str) -> N
     assert not stale()
     steps.switch_all(database, run)
     assert not stale()
+
+
+def test_a_column_that_was_dropped_with_cascade_has_one_remedy(database: Database, dsn: str) -> None:
+    """As the server's own hint advises, where no guard refuses it. A rebuild can't make the capture's view again."""
+    steps.make_table(dsn)
+    steps.make_index(database, include="v")
+    run_sql(dsn, "SELECT roir.unguard()", "ALTER TABLE t DROP COLUMN k CASCADE")
+    lines = status(database)[0].warnings
+    assert any('has no column "k" any more' in line and line.endswith("roir drop public.ix") for line in lines)
+    assert not any("roir build" in line for line in lines)
+    drop.drop_index(database, "ix", "test")
+    run_sql(dsn, "DELETE FROM t")
