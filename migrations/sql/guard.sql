@@ -69,7 +69,7 @@ BEGIN
     IF EXISTS (SELECT FROM roir.source_partition p WHERE p.status = 'joining' AND p.parent = ANY (below)) THEN
         RAISE object_in_use USING MESSAGE = 'a table is being attached to it';
     END IF;
-    PERFORM set_config('lock_timeout', greatest(1, least(s.setting::integer / 2, 500)) || 'ms', true)
+    PERFORM set_config('lock_timeout', greatest(1, least(s.setting::integer / 2, 500, nullif(patience_ms, 0))) || 'ms', true)
        FROM pg_settings s WHERE s.name = 'deadlock_timeout';
     LOOP
         BEGIN
