@@ -68,7 +68,7 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
         if schema.current(connection) is None:
             # A subscriber to all tables would stop at the control schema's first row.
             publications.check(connection, ignore_publications)
-    show(f"the control schema roir is at version {schema.init(database)}")
+    show(f"the control schema roir is at version {schema.init(database, say)}")
     with database.transaction() as connection:
         if untried := checks.untried_server(connection):
             say(untried)

@@ -57,13 +57,13 @@ def finish_abort(
     with database.transaction() as connection:
         row = operations.read_operation(connection, operation_id)
         if row.kind == Kind.VERIFY:
-            _conclude(connection, row, actor)
+            conclude(connection, row, actor)
             return
     if row.kind == Kind.COMPACT:
         # What is swapped in stays.
         undo.take_back(database, operation_id, report, patience_s)
         with database.transaction() as connection:
-            _conclude(connection, row, actor)
+            conclude(connection, row, actor)
         return
     with database.transaction() as connection:
         # It isn't shipped any more.
@@ -78,8 +78,8 @@ def finish_abort(
 
     remove_generations.remove(database, row.index_id, remove, report, patience_s)
 
-    def conclude(connection: Connection) -> None:
-        if not _conclude(connection, row, actor):
+    def release(connection: Connection) -> None:
+        if not conclude(connection, row, actor):
             return
         generation = tables.generation
         others = connection.execute(
@@ -91,12 +91,12 @@ def finish_abort(
         if others is None:
             remove_generations.forget_index(connection, row.index_id)
 
-    remove_generations.release_source(database, row.index_id, conclude, report, patience_s)
+    remove_generations.release_source(database, row.index_id, release, report, patience_s)
     for line in shards.release(database, row.index_id, patience_s, report):
         report(f"{line}; the next clean-up tries again")
 
 
-def _conclude(connection: Connection, row: operations.OperationRow, actor: str) -> bool:
+def conclude(connection: Connection, row: operations.OperationRow, actor: str) -> bool:
     """From aborting to aborted, once what the operation made is gone. False if another process was faster."""
     operation = tables.operation
     now = connection.execute(select(operation).where(operation.c.id == row.id).with_for_update()).one()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,18 +71,18 @@ def head() -> str:
     return revisions()[-1]
 
 
-def init(database: Database) -> str:
+def init(database: Database, report: Callable[[str], object] = lambda line: None) -> str:
     """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
 
     If the database was restored from a dump, or upgraded by pg_upgrade, its indexes find their tables again
-    (`restore`).
+    (`restore`). If schema `roir_data` was dropped, its indexes are (`lost_entries`), of which `report` hears.
 
     Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
     SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
     """
     from alembic import command
 
-    from airflow_roir.engine import restore, rights
+    from airflow_roir.engine import lost_entries, operations, restore, rights
     from airflow_roir.engine.checks import check_server
 
     with database.transaction() as connection:
@@ -105,7 +106,12 @@ def init(database: Database) -> str:
                 f'"{may_create.role}"'
             )
         before = set(execute(connection, RELATIONS).scalars())
+        # An upgrade would make the schema itself.
+        lost = is_lost(connection)
         command.upgrade(alembic_config(connection), "head")
+        if lost:
+            for line in lost_entries.give_up(connection, operations.default_actor()):
+                report(line)
         # What the control schema says is made into statements of ours. What an administrator grants later stays.
         rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
         rights.give_again(connection)
@@ -124,6 +130,12 @@ def is_guarded(connection: Connection) -> bool:
 def is_unguarded(connection: Connection) -> bool:
     """True if somebody has removed these event triggers (`roir.unguard`): no `init` installs them again."""
     return bool(execute(connection, "SELECT NOT guarded FROM roir.setting").scalar_one())
+
+
+def is_lost(connection: Connection) -> bool:
+    """True if there is the control schema without the schema of entries (`lost_entries`)."""
+    query = "SELECT to_regnamespace('roir') IS NOT NULL AND to_regnamespace('roir_data') IS NULL"
+    return bool(execute(connection, query).scalar_one())
 
 
 def current(connection: Connection) -> str | None:
@@ -172,6 +184,11 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
         raise SchemaVersionMismatch(
             f"the control schema is at version {present}, this code needs version {head()}; upgrade the schema "
             "with: roir init"
+        )
+    if is_lost(connection):
+        raise SchemaMissing(
+            "schema roir_data was dropped, with the entries of all indexes and what captured the writes. Run: roir "
+            "init, which makes it again and names the indexes to build again"
         )
     moved = restore.problem(connection)
     if moved is not None:
