@@ -29,6 +29,11 @@ SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT 
        AND to_regprocedure('roir.take_over_gone(bigint, regclass, oid[])') IS NOT NULL
 """
 
+# A dump's section post-data has keys and triggers.
+IS_WHOLE = """
+SELECT EXISTS (SELECT FROM pg_index WHERE indrelid = 'roir.operation'::regclass AND indisprimary)
+       AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'roir.operation'::regclass AND NOT tgisinternal)
+"""
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 
 RELATIONS = """
@@ -203,6 +208,11 @@ def _check_known(connection: Connection, revision: str) -> None:
             f"the control schema is at version {revision} of before 0.1.0, the first release; this code can't "
             "upgrade it. Stop its runs, then DROP SCHEMA roir, roir_data CASCADE, which removes its indexes "
             "(tables keep their rows), then: roir init"
+        )
+    if not execute(connection, IS_WHOLE).scalar_one():
+        raise SchemaVersionMismatch(
+            "this database was restored without the section post-data of its dump: the control schema has no keys, or "
+            "no triggers. Restore that section, too (pg_restore --section=post-data), then run: roir init"
         )
     if not known:
         raise SchemaVersionMismatch(

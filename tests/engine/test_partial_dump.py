@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import abort, clean_up, operations, schema
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.status import status
+from airflow_roir.errors import SchemaVersionMismatch
 from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -92,3 +94,21 @@ def test_a_table_with_its_entries_and_without_the_control_schema_needs_one_state
     _, run = steps.begin(Database(there))
     steps.finish_all(Database(there), run)
     assert steps.assert_exact(Database(there)).rows == 90
+
+
+def test_a_dump_without_its_last_section_is_told_and_can_be_completed(
+    restore: Restore, database: Database, dsn: str, pg: int
+) -> None:
+    there = Database(restore("--section=pre-data", "--section=data"), "roir tests")
+    for command in (status, clean_up.clean_up, steps.begin, schema.init):
+        with pytest.raises(SchemaVersionMismatch, match=r"--section=post-data.*roir init"):
+            command(there)
+    last = subprocess.run([programs(pg) / "pg_dump", "--section=post-data", dsn], check=True, capture_output=True)
+    subprocess.run([programs(pg) / "psql", "-qX", there.dsn], input=last.stdout, check=True, capture_output=True)
+    schema.init(there)
+    if operations.find_operation(there, "ix").status == "failed":
+        # What was unfinished when it was dumped.
+        abort.abort(there, "ix", "test")
+        steps.make_index(there, include="v")
+    run_sql(there.dsn, "INSERT INTO t VALUES (1, 9000, 'x', 1)", "DELETE FROM t WHERE id % 5 = 0")
+    steps.assert_exact(there)
