@@ -27,7 +27,7 @@ from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaMissing
 from airflow_roir.hooks.allowed import allowed_connections
 from airflow_roir.page import databases, settings
 from airflow_roir.page.answer import answer, bounded
-from airflow_roir.page.looks import Looks, NoAnswer
+from airflow_roir.page.looks import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
 from airflow_roir.page.segments import shown_segments
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
@@ -335,7 +335,7 @@ def _reads(app: FastAPI) -> None:
 
     @app.get("/api/indexes", dependencies=[Depends(indexes_access)])
     async def read_indexes(request: Request, user: User) -> Response:
-        ids = await looks.look("airflow", "connections", databases.connection_ids)
+        ids = await looks.look(AIRFLOW, "connections", databases.connection_ids)
         found = [one for one in await asyncio.gather(*map(read_database, ids)) if one is not None]
         dags = {
             "rebuild": settings.build_dag(),
@@ -391,17 +391,17 @@ def _changes(app: FastAPI) -> None:
             raise NoAnswerYet(databases.trouble(connection, error)) from None
         looks.forget(connection)
         app.state.rare_looks.forget(connection)
-        looks.forget("airflow")
+        looks.forget(AIRFLOW)
         return {"said": said}
 
 
 async def _run(looks: Looks, dag_id: str, run_id: str) -> Run:
-    return await looks.look("airflow", ("run", dag_id, run_id), lambda: read_run(dag_id, run_id))
+    return await looks.look(AIRFLOW, ("run", dag_id, run_id), lambda: read_run(dag_id, run_id))
 
 
 async def _found(looks: Looks, run: Run) -> tuple[list[Found], list[str]]:
     """The run's operations, in the connection that its form names or in all; and what can't be looked at."""
-    ids = [run.connection] if run.connection else await looks.look("airflow", "connections", databases.connection_ids)
+    ids = [run.connection] if run.connection else await looks.look(AIRFLOW, "connections", databases.connection_ids)
     found: list[Found] = []
     troubles: list[str] = []
 

@@ -26,6 +26,10 @@ KEPT = 256
 # Threads by database: one that hangs must hold up neither the others nor Airflow's own API.
 THREADS = 2
 LANES = 32
+# Looks of a lane that wait for a thread, those that nobody waits for any more among them.
+WAITING = 64
+# The lane of what is asked of Airflow itself: no connection has an empty id.
+AIRFLOW = ""
 
 
 class NoAnswer(RoirError):
@@ -36,6 +40,15 @@ class NoAnswer(RoirError):
 class _Look:
     future: Future[Any] = field(default_factory=Future)
     until: float = float("inf")
+    # Who waits for it. One that nobody waits for when its turn comes isn't begun.
+    askers: int = 0
+    has_begun: bool = False
+
+
+@dataclass
+class _Lane:
+    executor: ThreadPoolExecutor
+    waiting: int = 0
 
 
 class Looks:
@@ -47,39 +60,38 @@ class Looks:
     def __init__(self, fresh_s: float = FRESH_S, failed_s: float = FAILED_FRESH_S, kept: int = KEPT) -> None:
         self._fresh_s, self._failed_s, self._kept = fresh_s, failed_s, kept
         self._looks: OrderedDict[Hashable, _Look] = OrderedDict()
-        self._lanes: OrderedDict[str, ThreadPoolExecutor] = OrderedDict()
+        self._lanes: OrderedDict[str, _Lane] = OrderedDict()
         self._lock = threading.Lock()
 
     async def look(self, lane: str, key: Hashable, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
         """The result of `work`, or of another's call with that key that is under way or fresh.
 
-        Raises what `work` raised, NoAnswer after `patience_s` seconds.
+        Raises what `work` raised, NoAnswer after `patience_s` seconds, or at once if WAITING looks wait in that lane.
         """
-        future = self._begin(lane, (lane, key), work)
+        whole = (lane, key)
+        look = self._begin(lane, whole, work)
         try:
             # Shielded: one tab that is closed must not end the look of the others.
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience_s)
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(look.future)), patience_s)
         except (TimeoutError, asyncio.TimeoutError):
-            raise NoAnswer(f"the database of connection {lane} hasn't answered within {patience_s:g} s") from None
+            raise NoAnswer(f"{_asked(lane)} hasn't answered within {patience_s:g} s") from None
+        finally:
+            with self._lock:
+                look.askers -= 1
+                if not look.askers and not look.has_begun and self._looks.get(whole) is look:
+                    # Whoever asks next begins a look of his own, at the end of the queue.
+                    del self._looks[whole]
 
     async def change(self, lane: str, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
         """The result of `work`, not shared. If the asker has left before it begins, it doesn't begin.
 
         Raises what `work` raised, NoAnswer after `patience_s` seconds.
         """
-        left = threading.Event()
-
-        def unless_left() -> list[T]:
-            return [] if left.is_set() else [work()]
-
         try:
             # A key of its own: no two changes are one.
-            [result] = await self.look(lane, object(), unless_left, patience_s)
-            return result
+            return await self.look(lane, object(), work, patience_s)
         except NoAnswer as reason:
             raise NoAnswer(f"{reason}. A change that has begun may still take effect: look again") from None
-        finally:
-            left.set()
 
     def forget(self, lane: str) -> None:
         """Look again from here on: something was changed in that database."""
@@ -90,28 +102,36 @@ class Looks:
     def __len__(self) -> int:
         return len(self._looks)
 
-    def _begin(self, lane: str, key: Hashable, work: Callable[[], Any]) -> Future[Any]:
+    def _begin(self, lane: str, key: Hashable, work: Callable[[], Any]) -> _Look:
         with self._lock:
-            found = self._looks.get(key)
-            if found is not None and time.monotonic() < found.until:
-                self._looks.move_to_end(key)
-                return found.future
-            look = self._looks[key] = _Look()
+            look = self._looks.get(key)
+            if look is None or time.monotonic() >= look.until:
+                found = self._lane(lane)
+                if found.waiting >= WAITING:
+                    raise NoAnswer(f"{_asked(lane)} hasn't answered yet, and {found.waiting} looks wait for it")
+                look = self._looks[key] = _Look()
+                found.waiting += 1
+                # Still under the lock: another may drop the lane. It doesn't wait for a free thread.
+                found.executor.submit(self._run, found, look, work)
+            look.askers += 1
             self._looks.move_to_end(key)
             while len(self._looks) > self._kept:
                 self._looks.popitem(last=False)
-            # Still under the lock: another may drop the lane. It doesn't wait for a free thread.
-            self._lane(lane).submit(self._run, look, work)
-        return look.future
+        return look
 
-    def _lane(self, lane: str) -> ThreadPoolExecutor:
-        executor = self._lanes.pop(lane, None) or ThreadPoolExecutor(THREADS, thread_name_prefix="roir-look")
-        self._lanes[lane] = executor
+    def _lane(self, lane: str) -> _Lane:
+        found = self._lanes.pop(lane, None) or _Lane(ThreadPoolExecutor(THREADS, thread_name_prefix="roir-look"))
+        self._lanes[lane] = found
         while len(self._lanes) > LANES:
-            self._lanes.popitem(last=False)[1].shutdown(wait=False)
-        return executor
+            self._lanes.popitem(last=False)[1].executor.shutdown(wait=False)
+        return found
 
-    def _run(self, look: _Look, work: Callable[[], Any]) -> None:
+    def _run(self, lane: _Lane, look: _Look, work: Callable[[], Any]) -> None:
+        with self._lock:
+            lane.waiting -= 1
+            if not look.askers:
+                return
+            look.has_begun = True
         begun = time.monotonic()
         try:
             result = work()
@@ -122,3 +142,7 @@ class Looks:
             # One that took longer than anybody waits is kept for as long: else no asker would ever get it.
             look.until = time.monotonic() + max(self._fresh_s, 2 * (time.monotonic() - begun))
             look.future.set_result(result)
+
+
+def _asked(lane: str) -> str:
+    return f"the database of connection {lane}" if lane != AIRFLOW else "Airflow's own database"

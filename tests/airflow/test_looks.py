@@ -93,6 +93,44 @@ def test_a_database_that_hangs_holds_up_no_other() -> None:
         freed.set()
 
 
+def test_looks_that_nobody_waits_for_are_bounded_and_do_not_begin() -> None:
+    looks, freed = Looks(), threading.Event()
+    begun: list[int] = []
+
+    async def ask() -> int:
+        told = []
+        for number in range(shared.THREADS + 2 * shared.WAITING):
+            with pytest.raises(NoAnswer) as reason:
+                await looks.look(
+                    "hanging", number, freed.wait if number < shared.THREADS else lambda: begun.append(1), 0.001
+                )
+            told.append(str(reason.value))
+        assert told[0].endswith("hasn't answered within 0.001 s")
+        assert told[-1].endswith(f"hasn't answered yet, and {shared.WAITING} looks wait for it")
+        freed.set()
+        while looks._lanes["hanging"].waiting:
+            await asyncio.sleep(0)
+        return await looks.look("hanging", "after", lambda: 7)
+
+    try:
+        assert asyncio.run(ask()) == 7
+    finally:
+        freed.set()
+    assert begun == []
+
+
+def test_a_connection_that_is_called_airflow_has_a_lane_of_its_own() -> None:
+    looks = Looks(fresh_s=FOR_EVER)
+
+    async def ask() -> list[int]:
+        return [
+            await looks.look(lane, "connections", lambda n=number: n)
+            for number, lane in enumerate(("airflow", shared.AIRFLOW))
+        ]
+
+    assert asyncio.run(ask()) == [0, 1]
+
+
 def test_a_look_that_takes_longer_than_anybody_waits_is_seen_by_who_asks_again() -> None:
     """A thousand indexes take longer than the page waits. Their facts would be old before anybody got them."""
     looks, freed = Looks(fresh_s=0), threading.Event()
