@@ -82,7 +82,9 @@ def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, m
     steps.sql(user, "UPDATE t SET k = k || 'z'; DELETE FROM t WHERE id % 5 = 0")
     user.commit()
     steps.assert_exact(database)
-    assert clean_up.clean_up(database).waiting == []
+    last = clean_up.clean_up(database)
+    # The capture, which is made again for the newer layout, was right before.
+    assert (last.waiting, last.warnings) == ([], [])
     assert one(database, "SELECT count(*) FROM roir.source_partition WHERE status <> 'present'") == 0
 
 

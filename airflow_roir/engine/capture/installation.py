@@ -6,6 +6,7 @@ modes and adds or removes generations, without the ACCESS EXCLUSIVE lock that dr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -367,11 +368,16 @@ def drop_functions(connection: Connection, source_oid: int) -> None:
     execute(connection, f"DROP FUNCTION IF EXISTS {', '.join(functions)}")
 
 
+# The generation, its mode, and its layout, if it has one.
+LAYOUT = re.compile(r"(is_in_mode\(\d+, '\w+')(?:, \d+)?\)")
+
+
 def is_stale(connection: Connection, source: Source, names_of_now: bool = True) -> bool:
     """True if the capture functions aren't those that `refresh` would make: types or operators have other names,
     the source another owner or primary key now, somebody has altered them, or other code made them.
 
-    names_of_now: False if other names don't count.
+    names_of_now: False if other names don't count, nor a newer layout: a sync or a repair makes one, and what was
+    written since is right under either, since whatever an older snapshot doesn't see it can't write over.
     """
     generations = targets(connection, source.oid, names_of_now)
     values = {
@@ -388,5 +394,8 @@ def is_stale(connection: Connection, source: Source, names_of_now: bool = True) 
     ]:
         return True
     wanted = (body(source, generations), truncate_body(source, generations))
-    changed = (made.rows.strip(), (made.truncate or "").strip()) != wanted or not made.as_made
+    found = (made.rows.strip(), (made.truncate or "").strip())
+    if not names_of_now:
+        found, wanted = ((LAYOUT.sub(r"\1)", rows), truncate) for rows, truncate in (found, wanted))
+    changed = found != wanted or not made.as_made
     return changed or lacks_rights(connection, source) or bool(former_owners(connection, source.oid))
