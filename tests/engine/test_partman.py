@@ -98,8 +98,14 @@ def test_rows_of_the_default_partition_are_moved_out_of_it(database: Database, p
     run_sql(
         partman,
         "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(500, 530) i",
-        "CALL partman.partition_data_proc('public.t')",
     )
+    with database.transaction() as connection:
+        (line,) = health.warnings(connection)
+    assert "are in its default partition public.t_default" in line
+    assert line.endswith("CALL partman.partition_data_proc('public.t')")
+    run_sql(partman, line.rsplit(": ", 1)[1])
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
     assert sql(steps.session(partman), "SELECT count(*) FROM ONLY t_default") == [(0,)]
     steps.assert_exact(database)
 
