@@ -182,8 +182,8 @@ def move(
 ) -> None:
     """Take an operation along one arrow: one UPDATE that names the states it expects (I8).
 
-    epoch: the run that must still hold the operation. Raises Fenced, OperationPaused or IllegalTransition if no row
-    matched.
+    epoch: the run that must still hold the operation. Raises Fenced, OperationPaused (at the end of a phase) or
+    IllegalTransition if no row matched.
     """
     operation = tables.operation
     arrows = [arrow for arrow in TRANSITIONS if arrow.verb == verb]
@@ -210,8 +210,8 @@ def move(
         raise Fenced(
             f"operation {row.id} is driven by a newer run now ({now.owner}); this run stops, and has changed nothing"
         )
-    if epoch is not None and now.status == Status.PAUSED:
-        # Between the look at it and this.
+    if verb in (Verb.ADVANCE, Verb.COMPLETE) and now.status == Status.PAUSED:
+        # Between the run's look at it and this.
         raise OperationPaused(f"operation {row.id} was paused: {now.pause_reason}")
     raise IllegalTransition(
         f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"

@@ -102,7 +102,7 @@ def test_rows_of_the_default_partition_are_moved_out_of_it(database: Database, p
     with database.transaction() as connection:
         (line,) = health.warnings(connection)
     assert "are in its default partition public.t_default" in line
-    assert line.endswith("CALL partman.partition_data_proc('public.t')")
+    assert line.endswith("""CALL "partman".partition_data_proc('public.t')""")
     run_sql(partman, line.rsplit(": ", 1)[1])
     with database.transaction() as connection:
         assert health.warnings(connection) == []
