@@ -30,6 +30,8 @@ T = TypeVar("T")
 Level = Literal["eventual", "bounded", "strict"]
 # More threads than this wait for shards in turn.
 THREADS = 32
+# How often the index server is asked if another generation is published each time: a rebuild, then its revert.
+MOST_ASKED = 3
 DSNS = "SELECT name, dsn FROM roir.shard WHERE removed_at IS NULL"
 
 
@@ -196,21 +198,21 @@ class ShardedIndex:
     def _candidates(
         self, table: Any, where: ColumnElement[bool], strict: bool, age: timedelta | None
     ) -> tuple[About, dict[str, Named]]:
-        """What the index server names. If another generation was published meanwhile it is asked once more."""
-        fresh = self._about is None
+        """What the index server names. If another generation was published meanwhile it is asked again."""
+        asked = 0
         while True:
             about = self._about
             if about is None:
                 about = self._about = candidates.look_up(self._engine, self.index)
             candidates.check_condition(self.index, about, table, where, strict)
             wanted = candidates.statement(self.index, about, table, where, strict, age)
+            asked += 1
             try:
                 return about, candidates.with_session(self._engine, functools.partial(candidates.read, wanted=wanted))
             except DBAPIError as error:
                 self._about = None
-                if fresh or candidates.state_of(error) not in candidates.PUBLISHED:
+                if asked == MOST_ASKED or candidates.state_of(error) not in candidates.PUBLISHED:
                     raise candidates.translated(self.index, error) from error
-                fresh = True
 
     def _check_known(self, named: Mapping[str, Any]) -> None:
         unknown = [shard for shard in named if shard not in self._shards]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg2
@@ -22,7 +23,7 @@ from airflow_roir.errors import (
     ShardUnreachable,
     StaleAnswer,
 )
-from airflow_roir.reading import ShardedIndex
+from airflow_roir.reading import ShardedIndex, candidates
 from tests.shards.conftest import Make
 from tests.shards.reading import Base, Ground, Item, T, engine, ground
 
@@ -198,3 +199,17 @@ def test_a_shard_that_came_is_found(two: Ground) -> None:
             index.rows(T, T.c.k == "k1")
         made.ask("UPDATE roir.shard SET removed_at = NULL WHERE name = 's1'")
         assert len(index.rows(T, T.c.k == "k1")) == 4
+
+
+def test_a_publish_and_its_revert_while_the_index_server_is_asked(two: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time another generation than the one that was looked up."""
+    found, looked = candidates.look_up, []
+
+    def look_up(*given: Any) -> candidates.About:
+        about = found(*given)
+        looked.append(about)
+        return about if len(looked) == 3 else replace(about, generation=about.generation + len(looked))
+
+    monkeypatch.setattr(candidates, "look_up", look_up)
+    assert {row.id for row in two.index.rows(T, T.c.k == "k1", "strict").rows} == {1, 4}
+    assert len(looked) == 3
