@@ -26,7 +26,7 @@ UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
 # be written, the last none of the functions that captures and the DDL guard call by now.
 IS_RELEASED = """
 SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
-       AND to_regprocedure('roir.take_over_gone(bigint, regclass, oid[])') IS NOT NULL
+       AND to_regprocedure('roir.hide_if_free(bigint)') IS NOT NULL
 """
 
 # A dump's section post-data has keys and triggers.

@@ -114,6 +114,16 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Hides what leaves, in the statement that brought it, if nobody holds the view: else the clean-up does it, and until then
+-- status says so. No statement of a user's waits longer for that.
+CREATE FUNCTION roir.hide_if_free(generation bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
+BEGIN
+    PERFORM roir.refresh_view(generation);
+EXCEPTION WHEN lock_not_available THEN
+    NULL;
+END $$;
+
 -- What is wrong with DDL that has just been run on these relations; nothing where it is harmless. Follows partitions
 -- that were created. Only what this transaction has written is looked at, whatever was wrong before.
 CREATE FUNCTION roir.ddl_problem(relations oid[], OUT problem text, OUT hint text)
@@ -154,6 +164,11 @@ BEGIN
             END IF;
             PERFORM roir.adopt_partitions(g.id, g.source, ARRAY[c.relation::oid],
                 EXISTS (SELECT FROM pg_partition_ancestors(c.relation::oid) a WHERE a.relid::oid = ANY (relations)));
+            -- It was emptied before, by whom isn't known: its bounds are hidden as those of a partition that leaves.
+            IF EXISTS (SELECT FROM roir.source_partition p
+                        WHERE p.generation_id = g.id AND p.relation = c.relation AND p.status = 'leaving') THEN
+                PERFORM roir.hide_if_free(g.id);
+            END IF;
         END LOOP;
         SELECT s.* INTO c FROM roir.shape_changes(g.id) s
          WHERE EXISTS (SELECT FROM unnest(s.written_by) w WHERE roir.is_mine(w)) LIMIT 1;

@@ -417,3 +417,30 @@ def test_what_an_older_snapshot_takes_is_named(
     assert "sync-partitions" in " ".join(clean_up.clean_up(database).waiting)
     sync.sync_partitions(database, "t", "test")
     steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "read"])
+def test_an_emptied_table_that_is_attached_makes_no_false_alarm(database: Database, guarded: str, held: bool) -> None:
+    """Unless somebody reads the view just then; the clean-up ends it."""
+    make(guarded)
+    steps.make_index(database, include="v")
+    clean_up.clean_up(database)
+    run_sql(guarded, "ALTER TABLE t DETACH PARTITION t1", "TRUNCATE t1")
+    clean_up.clean_up(database)
+    reader = steps.session(guarded)
+    if held:
+        steps.sql(reader, "SELECT count(*) FROM ix")
+    run_sql(
+        guarded,
+        "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (30) TO (40)",
+        "INSERT INTO t VALUES (31, 9001, 'q', 1)",
+    )
+    reader.close()
+    with database.transaction() as connection:
+        found = health.warnings(connection)
+    assert bool(found) == held
+    assert_shown(database)
+    clean_up.clean_up(database)
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
+    assert steps.assert_exact(database).rows == 201
