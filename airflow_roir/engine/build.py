@@ -186,7 +186,7 @@ class BuildWorker:
                 if not has_vanished(error):
                     raise
                 return self._batch(claim)
-        except (DBAPIError, Fenced, SourceChanged) as error:
+        except (DBAPIError, Fenced, LockNotAcquired, SourceChanged) as error:
             if isinstance(error, DBAPIError) and is_transient(error):
                 raise
             with self.connection.begin():

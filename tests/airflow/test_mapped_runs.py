@@ -26,8 +26,9 @@ from datetime import datetime
 from airflow.sdk import DAG, task
 from airflow_roir.groups import rebuild_index_group
 
-with DAG("mine", schedule="@daily", start_date=datetime(2026, 1, 1), catchup=False, is_paused_upon_creation=False,
-         params={{"rate": 100000}}, render_template_as_native_obj=True) as dag:
+for name, schedule in (("mine", None), ("mine_daily", "@daily")):
+  with DAG(name, schedule=schedule, start_date=datetime(2026, 1, 1), catchup=False, params={{"rate": 100000}},
+           is_paused_upon_creation=schedule is not None, render_template_as_native_obj=True) as dag:
     @task
     def names():
         return {list(INDEXES)!r}
@@ -48,7 +49,7 @@ def airflow(shop: Any, dsn: str, tmp_path: Path) -> Iterator[StandaloneAirflow]:
     dags.mkdir()
     (dags / "mine.py").write_text(MINE)
     with embedded_postgres() as metadata, StandaloneAirflow(tmp_path / "home", dags, metadata) as running:
-        running.wait_until_ready(["mine"])
+        running.wait_until_ready(["mine", "mine_daily"])
         running.add_connection("warehouse", "postgres", **{k: value for k, value in shop.fields.items() if value})
         yield running
 
@@ -111,15 +112,16 @@ def test_a_backfill_of_three_runs_rebuilds_and_announces_what_it_did(
     airflow: StandaloneAirflow, shop: Any, dsn: str
 ) -> None:
     """Two of its runs at once meet at the same indexes; of those that share a build one announces it."""
-    asked = {"dag_id": "mine", "from_date": "2026-01-02T00:00:00Z", "to_date": "2026-01-04T00:00:00Z"}
+    airflow.unpause("mine_daily")
+    asked = {"dag_id": "mine_daily", "from_date": "2026-01-02T00:00:00Z", "to_date": "2026-01-04T00:00:00Z"}
     airflow.call("POST", "/api/v2/backfills", asked | {"max_active_runs": 2, "reprocess_behavior": "none"})
 
     def all_ended() -> bool:
-        found = airflow.call("GET", "/api/v2/dags/mine/dagRuns?run_type=backfill")["dag_runs"]
+        found = airflow.call("GET", "/api/v2/dags/mine_daily/dagRuns?run_type=backfill")["dag_runs"]
         return len(found) == 3 and all(one["state"] in ("success", "failed") for one in found)
 
     wait_until(all_ended, PATIENCE_S, "the runs' end")
-    found = airflow.call("GET", "/api/v2/dags/mine/dagRuns?run_type=backfill")["dag_runs"]
+    found = airflow.call("GET", "/api/v2/dags/mine_daily/dagRuns?run_type=backfill")["dag_runs"]
     assert {one["state"] for one in found} == {"success"}
     assert {status for _, status in rebuilds(shop)} == {"completed"}
     for name in INDEXES:
