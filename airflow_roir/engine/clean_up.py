@@ -158,6 +158,15 @@ def _forget_duplicates(database: Database) -> None:
         execute(connection, OLD_DUPLICATES)
 
 
+# By SQLSTATE; of all else that an index's objects were altered. Bounds that were written down name labels and types.
+RENAMED = "A label or a type was renamed. Rename it back, run roir clean-up, then rename it again"
+REMEDIES = {
+    DENIED: "Give the role that roir connects as this right again, then run roir clean-up",
+    "22P02": RENAMED,
+    "42704": RENAMED,
+}
+
+
 def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> None:
     """One step, for one index. If it fails, the report says so, and the other indexes are still cleaned up."""
     for left in range(MOST_VANISHED, -1, -1):
@@ -182,8 +191,8 @@ def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> Non
             # Without a server there is nothing to go on with.
             if error.connection_invalidated or sqlstate(error)[:2] in ("", "08", "57"):
                 raise
-            denied = sqlstate(error) == DENIED
-            result.warnings.append(_problem(row, str(error.orig).strip().split("\n", 1)[0], denied))
+            remedy = REMEDIES.get(sqlstate(error))
+            result.warnings.append(_problem(row, str(error.orig).strip().split("\n", 1)[0], remedy))
             return
 
 
@@ -196,21 +205,16 @@ def _name(row: Any) -> Any:
     return operations.index_name(row) if hasattr(row, "schema_name") else row.view
 
 
-def _problem(row: Any, said: str, denied: bool = False) -> str:
+def _problem(row: Any, said: str, remedy: str | None = None) -> str:
     if row is None:
         return said
     name = _name(row)
     if said.startswith(f"index {name}:"):
         return said
-    if denied:
-        return (
-            f"index {name} can't be cleaned up: {said}. Give the role that roir connects as this right again, then run "
-            "roir clean-up"
-        )
-    return (
-        f"index {name} can't be cleaned up: {said}. Undo the change to its view or tables, or drop the index and "
-        f"build it again: roir drop {argument(name)}"
+    remedy = remedy or (
+        f"Undo the change to its view or tables, or drop the index and build it again: roir drop {argument(name)}"
     )
+    return f"index {name} can't be cleaned up: {said}. {remedy}"
 
 
 def _look_for_problems(database: Database, row: Any, result: CleanUpReport) -> None:

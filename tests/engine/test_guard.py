@@ -444,3 +444,25 @@ def test_an_emptied_table_that_is_attached_makes_no_false_alarm(database: Databa
     with database.transaction() as connection:
         assert health.warnings(connection) == []
     assert steps.assert_exact(database).rows == 201
+
+
+@pytest.mark.parametrize("rename", ["TYPE mood RENAME VALUE 'a' TO 'x'", "TYPE mood RENAME TO temper"])
+def test_a_label_that_was_renamed_before_the_clean_up_is_named(database: Database, guarded: str, rename: str) -> None:
+    """The remedy helps, and then the name is free."""
+    run_sql(
+        guarded,
+        "CREATE TYPE mood AS ENUM ('a', 'b')",
+        "CREATE TABLE t (d mood, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY LIST (d)",
+        "CREATE TABLE t0 PARTITION OF t FOR VALUES IN ('a')",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES IN ('b')",
+        "INSERT INTO t SELECT (ARRAY['a', 'b'])[1 + i % 2]::mood, i, i % 7, i FROM generate_series(1, 40) i",
+    )
+    steps.make_index(database, include="v")
+    run_sql(guarded, "SELECT roir.detach_partition('t0')", f"ALTER {rename}")
+    assert any("Rename it back, run roir clean-up" in line for line in clean_up.clean_up(database).warnings)
+    back = {"x": "TYPE mood RENAME VALUE 'x' TO 'a'", "temper": "TYPE temper RENAME TO mood"}
+    run_sql(guarded, f"ALTER {next(text for name, text in back.items() if name in rename)}")
+    assert clean_up.clean_up(database).warnings == []
+    run_sql(guarded, f"ALTER {rename}", "INSERT INTO t (d, id, k, v) VALUES ('b', 9001, 'q', 1)")
+    assert clean_up.clean_up(database).warnings == []
+    assert steps.assert_exact(database).rows == 21
