@@ -69,7 +69,12 @@ def load_job(connection: Connection, run: Run) -> Job:
         Scan(generation.scan),
         catalog.stamp(connection, source.oid),
     )
-    check_fingerprint(connection, job)
+    try:
+        check_fingerprint(connection, job)
+    except SourceChanged:
+        # Of an operation that was aborted meanwhile all is gone.
+        read_control(connection, run)
+        raise
     # Here only, not in each batch: a library is exchanged by a restart of the server, which ends this session.
     resorted = entry.resorted(source)
     if resorted:

@@ -13,6 +13,7 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.locks import telling_of_names
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
@@ -31,7 +32,8 @@ def publish(database: Database, run: Run, report: Callable[[str], None] = lambda
     Raises LockNotAcquired and OperationPaused (both can be resumed), Fenced, SourceChanged, InvariantViolated
     (nothing was published).
     """
-    with database.transaction() as connection:
+    # An abort may drop the generation while it is looked at.
+    with telling_of_names(), database.transaction() as connection:
         job = load_job(connection, run)
     # The view is replaced under a lock that its readers hold up.
     exclusive = [_view(database, job)]

@@ -19,7 +19,6 @@ from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import finish
 from airflow_roir.engine.database import Database, retry, sqlstate
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.locks import telling_of_names
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.run import start_run
@@ -167,9 +166,7 @@ def _verify(database: Database) -> None:
 def _publish(database: Database) -> None:
     if operations.find_operation(database, "ix").kind == "compact":
         raise NotFound("a compaction has nothing to publish")
-    # An abort may drop the generation before it is looked at.
-    with telling_of_names():
-        publish.publish(database, start_run(database, "ix", "test", take_over=True))
+    publish.publish(database, start_run(database, "ix", "test", take_over=True))
 
 
 COMMANDS: dict[str, Command] = {

@@ -276,3 +276,16 @@ def test_a_pause_at_the_end_of_a_phase_is_a_pause(database: Database, dsn: str, 
     drive()
     assert operations.find_operation(database, "ix").status == "completed"
     steps.assert_exact(database)
+
+
+def test_a_publish_whose_generation_an_abort_drops_says_so(database: Database, dsn: str) -> None:
+    """It is fenced, and speaks of no change to the table."""
+    _, run = steps.begin(database)
+    steps.switch_all(database, run)
+    other = Database(dsn, "another")
+    fold.finish(database, run, fold.work(database, run))
+    with (
+        before(database, "SET LOCAL lock_timeout", lambda: abort.abort(other, "ix", "test")),
+        pytest.raises(Fenced),
+    ):
+        publish.publish(database, run)
