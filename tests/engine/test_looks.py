@@ -7,7 +7,6 @@ snapshot makes that moment as long as the command takes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,15 +20,9 @@ from tests.engine.meeting import WAITS, Meeting
 from tests.engine.operators import COMMANDS
 from tests.engine.steps import sql
 from tests.engine.test_two_operators import scenes
+from tests.engine.test_two_operators import templates as templates
 
 pytestmark = pytest.mark.sample(3)
-
-
-@pytest.fixture(scope="module")
-def templates(server: str) -> Iterator[dict[str, str]]:
-    names = operators.make_templates(server)
-    yield names
-    operators.drop_templates(server, names)
 
 
 def told(connection: Connection) -> set[str]:

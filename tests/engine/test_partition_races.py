@@ -6,7 +6,6 @@ that is gone has a number for a name: a sync once said "syntax error at or near"
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -22,7 +21,9 @@ from tests.engine import operators, steps
 from tests.engine.meeting import Gaps, Meeting
 from tests.engine.operators import CALLS, COMMANDS
 from tests.engine.steps import sql
+from tests.engine.test_two_operators import gaps as gaps
 from tests.engine.test_two_operators import scenes
+from tests.engine.test_two_operators import templates as templates
 
 pytestmark = pytest.mark.sample(1, 6)
 
@@ -48,18 +49,6 @@ CASES = [
     for table in ("n", "t1")
     if (command, table) != ("attach", "n")
 ]
-
-
-@pytest.fixture(scope="module")
-def templates(server: str) -> Iterator[dict[str, str]]:
-    names = operators.make_templates(server)
-    yield names
-    operators.drop_templates(server, names)
-
-
-@pytest.fixture(scope="module")
-def gaps(server: str, templates: dict[str, str]) -> Gaps:
-    return Gaps(server, templates)
 
 
 @pytest.mark.parametrize(("scene", "command", "how", "table"), CASES, ids=["-".join(case) for case in CASES])
