@@ -19,7 +19,7 @@ from tests.engine import steps
 pytestmark = pytest.mark.long
 
 # Nothing here is a measurement.
-PATIENCE_S = 300
+PATIENCE_S = 600
 INDEXES = ("public.by_kind", "public.by_price")
 MINE = f"""
 from datetime import datetime
@@ -36,7 +36,7 @@ for name, schedule in (("mine", None), ("mine_daily", "@daily")):
     rebuild_index_group.partial(
         postgres_conn_id="warehouse", options={{"parallelism": 1, "batch_rows": 1000,
                                                "max_rows_per_second": "{{{{ params.rate }}}}"}}, spark="local[2]"
-    ).expand(index=names())
+    ).expand(index={list(INDEXES)!r} if schedule is None else names())
 """
 
 
@@ -78,7 +78,10 @@ def rebuilds(shop: Any) -> list[tuple[str, str]]:
 def test_mapped_builds_find_their_own_operations_where_the_xcom_is_gone(
     airflow: StandaloneAirflow, shop: Any, dsn: str
 ) -> None:
-    """Deleted while both are paused: each continues its own index's. After the end: cleared, each fails."""
+    """Deleted while both are paused: each continues its own index's. After the end: cleared, each fails.
+
+    What the group is mapped over stands in the DAG: where it is a task's XCom Airflow itself needs that.
+    """
     run = airflow.trigger("mine", {"rate": 1000})
 
     def under_way() -> bool:
