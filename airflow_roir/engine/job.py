@@ -72,7 +72,7 @@ def load_job(connection: Connection, run: Run) -> Job:
     try:
         check_fingerprint(connection, job)
     except SourceChanged:
-        # Of an operation that was aborted meanwhile all is gone.
+        # An abort may have removed all that the run had: then the run is fenced.
         read_control(connection, run)
         raise
     # Here only, not in each batch: a library is exchanged by a restart of the server, which ends this session.

@@ -1,7 +1,7 @@
 """pg_partman's maintenance of an indexed table, when it has fallen behind: rows are in the default partition then.
 
-Its own message goes to whoever runs the maintenance, mostly a background worker. The next partitions can't be made as
-long as the default one has their rows, so maintenance then fails every time.
+pg_partman reports the error to the session that runs the maintenance, mostly a background worker. It can't make the
+next partitions as long as the default one has their rows, so its maintenance fails every time.
 """
 
 from __future__ import annotations

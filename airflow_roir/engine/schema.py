@@ -24,16 +24,14 @@ VERSION_TABLE = "schema_version"
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
 # `0001` was the first of those too, and was edited: some had no table `home`, some none of lanes, then views that could
 # be written, the last none of the functions that captures and the DDL guard call by now.
-IS_RELEASED = """
+# whole: a dump's section post-data has keys and triggers.
+STANDING = """
 SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
-       AND to_regprocedure('roir.hide_if_free(bigint)') IS NOT NULL
+       AND to_regprocedure('roir.hide_if_free(bigint)') IS NOT NULL AS released,
+       EXISTS (SELECT FROM pg_index WHERE indrelid = to_regclass('roir.operation') AND indisprimary)
+       AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('roir.operation') AND NOT tgisinternal) AS whole
 """
 
-# A dump's section post-data has keys and triggers.
-IS_WHOLE = """
-SELECT EXISTS (SELECT FROM pg_index WHERE indrelid = 'roir.operation'::regclass AND indisprimary)
-       AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'roir.operation'::regclass AND NOT tgisinternal)
-"""
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 
 RELATIONS = """
@@ -203,13 +201,14 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
 def _check_known(connection: Connection, revision: str) -> None:
     """Raise SchemaVersionMismatch if this code can't upgrade a schema of that revision."""
     known = revision in revisions()
-    if (not known and revision in UNRELEASED) or not execute(connection, IS_RELEASED).scalar_one():
+    standing = execute(connection, STANDING).one()
+    if (not known and revision in UNRELEASED) or not standing.released:
         raise SchemaVersionMismatch(
             f"the control schema is at version {revision} of before 0.1.0, the first release; this code can't "
             "upgrade it. Stop its runs, then DROP SCHEMA roir, roir_data CASCADE, which removes its indexes "
             "(tables keep their rows), then: roir init"
         )
-    if not execute(connection, IS_WHOLE).scalar_one():
+    if not standing.whole:
         raise SchemaVersionMismatch(
             "this database was restored without the section post-data of its dump: the control schema has no keys, or "
             "no triggers. Restore that section, too (pg_restore --section=post-data), then run: roir init"

@@ -26,7 +26,7 @@ KEPT = 256
 # Threads by database: one that hangs must hold up neither the others nor Airflow's own API.
 THREADS = 2
 LANES = 32
-# Looks of a lane that wait for a thread, those that nobody waits for any more among them.
+# The most looks of a lane that may wait for a thread, abandoned ones included.
 WAITING = 64
 # The lane of what is asked of Airflow itself: no connection has an empty id.
 AIRFLOW = ""
@@ -40,7 +40,7 @@ class NoAnswer(RoirError):
 class _Look:
     future: Future[Any] = field(default_factory=Future)
     until: float = float("inf")
-    # Who waits for it. One that nobody waits for when its turn comes isn't begun.
+    # The callers that wait for it. A look without callers isn't begun.
     askers: int = 0
     has_begun: bool = False
 
@@ -79,7 +79,7 @@ class Looks:
             with self._lock:
                 look.askers -= 1
                 if not look.askers and not look.has_begun and self._looks.get(whole) is look:
-                    # Whoever asks next begins a look of his own, at the end of the queue.
+                    # The next caller begins a new look, at the end of the queue.
                     del self._looks[whole]
 
     async def change(self, lane: str, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:

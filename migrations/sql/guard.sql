@@ -114,8 +114,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Hides what leaves, in the statement that brought it, if nobody holds the view: else the clean-up does it, and until then
--- status says so. No statement of a user's waits longer for that.
+-- Makes the view hide leaving entries within the user's own DDL, if the view is free. If a reader holds it, the clean-up
+-- does it later, and status warns until then: a user's statement waits 50 ms for it at most.
 CREATE FUNCTION roir.hide_if_free(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 BEGIN

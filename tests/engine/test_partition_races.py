@@ -7,11 +7,11 @@ that is gone has a number for a name: a sync once said "syntax error at or near"
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 import psycopg2.errors
 import pytest
-from sqlalchemy import event
 
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
@@ -51,6 +51,27 @@ CASES = [
 ]
 
 
+@dataclass
+class Going(Meeting):
+    """A first command, and plain DDL of a user in its gap."""
+
+    lines: tuple[str, ...] = ()
+
+    def run(self, at: int) -> None:
+        self._run(at)
+
+    def _in_the_gap(self, then: object) -> None:
+        with closing(steps.session(self.dsn)) as user:
+            try:
+                sql(user, "SET lock_timeout = '30ms'")
+                for line in self.lines:
+                    sql(user, line)
+                user.commit()
+            except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DeadlockDetected):
+                # The command has it.
+                user.rollback()
+
+
 @pytest.mark.parametrize(("scene", "command", "how", "table"), CASES, ids=["-".join(case) for case in CASES])
 def test_a_partition_goes_in_a_gap(
     server: str, templates: dict[str, str], gaps: Gaps, scene: str, command: str, how: str, table: str
@@ -61,41 +82,18 @@ def test_a_partition_goes_in_a_gap(
     step = -(-count // MOST_GAPS) or 1
     wrong: dict[int, list[str]] = {}
     for at in range(1 + CASES.index((scene, command, how, table)) % step, count + 1, step):
-        with operators.cloned(server, templates[scene]) as dsn, closing(Meeting(dsn, command, command)) as one:
+        lines = tuple(line.format(table) for line in GONE[how])
+        with (
+            operators.cloned(server, templates[scene]) as dsn,
+            closing(Going(dsn, command, command, lines=lines)) as one,
+        ):
             if command != "attach":
                 run_sql(dsn, FILLED)
-            _run(one, at, [line.format(table) for line in GONE[how]])
+            one.run(at)
             _settle(one)
             if one.found:
                 wrong[at] = [one.statements[at - 1][:80], *one.found]
     assert wrong == {}
-
-
-def _run(one: Meeting, at: int, lines: list[str]) -> None:
-    seen = 0
-
-    def gap(*given: Any) -> None:
-        nonlocal seen
-        seen += 1
-        one.statements.append(given[2] if len(given) > 2 else "COMMIT")
-        if seen == at:
-            with closing(steps.session(one.dsn)) as user:
-                try:
-                    sql(user, "SET lock_timeout = '30ms'")
-                    for line in lines:
-                        sql(user, line)
-                    user.commit()
-                except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DeadlockDetected):
-                    # The command has it.
-                    user.rollback()
-
-    event.listen(one.database.engine, "before_cursor_execute", gap)
-    event.listen(one.database.engine, "commit", gap)
-    try:
-        one._do(one.first, one.database, "first")
-    finally:
-        event.remove(one.database.engine, "before_cursor_execute", gap)
-        event.remove(one.database.engine, "commit", gap)
 
 
 def _settle(one: Meeting) -> None:
@@ -103,11 +101,12 @@ def _settle(one: Meeting) -> None:
     (there,) = sql(one.watch, "SELECT count(*) FROM roir.index WHERE dropped_at IS NULL")
     if there != (1,):
         return
-    for step in (sync.sync_partitions, clean_up.clean_up, sync.sync_partitions):
+    again = partial(sync.sync_partitions, database, "t", "test")
+    for name, step in (("sync", again), ("clean-up", partial(clean_up.clean_up, database)), ("sync again", again)):
         try:
-            step(*(database, "t", "test") if step is sync.sync_partitions else (database,))  # type: ignore[operator]
+            step()
         except Exception as error:
-            one.found.append(f"afterwards, {step.__name__}: {type(error).__name__} {error}")
+            one.found.append(f"afterwards, {name}: {type(error).__name__} {error}")
     if sql(one.watch, "SELECT to_regclass('public.ix') IS NOT NULL") == [(True,)]:
         exact = steps.compare(database, "ix")
         if exact.missing or exact.extra or exact.different:

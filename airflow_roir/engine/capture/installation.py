@@ -376,8 +376,8 @@ def is_stale(connection: Connection, source: Source, names_of_now: bool = True) 
     """True if the capture functions aren't those that `refresh` would make: types or operators have other names,
     the source another owner or primary key now, somebody has altered them, or other code made them.
 
-    names_of_now: False if other names don't count, nor a newer layout: a sync or a repair makes one, and what was
-    written since is right under either, since whatever an older snapshot doesn't see it can't write over.
+    names_of_now: False if neither other names nor a newer layout count. A sync or a repair makes a newer layout. Under
+    either one writes are right: an older snapshot gets 40001 where it meets an entry that it doesn't see.
     """
     generations = targets(connection, source.oid, names_of_now)
     values = {
