@@ -302,14 +302,22 @@ def _quietly(pause: Callable[[], None]) -> None:
 
 
 def _wait(driver: Driver | KeptDriver, has_paused: Callable[[], bool]) -> int:
-    while driver.is_starting:
-        if (code := driver.wait_for_order(LOOK_EVERY_S)) is not None:
-            return code
+    paused = threading.Event()
+
+    def look() -> None:
         if driver.is_starting and has_paused():
-            driver.kill()
-            has_paused()
-            return OperationPaused.exit_code
-    code = driver.wait_for_order()
+            paused.set()
+
+    # Beside this thread: a server that hangs must not keep it from hearing of the driver's end.
+    with meanwhile(look, LOOK_EVERY_S, "roir-pause-look", SETTLE_S):
+        while driver.is_starting:
+            if (code := driver.wait_for_order(LOOK_EVERY_S)) is not None:
+                return code
+            if driver.is_starting and paused.is_set():
+                driver.kill()
+                has_paused()
+                return OperationPaused.exit_code
+        code = driver.wait_for_order()
     assert code is not None
     return code
 
@@ -361,7 +369,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
                 remaining = escape(printable(now.throttled))
             bar.update(task, completed=now.percent_complete, description=said, left=remaining)
 
-    with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress"):
+    with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress", SETTLE_S):
         yield _relay_beside_bar
 
 

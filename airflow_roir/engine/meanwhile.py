@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def meanwhile(work: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
-    """Call `work` every `seconds` seconds until the block ends, which waits for a call that is under way.
+def meanwhile(work: Callable[[], object], every_s: float, name: str, patience_s: float | None = None) -> Iterator[None]:
+    """Call `work` every `every_s` seconds until the block ends, which waits for a call that is under way.
 
-    name: the thread's. An error of `work` ends the thread, not the block.
+    name: the thread's. patience_s: waits no longer than that; by default as long as the call takes. An error of `work`
+    ends the thread, not the block.
     """
     stop = threading.Event()
 
@@ -25,4 +26,4 @@ def meanwhile(work: Callable[[], object], every_s: float, name: str) -> Iterator
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join(patience_s)

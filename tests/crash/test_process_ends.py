@@ -37,6 +37,8 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN)
 name = "stand-in-java"
 if os.fork() == 0:
     os.setpgid(0, 0)
+    # Spark's launcher is asked by a pipe, and has no such child.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     name = "stand-in-worker"
 os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(3600)", name])
 """

@@ -368,7 +368,7 @@ def elsewhere(pg: int) -> Iterator[str]:
 def test_a_dump_by_sections_and_without_owners_goes_into_the_newest_server(
     world: World, elsewhere: str, pg: int, tmp_path: Path, by: str, guarded: bool
 ) -> None:
-    """As one moves to a hoster: other roles, no superuser, the newer version's pg_restore; writes between two sections."""
+    """As one moves to a hoster: other roles, no superuser, the newer pg_restore; writes between two sections."""
     there = Database(make_dsn(elsewhere, user=by, dbname=f"moved_{next(_numbers)}"), "roir tests")
     name = parse_dsn(there.dsn)["dbname"]
     world.run("CREATE TABLE p (d int, id int, k text, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)")
