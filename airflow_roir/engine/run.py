@@ -280,7 +280,7 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
         return
 
 
-def settle_lost(database: Database, index: str, owner: str, error: RoirError) -> None:
+def settle_lost(database: Database, index: str, owner: str, error: BaseException) -> None:
     """As `settle` and `end_run`, for whoever sees that a run's process has died; a no-op if another run drives it.
 
     owner: the run's, as its `start_run` had it. Raises NotFound.

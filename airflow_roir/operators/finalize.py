@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_roir.assets import index_asset, published_alias
 from airflow_roir.engine import duplicate_report, finalize, operations
+from airflow_roir.engine.run import settle_lost
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, OperationRunning, VerificationFailed
-from airflow_roir.operation import Status
+from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import shared
+from airflow_roir.spark.driver_process import SETTLE_S
 from airflow_roir.task.background import Background
 from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
 from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator
-from airflow_roir.task.published import claim_announcement, published_facts
+from airflow_roir.task.published import claim_announcement, has_event, published_facts
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.ui_requests import Watcher
 
@@ -35,7 +37,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
 
     A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it; the
     event's extra has what `published_facts` tells. OpenLineage hears of the source and the index. Of runs that share an
-    operation one sends the event; none does once readers see another generation.
+    operation one sends the event, once, however often it is cleared; none does once readers see another generation.
     A census publishes nothing: the task is skipped, and what follows it by the default rule. Rows that share a key of a
     unique index pause the operation: the task waits until it is resumed. Its XCom `duplicates` is as of the build.
     Pausing the DAG stops it between two batches of the fold, as in the build. Where the new generation differs from
@@ -55,6 +57,13 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             self.settle_operation(database, ti)
             row = self.take_turn(database, ti)
             if row is not None:
+                if row.phase in (Phase.BUILD, Phase.SEAL):
+                    raise AirflowFailException(
+                        f"index {self.index}: operation {row.id} is still in phase {row.phase}; nothing is published: "
+                        "its build task was marked as success before it had ended, or the server has lost its last "
+                        "commits, by a failover or a restore. Clear the build task with those that follow it "
+                        "(Downstream): it continues"
+                    )
                 owner = owner_of(ti)
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 ours = row.owner == owner
@@ -64,7 +73,12 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 wish: dict[str, Any] = {"take_over": ours, "surroundings": known, "operation": row.id}
                 work = Background(lambda: finalize.finalize(own, self.index, owner, report=self.log.info, **wish))
                 with sending(database, row.id, ti) as send, Watcher(ti) as watcher:
-                    self.drive(work.wait, database, ti, watcher, send)
+                    try:
+                        self.drive(work.wait, database, ti, watcher, send)
+                    except BaseException:
+                        # It ends with this process, and would seem to be at work for a while.
+                        Background(lambda: settle_lost(database, self.index, owner, SystemExit())).wait(SETTLE_S)
+                        raise
                 try:
                     ended = work.result()
                 except (OperationPaused, OperationRunning, Fenced, DuplicatesFound) as reason:
@@ -79,14 +93,14 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             if operations.has_outcome(row):
                 raise AirflowSkipException(self._outcome(database, row))
             facts = published_facts(database, row.id)
-            silent = claim_announcement(database, row.id, owner_of(ti))
-        # With its schema, which the name that the user gave may lack.
-        name = facts["index"]
+            # With its schema, which the name that the user gave may lack.
+            name = facts["index"]
+            asset = index_asset(name, self.postgres_conn_id)
+            silent = claim_announcement(database, row.id, owner_of(ti), lambda: has_event(asset, facts))
         self._lineage = lineage(database.dsn, name, facts["source"])
         if silent is not None:
             self.log.info("Operation %s of index %s is complete. No asset event is sent: %s", row.id, name, silent)
             return int(row.id)
-        asset = index_asset(name, self.postgres_conn_id)
         context["outlet_events"][published_alias()].add(asset, extra=facts)
         self.log.info("Published index %s: asset %s", name, asset.uri)
         return int(row.id)

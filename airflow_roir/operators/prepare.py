@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.definition import WORK_OPTIONS, BuildOptions, IndexDefinition
-from airflow_roir.engine import prepare
-from airflow_roir.errors import OperationRunning
+from airflow_roir.engine import abort, operations, prepare
+from airflow_roir.errors import NotFound, OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
+from airflow_roir.operation import Kind
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
 from airflow_roir.task.open_database import open_database
@@ -19,6 +20,8 @@ from airflow_roir.task.spark_task import spark_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_roir.engine.database import Database
 
 NUMBERS = (
     "parallelism",
@@ -57,7 +60,8 @@ class PrepareIndexBuildOperator(RoirOperator):
         reaches the cluster, isn't known here.
 
     All of them are templated. If an input can't be used, the task fails without a retry and changes nothing. It waits,
-    rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished.
+    rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished;
+    one that this very run has left unfinished (its task was marked) is aborted.
     """
 
     operator_extra_links = (IndexBuildLink(),)
@@ -160,6 +164,7 @@ class PrepareIndexBuildOperator(RoirOperator):
             if definition.shards:
                 add_shards(database, self.postgres_conn_id, definition.shards)
             try:
+                self._end_verification(database, owner_of(ti))
                 prepared = prepare.prepare(database, definition, options, owner_of(ti), report=self.log.info)
             except OperationRunning as reason:
                 self.log.info("Waiting: %s", reason)
@@ -171,6 +176,22 @@ class PrepareIndexBuildOperator(RoirOperator):
             prepared.index,
         )
         return prepared.operation_id
+
+    def _end_verification(self, database: Database, owner: str) -> None:
+        """Abort a verification of this run's that its task has left unfinished: marked, it won't be tried again."""
+        try:
+            row = operations.find_operation(database, self.index)
+        except NotFound:
+            return
+        if row.kind != Kind.VERIFY or row.owner != owner or row.status not in operations.LIVE:
+            return
+        with database.transaction() as connection:
+            if operations.heart_beats(row, connection):
+                return
+        why = "its task ended before it, and the run continues with the build"
+        operations.request_abort(database, self.index, owner, why, row.id)
+        abort.finish_abort(database, row.id, owner, self.log.info)
+        self.log.warning("Verification %s of index %s is aborted: %s", row.id, self.index, why)
 
     def definition(self) -> IndexDefinition:
         """The definition that the rendered fields give. Raises InvalidInput."""

@@ -273,6 +273,7 @@ def _reads(app: FastAPI) -> None:
         if shown is None:
             if troubles and run.is_ours:
                 raise NoAnswerYet(troubles[0])
+            content["looked_in"] = [] if run.is_ours else await _connections(looks)
             return answer(request, content)
         one = shown
         content["task"] = run.task_of(one)
@@ -286,6 +287,11 @@ def _reads(app: FastAPI) -> None:
             )
         except DBAPIError as error:
             raise NoAnswerYet(databases.trouble(one.connection, error)) from None
+        if (left := run.left_behind(one)) is not None:
+            held = content["progress"]["held_up"]
+            text = f"{held['text']}. {left}" if one.status == "paused" else left
+            # What was looked up is also others'.
+            content["progress"] = {**content["progress"], "held_up": {**held, "text": text}}
         by = next((one["by"] for one in content["progress"]["pauses"] if one["until"] is None), None)
         content["paused_by_switch"] = is_paused_by_switch(run, by)
         return answer(request, content)
@@ -335,7 +341,7 @@ def _reads(app: FastAPI) -> None:
 
     @app.get("/api/indexes", dependencies=[Depends(indexes_access)])
     async def read_indexes(request: Request, user: User) -> Response:
-        ids = await looks.look(AIRFLOW, "connections", databases.connection_ids)
+        ids = await _connections(looks)
         found = [one for one in await asyncio.gather(*map(read_database, ids)) if one is not None]
         dags = {
             "rebuild": settings.build_dag(),
@@ -399,9 +405,13 @@ async def _run(looks: Looks, dag_id: str, run_id: str) -> Run:
     return await looks.look(AIRFLOW, ("run", dag_id, run_id), lambda: read_run(dag_id, run_id))
 
 
+async def _connections(looks: Looks) -> list[str]:
+    return await looks.look(AIRFLOW, "connections", databases.connection_ids)
+
+
 async def _found(looks: Looks, run: Run) -> tuple[list[Found], list[str]]:
     """The run's operations, in the connection that its form names or in all; and what can't be looked at."""
-    ids = [run.connection] if run.connection else await looks.look(AIRFLOW, "connections", databases.connection_ids)
+    ids = [run.connection] if run.connection else await _connections(looks)
     found: list[Found] = []
     troubles: list[str] = []
 

@@ -11,7 +11,7 @@ from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION
-from airflow_roir.page.targets import Run, find
+from airflow_roir.page.targets import Found, Run, find
 from airflow_roir.quantity import counted
 from airflow_roir.task.dag_switch import actor_of_switch
 
@@ -49,7 +49,10 @@ class Change:
 
     def resume(self) -> str:
         """Lift the pause. Raises as `pause`."""
-        operations.resume(self.database, self._index(), self.actor, self.operation)
+        one = self._found()
+        operations.resume(self.database, one.index, self.actor, self.operation)
+        if (left := self.run.left_behind(one)) is not None:
+            return f"Resumed. {left}."
         if self.run.switch_off:
             return f"Resumed. Turn the switch of {self.run.dag_id} on: until then Airflow starts no task of it."
         return "Resumed. The task continues within half a minute."
@@ -81,12 +84,16 @@ class Change:
         return f"Limits from now on: {throttle_text(row.throttle) or 'none'}"
 
     def _index(self) -> str:
-        """The index of the operation. Raises OperationRunning if the run doesn't drive it."""
+        """The index of the operation. Raises as `_found`."""
+        return self._found().index
+
+    def _found(self) -> Found:
+        """The operation, as the run is about it. Raises OperationRunning if the run doesn't drive it."""
         with self.database.transaction() as connection:
             check_schema(connection)
             found = [one for one in find(connection, self.connection_id, self.run) if one.operation == self.operation]
         if found and found[0].drives:
-            return found[0].index
+            return found[0]
         raise OperationRunning(
             f"run {self.run.run_id} of DAG {self.run.dag_id} doesn't drive operation {self.operation} (any more)"
         )

@@ -25,6 +25,7 @@ from airflow_roir.page.settings import COMPACT_DAG, VERIFY_DAG, our_dags
 # Of one run; a DAG of groups has one per index.
 MOST = 50
 PREPARE = "prepare"
+ENDED = ("success", "failed")
 # As `Run.owner` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
 OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[(\d+)\])?")
 
@@ -83,6 +84,17 @@ class Run:
                 return {"task_id": f"{group}.build" if group else "build", "map_index": map_index}
         return None
 
+    def left_behind(self, one: Found) -> str | None:
+        """What to do where this run has ended and its operation hasn't, after a mark or a timeout; None elsewhere."""
+        is_ours = one.drives and not one.at_work and not one.elsewhere
+        if self.state not in ENDED or not is_ours or one.status not in ("running", "paused"):
+            return None
+        task = self.task_of(one)
+        clear = f"clear its task {task['task_id']} with those that follow it (Downstream), or " if task else ""
+        return (
+            f"This run has ended, and no run drives the operation: {clear}trigger a run for the index, and it continues"
+        )
+
     @property
     def owner(self) -> str:
         """The name under which its tasks drive operations, mapped ones with more (`task.roir_operator.owner_of`)."""
@@ -113,6 +125,7 @@ class Found:
     """An operation that a run is about. drives: the run drives it, or is the one that would continue it.
 
     at_work: somebody drives it now. map_index: of the task that drives it, or did last; -1 if it isn't mapped.
+    elsewhere: another one has driven it last.
     """
 
     connection: str
@@ -123,6 +136,7 @@ class Found:
     drives: bool
     at_work: bool
     map_index: int = -1
+    elsewhere: bool = False
 
 
 def read_run(dag_id: str, run_id: str) -> Run:
@@ -195,6 +209,7 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             row.live and (row.owns or ((row.created or row.id in adopted) and not row.alive)),
             bool(row.alive),
             _map_index(row.owner),
+            not (row.owns or row.owner is None),
         )
         for row in rows
     ]

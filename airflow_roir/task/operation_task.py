@@ -126,9 +126,10 @@ class DrivingOperator(RoirOperator):
                 return int(newest.id)
         if self._is_told:
             raise AirflowFailException(
-                f"index {self.index}: the operation's id is missing. The XCom of the prepare task is gone: it was "
-                f"deleted, or the task was marked as success and never ran. This run ({owner}) has no unfinished build "
-                "of the index. Clear the prepare task: it adopts the index's unfinished build, or begins one"
+                f"index {self.index}: the operation's id is missing. The XCom of the prepare task is gone, or isn't "
+                "there yet: it was deleted, or a task was marked as success before prepare ended. This run "
+                f"({owner}) has no unfinished build of the index. Clear the prepare task with those that follow it "
+                "(Downstream): it adopts the index's unfinished build, or begins one"
             )
         raise AirflowFailException(f"index {self.index} has no unfinished build. Prepare one first")
 

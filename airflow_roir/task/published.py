@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowRuntimeError
+from airflow.sdk.execution_time.context import InletEventsAccessor
 
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import operations, status
@@ -11,6 +15,8 @@ from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import NotFound
 
 if TYPE_CHECKING:
+    from airflow.sdk import Asset
+
     from airflow_roir.engine.database import Database
 
 PARTS = """
@@ -25,13 +31,18 @@ SELECT o.index_id, g.status = 'active' AS is_shown
   FROM roir.operation o JOIN roir.generation g ON g.id = o.generation_id WHERE o.id = %(operation)s FOR UPDATE OF o
 """
 ANNOUNCERS = "SELECT actor FROM roir.event WHERE operation_id = %(operation)s AND action = 'announce' ORDER BY id"
+# Of an index: newer ones than that of the generation that readers see are rare.
+EVENTS = 20
 COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended")
 
 
-def claim_announcement(database: Database, operation_id: int, run: str) -> str | None:
+def claim_announcement(
+    database: Database, operation_id: int, run: str, was_sent: Callable[[], bool] = lambda: False
+) -> str | None:
     """Record that this run announces the publish of an operation; if it may not, the reason, in words.
 
-    A retry of the run that has announced it may do so again: its first event may never have been sent. Raises NotFound.
+    A run that has done so before may do so again unless the event `was_sent`: Airflow sends it with the task's success,
+    which a mark, a timeout or a kill can have prevented. Raises NotFound.
     """
     with database.transaction() as connection:
         row = execute(connection, STANDING, {"operation": operation_id}).first()
@@ -44,7 +55,17 @@ def claim_announcement(database: Database, operation_id: int, run: str) -> str |
             return f"{before[0]} has announced it"
         if not before:
             operations.record_event(connection, row.index_id, operation_id, run, "announce")
-    return None
+    return "an earlier try of this run has sent it" if before and was_sent() else None
+
+
+def has_event(asset: Asset, facts: dict[str, Any]) -> bool:
+    """Whether Airflow has the event of that publish; False also where it can't say."""
+    parts = ("operation_id", "generation_id")
+    try:
+        newest = InletEventsAccessor(asset_name=asset.name, asset_uri=asset.uri).ascending(False).limit(EVENTS)
+        return any(all(event.extra.get(part) == facts[part] for part in parts) for event in newest)
+    except AirflowRuntimeError:
+        return False
 
 
 def published_facts(database: Database, operation_id: int) -> dict[str, Any]:

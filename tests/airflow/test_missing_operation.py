@@ -39,7 +39,7 @@ CASES = [
 ]
 
 
-def begin(shop: Any, kind: str, status: str, part: str) -> int:
+def begin(shop: Any, kind: str, status: str, part: str, task: str = "build") -> int:
     """An operation of that kind in that state, as the control tables hold it."""
     owner = OWN if part == "own" else OTHER
     definition = IndexDefinition.parse(INDEX, "item", "kind", "price")
@@ -47,6 +47,8 @@ def begin(shop: Any, kind: str, status: str, part: str) -> int:
     if part == "adopted":
         prepare.prepare(shop.database, definition, BuildOptions(), OWN)
     phase = "done" if status == "completed" else PHASES[kind]
+    if task == "finalize" and phase == "build":
+        phase = "fold"
     shop.run(
         "SET session_replication_role = replica; "
         f"UPDATE roir.operation SET kind = '{kind}', status = '{status}', phase = '{phase}', owner = '{owner}', "
@@ -84,7 +86,7 @@ def test_a_task_drives_its_own_operation_or_fails(
     status: str,
     part: str,
 ) -> None:
-    number = begin(shop, kind, status, part)
+    number = begin(shop, kind, status, part, task)
     asked = driver_code("raise SystemExit(9)")
     folded: list[Any] = []
 

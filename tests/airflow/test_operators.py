@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,9 +19,11 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from airflow_roir.assets import published_alias
+from airflow_roir.assets import index_asset, published_alias
+from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations, status
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.verify import verification
 from airflow_roir.errors import OperationRunning
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.build import BuildIndexOperator
@@ -583,10 +586,12 @@ def test_a_query_and_replicas_reach_the_driver_by_its_environment_and_finalize_t
 
     monkeypatch.setattr(finalize, "finalize", finalized)
     monkeypatch.setattr(FinalizeIndexBuildOperator, "take_turn", lambda self, database, _ti: self.read(database))
+    shop.run("SET session_replication_role = replica; UPDATE roir.operation SET phase = 'fold'")
     with pytest.raises(AirflowException):
         operator.execute(context)  # type: ignore[arg-type]
     assert given[0].query == "SELECT {{ params.x }}"
     assert "hunter22" in given[0].replicas["r2"]
+    shop.run("SET session_replication_role = replica; UPDATE roir.operation SET phase = 'build'")
     with pytest.raises(AirflowFailException, match="airflow connections add r9"):
         build(context, operation, replica_conn_ids=["r9"])
 
@@ -618,15 +623,68 @@ def test_finalize_waits_its_turn_and_refuses_an_unsealed_index(context: dict[str
     with pytest.raises(AirflowRescheduleException):
         operator.execute(context)  # type: ignore[arg-type]
     context["ti"].paused = False
-    with pytest.raises(AirflowFailException, match="build"):
+    with pytest.raises(AirflowFailException, match=r"still in phase build.*Clear the build task"):
         operator.execute(context)  # type: ignore[arg-type]
     assert context["outlet_events"].get(published_alias()) is None
+    row = operations.find_operation(shop.database, INDEX)
+    assert (row.status, row.pause_reason, row.epoch) == ("paused", "the DAG is paused in Airflow", 0), "untouched"
+
+
+def test_a_finalize_that_airflow_ends_is_paused_at_once(
+    context: dict[str, Any], shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread ends with the task's process, and says nothing more."""
+    operation, halt = prepare(context), threading.Event()
+    run = start_run(shop.database, INDEX, "test", take_over=True)
+    steps.build_all(shop.database, run)
+    steps.seal_all(shop.database, run)
+    end_run(shop.database, run)
+    operator = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **WHAT)
+
+    def hang(*_: Any) -> None:
+        operator.on_kill()
+        halt.wait()
+        raise OperationRunning("the test is over")
+
+    monkeypatch.setattr("airflow_roir.engine.finalize.finalize_run", hang)
+    try:
+        with pytest.raises(AirflowRescheduleException):
+            operator.execute(context)  # type: ignore[arg-type]
+        row = operations.find_operation(shop.database, INDEX)
+        assert (row.status, row.pause_reason, row.heartbeat_at) == ("paused", "interrupted", None)
+    finally:
+        halt.set()
+    monkeypatch.undo()
+    assert operator.read(shop.database).paused_by == row.owner, "so the next try continues"
+
+
+def test_a_verification_that_the_run_has_left_does_not_hold_up_its_build(context: dict[str, Any], shop: Any) -> None:
+    """Its task was marked as success; another one's is waited for."""
+    steps.make_index(shop.database, INDEX, "item", "kind", "price")
+    mine, other = "airflow rebuild_index run_1", "airflow rebuild_index run_0"
+    for owner in (mine, other):
+        begun = verification.begin(shop.database, INDEX, VerifyOptions(), owner, "before").operation_id
+        start_run(shop.database, INDEX, owner)
+        with pytest.raises(AirflowRescheduleException):
+            prepare(context)
+        assert operations.find_operation(shop.database, INDEX).status == "running", "its heart still beats"
+        shop.run("UPDATE roir.operation SET heartbeat_at = NULL WHERE status = 'running'")
+        if owner == other:
+            with pytest.raises(AirflowRescheduleException):
+                prepare(context)
+            assert operations.find_operation(shop.database, INDEX).id == begun
+        else:
+            assert prepare(context) == begun + 1
+            assert shop.run(f"SELECT status FROM roir.operation WHERE id = {begun}") == [("aborted",)]
+            steps.finish_all(shop.database, start_run(shop.database, INDEX, "test", take_over=True))
 
 
 def test_of_runs_that_share_an_operation_one_announces_it(
-    context: dict[str, Any], shop: Any, capsys: pytest.CaptureFixture[str]
+    context: dict[str, Any], shop: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Again if it is repeated, since its event may have got lost; never once readers see a newer generation."""
+    """Again if it is repeated and its event got lost; never once readers see a newer generation."""
+    was_sent: list[Any] = []
+    monkeypatch.setattr("airflow_roir.operators.finalize.has_event", lambda asset, facts: asset in was_sent)
     runs = ("run_1", "run_2", "run_3")
     for context["ti"].run_id in runs:
         operation = prepare(context)
@@ -637,6 +695,10 @@ def test_of_runs_that_share_an_operation_one_announces_it(
         assert finalize.execute(context) == operation  # type: ignore[arg-type]
         assert len(sent) == events
     assert "No asset event is sent: airflow rebuild_index run_1 has announced it" in capsys.readouterr().out
+    was_sent.append(index_asset(INDEX, "warehouse"))
+    assert finalize.execute(context) == operation  # type: ignore[arg-type]
+    assert len(sent) == 2
+    assert "No asset event is sent: an earlier try of this run has sent it" in capsys.readouterr().out
     steps.make_index(shop.database, INDEX, None, None)
     assert finalize.execute(context) == operation  # type: ignore[arg-type]
     assert len(sent) == 2

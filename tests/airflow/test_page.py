@@ -145,6 +145,7 @@ def test_each_user_reads_and_changes_what_airflow_allows(
             "status": "running",
             "drives": True,
             "map_index": -1,
+            "elsewhere": False,
         }
         assert read["progress"]["operation_id"] == named["operation"]
         assert read["may_change"] is (user != "viewer")

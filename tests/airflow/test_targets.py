@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,6 +94,25 @@ def test_the_links_of_a_mapped_task_lead_to_its_own_page(map_index: int, task: s
     assert LiveOptionsLink().get_link(nothing, ti_key=key) == f"{of_run}/{task}/task-state-store"  # type: ignore[arg-type]
     page = f"{of_run}/{task}/plugin/index-build-of-task" if map_index >= 0 else f"{of_run}/plugin/index-build"
     assert IndexBuildLink().get_link(nothing, ti_key=key) == page  # type: ignore[arg-type]
+
+
+def test_a_run_that_has_ended_before_its_operation_says_what_to_do(shop: Any) -> None:
+    begun = begin(shop, "i")
+    ended = replace(run_of(_0=begun), state="failed")
+    [found] = operations_of(shop.database, "shop", ended)
+    left = (
+        "This run has ended, and no run drives the operation: clear its task rebuild.build with those that follow it "
+        "(Downstream), or trigger a run for the index, and it continues"
+    )
+    assert (ended.left_behind(found), run_of(_0=begun).left_behind(found)) == (left, None)
+    change = Change(shop.database, "shop", ended, begun, "ann")
+    change.pause("month-end")
+    assert change.resume() == f"Resumed. {left}."
+    start_run(shop.database, "public.i", OWNER)
+    [found] = operations_of(shop.database, "shop", ended)
+    assert ended.left_behind(found) is None, "somebody drives it"
+    assert ended.left_behind(replace(found, at_work=False)) == left
+    assert ended.left_behind(replace(found, at_work=False, elsewhere=True)) is None, "another run may continue it"
 
 
 def test_what_another_tab_did_before_is_told(shop: Any) -> None:

@@ -28,6 +28,8 @@ GATES = {
     "compare": ("BEFORE UPDATE OF done ON roir.verification_unit", "NEW.done AND NEW.ordinal >= 3"),
     # Between seal and fold: nothing is inserted into the base but by the build so far, so its work can be counted.
     "sealed": ("BEFORE UPDATE OF phase ON roir.operation", "NEW.phase = 'fold' AND OLD.phase = 'seal'"),
+    # The index is published, its asset event isn't sent yet.
+    "announce": ("BEFORE INSERT ON roir.event", "NEW.action = 'announce'"),
 }
 KEYS = {name: number for number, name in enumerate(GATES, start=7_001)}
 # Long beside anything that is waited for here, short beside a build host's patience.

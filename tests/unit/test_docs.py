@@ -318,6 +318,7 @@ NOT_FOR_USERS = {
     "operations.refuse_running",
     "operations.request_abort",
     "prepare.is_rebuild",
+    "run.settle_lost",
     "status.operation_status",
     "verify.compare.verify_begun",
     "verify.report.report_of",

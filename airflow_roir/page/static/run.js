@@ -60,13 +60,13 @@ const poll = new Poll({
   },
 });
 
-function nothing({ run, troubles }) {
+function nothing({ run, troubles, looked_in: ids }) {
   const waits = run.state === "running" || run.state === "queued";
   return el(
     "div",
     { class: "empty" },
     el("h1", { text: waits ? "No index build yet" : "No index build" }),
-    el("p", { text: waits ? "This page shows the build as soon as the run has prepared one." : "This run builds and verifies no index." }),
+    el("p", { text: waits ? "This page shows the build as soon as the run has prepared one." : ids?.length ? `Of this run there is no build and no verification in the databases of ${ids.join(", ")}. The setting connections of Airflow's section [roir] names those that are looked at.` : "This run builds and verifies no index." }),
     run.switch_off && waits ? el("p", { text: `The switch of DAG ${run.dag_id} is off: turn it on, and the run goes on.` }) : null,
     ...(troubles ?? []).map((text) => el("p", { class: "faint", text: `Not looked at: ${text}.` })),
     el("p", {}, link("All indexes", "plugin/indexes")),
@@ -262,7 +262,7 @@ class Build {
     if (run.switch_off && !OVER.includes(p.status)) {
       notes.push(["warn", `Turn the switch of ${run.dag_id} on${bySwitch ? " to resume" : ""}: while it is off, Airflow starts no task of this run.`]);
     }
-    if (bySwitch && !run.switch_off && p.status === "paused") {
+    if (bySwitch && !run.switch_off && p.status === "paused" && run.state === "running") {
       notes.push(["info", `The switch of ${run.dag_id} is on: the task continues within half a minute.`]);
     }
     if (p.notice) notes.push(["warn", p.notice]);

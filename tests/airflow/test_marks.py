@@ -1,0 +1,363 @@
+"""Tasks that are marked, cleared, timed out or killed, or whose XCom goes: what operation, page, status and asset say.
+
+One table on one real Airflow, half a minute a row. Each row ends with what its user does next; then the index is exact.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import psutil
+import psycopg2
+import pytest
+from psycopg2.extensions import parse_dsn
+
+from airflow_roir.engine.database import Database
+from servers.airflow import AirflowError, StandaloneAirflow, processes_of, wait_until
+from servers.postgres import embedded_postgres
+from tests.conftest import run_sql
+from tests.crash import gate as gates
+from tests.engine import steps
+
+pytestmark = pytest.mark.long
+
+# The DAG as it is shipped, and a user's own copy, which has both of Airflow's timeouts and tries once.
+DAG, ONCE = "rebuild_index", "rebuild_once"
+LIMITS = '"execution_timeout": timedelta(hours=1),\n        "retries": 0,'
+# Long beside what is waited for: nothing here is a measurement.
+PATIENCE_S = 300
+SETTLED_S = 60
+CONNECTION = "warehouse"
+CONF = {"table": "t", "keys": "k", "include": "v", "ranges": 4, "batch_rows": 1000, "parallelism": 1}
+CONF |= {"spark": "local[1]", "postgres_conn_id": CONNECTION}
+VERIFY = {"verify": "before"}
+# Where a task is held while something happens to it.
+GATES = {"verify_before": "compare", "prepare": "prepare", "build": "build", "finalize": "publish"}
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ends by itself: its state, the operation's status and phase, what the page says, and `roir status`."""
+
+    run: str
+    operation: str
+    page: str
+    status: str
+    # So many of the builds that its runs have completed have no asset event.
+    untold: int = 0
+
+
+def left(
+    status: str, phase: str, *, run: str = "failed", task: str = "build", index: str = "building", why: str = "None"
+) -> End:
+    """Nobody drives it on, and the page says so, and what to do."""
+    held = f"paused by airflow RUN: {why}. " if status == "paused" else ""
+    held += f"This run has ended, and no run drives the operation: clear its task {task} with those that follow it "
+    held += "(Downstream), or trigger a run for the index, and it continues"
+    return End(run, f"{status} {phase}", f"{status} {phase}: {held}", f"{index}; {status} {phase}: {why}")
+
+
+DONE = End("success", "completed done", "completed done: ", "published; completed done: None")
+FAILED_DONE, UNTOLD = replace(DONE, run="failed"), replace(DONE, untold=1)
+NOTHING = End("failed", "", "", "")
+COMPARED = left("paused", "sum", task="verify_before", index="published", why="interrupted")
+BUILT = left("paused", "build", why="interrupted")
+FOLDED = left("paused", "publish", why="interrupted")
+CRASHED = left("paused", "build", why="Spark's driver was killed by signal 9")
+
+
+@dataclass(frozen=True)
+class Row:
+    """moment: `before` the task ran; `while` it ran; `published`, but its event not yet sent; `after` the run; once it
+    has `failed`. end: before the user does anything. then: the task that the user clears, with those that follow it, or
+    `trigger`, a new run. rebuild: the index is there before.
+    """
+
+    task: str
+    moment: str
+    deed: str
+    end: End = DONE
+    then: str = ""
+    dag: str = DAG
+    rebuild: bool = False
+    conf: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.moment} {self.deed}{'' if self.dag == DAG else ' once'}".replace(" ", "-")
+
+
+def verify_before(moment: str, deed: str, *more: Any, **others: Any) -> Row:
+    return Row("verify_before", moment, deed, *more, rebuild=True, conf=VERIFY, **others)
+
+
+TABLE = [
+    verify_before("while", "marked success"),
+    verify_before("while", "marked failed", COMPARED, "trigger"),
+    verify_before("while", "cleared"),
+    verify_before("while", "timed out", COMPARED, "verify_before", dag=ONCE),
+    verify_before("while", "run timed out", COMPARED, "verify_before", dag=ONCE),
+    verify_before("while", "killed"),
+    verify_before("after", "cleared"),
+    Row("prepare", "while", "marked success", NOTHING, "prepare"),
+    Row("prepare", "while", "marked failed", NOTHING, "prepare"),
+    Row("prepare", "while", "cleared"),
+    Row("prepare", "while", "timed out", NOTHING, "prepare", ONCE),
+    Row("prepare", "while", "run timed out", NOTHING, "prepare", ONCE),
+    Row("prepare", "while", "killed"),
+    Row("prepare", "failed", "marked success", NOTHING, "prepare", conf={"table": "u"}),
+    Row("prepare", "after", "cleared"),
+    Row("prepare", "after", "cleared alone", left("running", "build", run="success", index="published"), "build"),
+    Row("build", "before", "marked success", left("running", "build"), "build"),
+    Row("build", "before", "marked failed", left("running", "build"), "build"),
+    Row("build", "while", "marked success", BUILT, "build"),
+    Row("build", "while", "marked failed", BUILT, "build"),
+    Row("build", "failed", "marked success", CRASHED, "build", ONCE),
+    Row("build", "while", "XCom gone"),
+    Row("build", "while", "XCom gone, killed"),
+    Row("build", "while", "cleared"),
+    Row("build", "while", "timed out", BUILT, "build", ONCE),
+    Row("build", "while", "run timed out", BUILT, "build", ONCE),
+    Row("build", "while", "killed"),
+    Row("build", "while", "killed", BUILT, "trigger", ONCE),
+    Row("build", "after", "cleared"),
+    Row("build", "after", "cleared alone"),
+    Row("finalize", "before", "marked success", left("running", "fold", run="success"), "finalize"),
+    Row("finalize", "before", "marked failed", left("running", "fold"), "finalize"),
+    Row("finalize", "while", "marked success", replace(FOLDED, run="success"), "finalize"),
+    Row("finalize", "while", "marked failed", FOLDED, "trigger"),
+    Row("finalize", "while", "XCom gone, killed"),
+    Row("finalize", "while", "cleared"),
+    Row("finalize", "while", "timed out", FOLDED, "finalize", ONCE),
+    Row("finalize", "while", "run timed out", FOLDED, "finalize", ONCE),
+    Row("finalize", "while", "killed"),
+    Row("finalize", "published", "marked success", UNTOLD, "finalize"),
+    Row("finalize", "published", "marked failed", replace(UNTOLD, run="failed"), "finalize"),
+    Row("finalize", "published", "cleared"),
+    Row("finalize", "published", "timed out", replace(UNTOLD, run="failed"), "finalize", ONCE),
+    Row("finalize", "published", "killed"),
+    Row("finalize", "after", "cleared"),
+    Row("finalize", "after", "XCom gone, cleared", FAILED_DONE, "prepare"),
+]
+
+
+class Case:
+    """A row at work: a database of its own, and its run."""
+
+    def __init__(self, row: Row, airflow: StandaloneAirflow, dsn: str) -> None:
+        self.row, self.airflow, self.dsn, self.dag = row, airflow, dsn, row.dag
+        # Asset events go by it.
+        self.index = f"public.ix_{next(_numbers)}"
+        self.run = ""
+        run_sql(
+            dsn,
+            "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+            "INSERT INTO t SELECT i, (i % 97)::text, i FROM generate_series(1, 4000) i",
+            "ANALYZE t",
+        )
+        if row.rebuild:
+            steps.make_index(Database(dsn), self.index, include="v")
+        gates.install(dsn)
+        known = parse_dsn(dsn)
+        fields = {"host": known["host"], "login": known["user"], "schema": known["dbname"]}
+        port = {"port": int(known["port"])} if "port" in known else {}
+        airflow.add_connection(CONNECTION, "postgres", **fields, **port)
+
+    # --- what its user does
+
+    def trigger(self) -> None:
+        self.run = self.airflow.trigger(self.dag, CONF | self.row.conf | {"index": self.index})
+
+    def clear(self, task: str, downstream: bool = True) -> None:
+        body = {"dag_run_id": self.run, "task_ids": [task], "include_downstream": downstream, "dry_run": False}
+        body |= {"only_failed": False, "reset_dag_runs": True}
+        self.airflow.call("POST", f"/api/v2/dags/{self.dag}/clearTaskInstances", body)
+
+    def delete_xcom(self) -> None:
+        path = f"/api/v2/dags/{self.dag}/dagRuns/{quote(self.run, safe='')}/taskInstances/prepare"
+        self.airflow.call("DELETE", f"{path}/xcomEntries/return_value")
+
+    # --- what happens to it
+
+    def to_the_moment(self) -> Callable[[], object]:
+        """Trigger the run and wait for the row's moment; what lets the run go on then."""
+        task, moment = self.row.task, self.row.moment
+        if moment == "before":
+            self.airflow.pause(self.dag)
+            self.trigger()
+            wait_until(lambda: self.airflow.tasks(self.dag, self.run), PATIENCE_S, "the run's tasks")
+            return lambda: self.airflow.unpause(self.dag)
+        gate = None
+        if moment in ("while", "published") or (moment, task) == ("failed", "build"):
+            gate = gates.Gate(self.dsn, "announce" if moment == "published" else GATES[task])
+        self.trigger()
+        if gate is not None:
+            gate.reached()
+        if moment == "failed" and gate is not None:
+            for one in self.drivers():
+                one.kill()
+            gate.open()
+        if moment in ("after", "failed"):
+            self.ended()
+        return lambda: None if gate is None else gate.open()
+
+    def do(self) -> None:
+        task, deed = self.row.task, self.row.deed
+        if deed.startswith("XCom gone"):
+            self.delete_xcom()
+        match deed.removeprefix("XCom gone, ").split():
+            case ["marked", state]:
+                self.airflow.set_task_state(self.dag, self.run, task, state)
+            case ["cleared", *how]:
+                self.clear(task, downstream=not how)
+            case ["timed", "out"]:
+                # What the clock of execution_timeout sends.
+                self.process().send_signal(signal.SIGALRM)
+            case ["run", "timed", "out"]:
+                # As if dagrun_timeout were over.
+                earlier = "UPDATE dag_run SET start_date = start_date - interval '1 day'"
+                run_sql(self.airflow.environment["METADATA"], f"{earlier} WHERE run_id = '{self.run}'")
+            case ["killed"]:
+                supervisor = self.process().parent()
+                assert supervisor is not None
+                supervisor.kill()
+
+    def process(self) -> psutil.Process:
+        """The process that runs the task."""
+        return psutil.Process(self.airflow.task(self.dag, self.run, self.row.task)["pid"])
+
+    def drivers(self) -> list[psutil.Process]:
+        """The drivers of tasks, and Spark's JVMs."""
+        found = []
+        for one in processes_of(self.airflow.home):
+            with suppress(psutil.Error):
+                if is_alive(one) and ("airflow_roir.spark" in one.cmdline() or one.name() == "java"):
+                    found.append(one)
+        return found
+
+    # --- what there is to see
+
+    def ended(self) -> None:
+        """Wait for the run's end, and for all that its tasks have started."""
+        over = ("success", "failed")
+        wait_until(lambda: self.airflow.run_state(self.dag, self.run) in over, PATIENCE_S, "the run's end")
+        wait_until(lambda: self.drivers() == [], PATIENCE_S, "the end of its drivers")
+
+    def seen(self) -> End:
+        done = "status = 'completed' AND kind IN ('create', 'rebuild') AND created_by LIKE 'airflow %'"
+        builds = [one for (one,) in self.read(f"SELECT id FROM roir.operation WHERE {done}")]
+        told = [one["extra"]["operation_id"] for one in self.airflow.asset_events() if self.is_own(one)]
+        assert len(told) == len(set(told)), "an event was sent twice"
+        assert set(told) <= set(builds)
+        untold = len(builds) - len(told)
+        return End(
+            self.airflow.run_state(self.dag, self.run), self.operation(), self.page(), self.status(), untold=untold
+        )
+
+    def is_own(self, event: dict[str, Any]) -> bool:
+        return bool(event["extra"].get("index") == self.index)
+
+    def operation(self) -> str:
+        """The newest one as its row has it; and whether anybody seems to drive it."""
+        found = self.read(
+            "SELECT concat_ws(' ', status, phase, CASE WHEN heartbeat_at > clock_timestamp() - interval '30 s' "
+            "THEN 'driven' END) FROM roir.operation ORDER BY id DESC LIMIT 1"
+        )
+        return str(found[0][0]) if found else ""
+
+    def page(self) -> str:
+        query = urlencode({"dag_id": self.dag, "run_id": self.run})
+        seen = self.airflow.call("GET", f"/roir/api/run?{query}")["progress"]
+        said = "" if seen is None else f"{seen['status']} {seen['phase']}: {seen['held_up']['text']}"
+        return said.replace(f"{self.dag} {self.run}", "RUN")
+
+    def status(self) -> str:
+        command = [str(Path(sys.executable).parent / "roir"), "status", "--json"]
+        done = subprocess.run(command, env=os.environ | {"ROIR_DSN": self.dsn}, capture_output=True, check=True)
+        seen = json.loads(done.stdout)
+        states = [one["state"] for one in seen["indexes"]]
+        for one in seen["operations"]:
+            driven = " driven" if one["driven"] else ""
+            states.append(f"{one['status']} {one['phase']}{driven}: {one['pause_reason']}")
+        return "; ".join(states)
+
+    def read(self, query: str) -> list[Any]:
+        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetchall()
+
+    def shows(self, end: End) -> None:
+        """Wait until all four say that: a look lasts a second, and a driver's end takes some."""
+        self.ended()
+        with suppress(AirflowError):
+            wait_until(lambda: self.seen() == end, SETTLED_S, "what the run leaves")
+        tasks = {one["task_id"]: one["state"] for one in self.airflow.tasks(self.dag, self.run)}
+        assert asdict(self.seen()) == asdict(end), tasks
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.fixture(scope="module")
+def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneAirflow]:
+    """An Airflow with both DAGs, which soon declares dead whose process has vanished."""
+    dags = tmp_path_factory.mktemp("dags") / "dags"
+    dags.mkdir()
+    text = (dags_folder / f"{DAG}.py").read_text().replace("timedelta(seconds=30)", "timedelta(seconds=2)")
+    once = text.replace(f'dag_id="{DAG}"', f'dag_id="{ONCE}",\n    dagrun_timeout=timedelta(hours=6)')
+    assert '"retries": 6,' in once
+    (dags / f"{DAG}.py").write_text(text)
+    (dags / f"{ONCE}.py").write_text(once.replace('"retries": 6,', LIMITS))
+    more = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__ROIR__CONNECTIONS": CONNECTION}
+    more |= {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3"}
+    home = tmp_path_factory.mktemp("airflow")
+    with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata, environment=more) as running:
+        address = running.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]
+        running.environment["METADATA"] = address.replace("+psycopg2", "")
+        running.wait_until_ready([DAG, ONCE])
+        yield running
+
+
+@pytest.fixture
+def case(row: Row, airflow: StandaloneAirflow, dsn: str) -> Iterator[Case]:
+    """Its table, its connection, and both switches on."""
+    for dag in (DAG, ONCE):
+        airflow.unpause(dag)
+    yield Case(row, airflow, dsn)
+    airflow.call("DELETE", f"/api/v2/connections/{CONNECTION}")
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_what_its_user_sees_and_does_next(row: Row, case: Case) -> None:
+    go_on = case.to_the_moment()
+    process = case.process() if row.moment in ("while", "published") else None
+    case.do()
+    # The database's driver hears no signal while it waits for the server, which only the gate lets it do for so long.
+    is_deaf = (row.task == "prepare" or row.moment == "published") and row.deed in ("timed out", "killed")
+    if process is not None and row.deed != "XCom gone" and not is_deaf:
+        # Shut out: else the work might be done before it is over.
+        wait_until(lambda: not is_alive(process), PATIENCE_S, "the end of the task's process")
+    go_on()
+    case.shows(row.end)
+    if "u" in row.conf.values():
+        run_sql(case.dsn, "ALTER TABLE t RENAME TO u")
+    if row.then == "trigger":
+        case.trigger()
+    elif row.then:
+        case.clear(row.then)
+    case.shows(DONE)
+    steps.assert_exact(Database(case.dsn), case.index)
