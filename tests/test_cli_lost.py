@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,3 +74,19 @@ def test_who_waits_for_its_turn_outlives_a_server_that_is_away(dsn: str, monkeyp
     execute.carry_on(database, "ix", spark, False, True)
     assert not away
     assert operations.find_operation(database, "ix").status == "completed"
+
+
+def test_a_driver_s_end_is_heard_while_the_server_hangs() -> None:
+    """Which owes the answer to whether the operation is paused."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def hangs() -> bool:
+        asked.set()
+        return not answered.wait()
+
+    def wait_for_order(seconds: float) -> int | None:
+        return 1 if asked.wait(seconds) else None
+
+    driver: Any = SimpleNamespace(is_starting=True, wait_for_order=wait_for_order)
+    assert execute._follow(driver, lambda: None, hangs) == 1
+    answered.set()

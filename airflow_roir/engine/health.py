@@ -192,11 +192,11 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         found += captured
         unseen.pop(marks.TRIGGER, None)
         unseen.pop(marks.FUNCTION, None)
-    # Where a column is gone, the view by which the capture reads went with it, and a rebuild can't make it again.
-    whole = all(column.source in source.columns for column in entry.columns)
+    others = shape_problems(connection, name, source, row.id, entry)
     if lacking := _lacking(connection, name, source, row.id, entry):
         found += lacking
-    elif whole and execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
+    # Where the columns are others, a rebuild can't make it again, and the index is to be dropped.
+    elif not others and execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
         unseen.pop(marks.VIEW, None)
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
@@ -207,7 +207,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     if ours := own_tables.problems(connection, operations.index_name(row), row.id, entry):
         found += ours
         unseen.pop(marks.ENTRIES, None)
-    if others := shape_problems(connection, name, source, row.id, entry):
+    if others:
         found += others
         unseen.pop(marks.KEY, None)
     found += _changes(connection, name, source, row.id)

@@ -34,6 +34,7 @@ REWRITES = {
     "truncate and fill": "TRUNCATE {t}; {fill}",
     "set a default": "ALTER TABLE {t} ALTER note SET DEFAULT 5",
 }
+TOO_MANY_COLUMNS = "54011"
 # A leaf's rows vanish for older snapshots, while on the twin all do, or none: what each meets isn't compared.
 OF_A_LEAF = {
     "unlogged and logged": _PERSISTENCE,
@@ -88,6 +89,9 @@ class _Rewriting(Ground):
             session.close()
 
     def _unexpected(self, play: Play, twin: Outcomes) -> list[str]:
+        if TOO_MANY_COLUMNS in {one.error for outcomes in (play.outcomes, twin) for one in outcomes.values()}:
+            # Each column that was dropped counts: this table has been altered by too many schedules, the other hasn't.
+            return []
         done = {name for one in play.schedule.transactions for name in one.statements}
         if self.kind == PARTITIONED and done & {*OF_A_LEAF, *EXCHANGES, "cluster"}:
             errors = {one.error for one in play.outcomes.values()}

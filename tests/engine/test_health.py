@@ -196,8 +196,7 @@ def test_a_column_of_another_type_is_told_and_not_rebuilt(database: Database, ds
     with pytest.raises(psycopg2.errors.FeatureNotSupported, match="used by a view"):
         run_sql(dsn, "ALTER TABLE t ALTER v TYPE numeric")
     run_sql(dsn, "DROP VIEW roir_data.g1_source", "ALTER TABLE t ALTER v TYPE numeric")
-    gone, altered = told(database)
-    assert "roir_data.g1_source" in gone
+    (altered,) = told(database)
     assert "is numeric now and integer in its entries" in altered
     with pytest.raises(InvalidInput, match=r"numeric now.*roir drop public\.ix"):
         steps.begin(database, table=None, keys=None)
