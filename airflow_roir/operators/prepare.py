@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_roir.definition import WORK_OPTIONS, BuildOptions, IndexDefinition
 from airflow_roir.engine import abort, operations, prepare
-from airflow_roir.errors import NotFound, OperationRunning
+from airflow_roir.engine.verify import verification
+from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.operation import Kind
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
@@ -178,19 +179,21 @@ class PrepareIndexBuildOperator(RoirOperator):
         return prepared.operation_id
 
     def _end_verification(self, database: Database, owner: str) -> None:
-        """Abort a verification of this run's that its task has left unfinished: marked, it won't be tried again."""
+        """Abort a verification before the build that this run's task has left: marked, it won't be tried again."""
+        why = "its task ended before it, and the run continues with the build"
         try:
             row = operations.find_operation(database, self.index)
-        except NotFound:
-            return
-        if row.kind != Kind.VERIFY or row.owner != owner or row.status not in operations.LIVE:
-            return
-        with database.transaction() as connection:
-            if operations.heart_beats(row, connection):
+            if row.kind != Kind.VERIFY or row.owner != owner or row.status not in operations.LIVE:
                 return
-        why = "its task ended before it, and the run continues with the build"
-        operations.request_abort(database, self.index, owner, why, row.id)
-        abort.finish_abort(database, row.id, owner, self.log.info)
+            with database.transaction() as connection:
+                mode = verification.unfinished(connection, row.id).mode
+                if mode != "before" or operations.heart_beats(row, connection):
+                    return
+            operations.request_abort(database, self.index, owner, why, row.id)
+            abort.finish_abort(database, row.id, owner, self.log.info)
+        except (NotFound, IllegalTransition):
+            # It has ended in this very moment.
+            return
         self.log.warning("Verification %s of index %s is aborted: %s", row.id, self.index, why)
 
     def definition(self) -> IndexDefinition:

@@ -123,6 +123,8 @@ TABLE = [
     Row("build", "before", "marked failed", left("running", "build"), "build"),
     Row("build", "while", "marked success", BUILT, "build"),
     Row("build", "while", "marked failed", BUILT, "build"),
+    Row("build", "while", "run marked success", replace(BUILT, run="success"), "build"),
+    Row("build", "while", "run marked failed", BUILT, "trigger"),
     Row("build", "failed", "marked success", CRASHED, "build", ONCE),
     Row("build", "while", "XCom gone"),
     Row("build", "while", "XCom gone, killed"),
@@ -219,6 +221,9 @@ class Case:
         match deed.removeprefix("XCom gone, ").split():
             case ["marked", state]:
                 self.airflow.set_task_state(self.dag, self.run, task, state)
+            case ["run", "marked", state]:
+                run = f"/api/v2/dags/{self.dag}/dagRuns/{quote(self.run, safe='')}"
+                self.airflow.call("PATCH", run, {"state": state})
             case ["cleared", *how]:
                 self.clear(task, downstream=not how)
             case ["timed", "out"]:
@@ -324,6 +329,8 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     (dags / f"{ONCE}.py").write_text(once.replace('"retries": 6,', LIMITS))
     more = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__ROIR__CONNECTIONS": CONNECTION}
     more |= {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3"}
+    # The DAGs stay as they are.
+    more |= {"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600"}
     home = tmp_path_factory.mktemp("airflow")
     with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata, environment=more) as running:
         address = running.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]

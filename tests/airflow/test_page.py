@@ -182,6 +182,7 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     foreign = page.server.trigger("clean_up_indexes", {"index": INDEX, "postgres_conn_id": named["connection"]})
     shown = page.ask("viewer", "GET", "/api/run", params={"dag_id": "clean_up_indexes", "run_id": foreign}).json()
     assert shown["operations"] == [], "in a DAG that isn't ours nobody's form names an index"
+    assert named["connection"] in shown["looked_in"]
     with shop.database.transaction() as connection:
         connection.exec_driver_sql("UPDATE roir.operation SET owner = created_by, heartbeat_at = clock_timestamp()")
     assert page.change("admin", "pause", other, named).status_code == 409, "that run only waits for the first"
