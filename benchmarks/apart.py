@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from benchmarks.server import BenchServer
 
@@ -109,7 +109,7 @@ def apart(count: int, version: int, shared_buffers: str, of_one_server: bool = F
         for number, one in enumerate(shards):
             one.execute(f"CREATE DATABASE s{number}")
             dsns[f"s{number}"] = one.dsn(f"s{number}")
-        schema.init(Database(index.dsn("x"), "roir bench"))
+        install.init(Database(index.dsn("x"), "roir bench"))
         yield Apart(index.dsn("x"), dsns, [index, *dict.fromkeys(shards)])
 
 

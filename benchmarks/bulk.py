@@ -14,7 +14,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, drop, finalize, fold, prepare, schema, seal
+from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
 
@@ -62,7 +62,7 @@ class Bulk:
         self.rows, self.unique, self.segments = rows, unique, segments
         self.statements = STATEMENTS | (SWAP if unique else {})
         self.database = Database(dsn, "roir bench")
-        schema.init(self.database)
+        install.init(self.database)
         self.connection = psycopg2.connect(dsn)
         self.cursor = self.connection.cursor()
         self.cursor.execute("CREATE TABLE item (id int PRIMARY KEY, k int, v int, other int)")

@@ -22,7 +22,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions
-from airflow_roir.engine import build, clean_up, drop, finalize, operations, prepare, schema, seal
+from airflow_roir.engine import build, clean_up, drop, finalize, install, operations, prepare, seal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, driving, heartbeat, start_run
 from benchmarks.data import DATASETS
@@ -243,7 +243,7 @@ def main() -> None:
     options = parser.parse_args()
     with embedded_postgres(fsync="on") as dsn:
         database = Database(dsn, "roir bench")
-        schema.init(database)
+        install.init(database)
         if not options.replay:
             _load(dsn, options.rows)
         for case in CASES:

@@ -28,7 +28,7 @@ import psycopg2
 from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, fold, prepare, schema, seal
+from airflow_roir.engine import abort, build, fold, install, prepare, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -141,7 +141,7 @@ def main() -> None:
         try:
             dsn = server.get_uri()
             database = Database(dsn, "roir bench")
-            schema.init(database)
+            install.init(database)
             with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
                 cursor.execute(TABLE.format(base=chosen.base))
                 cursor.execute("ANALYZE item")

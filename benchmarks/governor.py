@@ -29,7 +29,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import abort, drop, schema
+from airflow_roir.engine import abort, drop, install
 from airflow_roir.engine.database import Database
 from benchmarks.governor_watch import Sample, Watch, lags
 from benchmarks.paced_load import PacedLoad, Seconds, over
@@ -290,7 +290,7 @@ def main() -> None:
             primary.execute("CREATE DATABASE bench")
             dsn = primary.dsn("bench")
             load(dsn, chosen.rows, chosen.scale, program)
-            schema.init(Database(dsn, "roir bench"))
+            install.init(Database(dsn, "roir bench"))
             with primary.standby(int(chosen.link * 1e6)) as standby:
                 results = measure(dsn, standby, chosen, program)
         finally:

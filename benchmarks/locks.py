@@ -27,7 +27,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, fold, operations, prepare, publish, schema, seal
+from airflow_roir.engine import build, fold, install, operations, prepare, publish, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run, start_run
@@ -76,7 +76,7 @@ class Bench:
     def __init__(self, dsn: str, rows: int, batch_rows: int, idle_s: float) -> None:
         self.dsn, self.rows, self.idle_s = dsn, rows, idle_s
         self.database = Database(dsn, "roir bench")
-        schema.init(self.database)
+        install.init(self.database)
         self.options = BuildOptions(
             parallelism=WORKERS, batch_rows=batch_rows, lock_patience_s=int(idle_s) + 60, revert_window_s=0
         )

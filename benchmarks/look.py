@@ -17,7 +17,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions
-from airflow_roir.engine import operations, prepare, schema
+from airflow_roir.engine import install, operations, prepare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.progress import progress
 from airflow_roir.engine.run import start_run
@@ -47,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     with embedded_postgres(fsync="on") as dsn:
         database = Database(dsn, "roir bench")
-        schema.init(database)
+        install.init(database)
         connection = psycopg2.connect(dsn)
         with connection, connection.cursor() as cursor:
             DATA.load(cursor, 1000)

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify.compare import verify
 from benchmarks.engine import build_index
@@ -102,7 +102,7 @@ def main() -> None:
         chance = random.Random(count)
         with embedded_postgres(fsync="on") as dsn:
             database = Database(dsn, "roir bench")
-            schema.init(database)
+            install.init(database)
             connection = psycopg2.connect(dsn)
             connection.autocommit = True
             with connection.cursor() as cursor:

@@ -26,7 +26,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, prepare, schema
+from airflow_roir.engine import abort, install, prepare
 from airflow_roir.engine.database import Database
 from benchmarks.pictures import of_pause
 from benchmarks.quantile import quantile
@@ -66,7 +66,7 @@ class Bench:
         self.dsn = server.dsn("bench")
         self.server = server
         self.database = Database(self.dsn, "roir bench")
-        schema.init(self.database)
+        install.init(self.database)
         self.session = psycopg2.connect(self.dsn)
         self.session.autocommit = True
         self.run(RECORD_BATCHES)

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import build, finalize, prepare, rehearse, schema, seal
+from airflow_roir.engine import build, finalize, install, prepare, rehearse, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import space
 from airflow_roir.engine.forecast.trial import Trial
@@ -67,7 +67,7 @@ def measure(dsn: str, shape: str, rows: int) -> None:
     ask(dsn, "ANALYZE t")
     ask(dsn, "CHECKPOINT")
     database = Database(dsn, "roir bench")
-    schema.init(database)
+    install.init(database)
     definition, options = IndexDefinition.parse("ix", "t", keys, include), BuildOptions(parallelism=1)
     begun = time.monotonic()
     planned = rehearse.rehearse(database, definition, options, with_trial=True)

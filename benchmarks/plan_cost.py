@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import rehearse, schema
+from airflow_roir.engine import install, rehearse
 from airflow_roir.engine.database import Database
 from benchmarks.partitions import DAYS, ROWS_PER_CUSTOMER, TABLE
 from benchmarks.server import bench_server, facts
@@ -30,7 +30,7 @@ def measure(
             )
             server.execute("VACUUM (ANALYZE) orders", "bench")
             database = Database(dsn, "roir bench")
-            schema.init(database)
+            install.init(database)
             taken = []
             for _ in range(rounds):
                 begun = time.perf_counter()

@@ -21,7 +21,7 @@ import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import prepare, schema
+from airflow_roir.engine import install, prepare
 from airflow_roir.engine.capture import installation, row_function
 from airflow_roir.engine.catalog import read_source
 from airflow_roir.engine.database import Database
@@ -129,7 +129,7 @@ class Table:
 def measure(dsn: str, rounds: int) -> list[dict[str, Any]]:
     """A row for each part, medians of the rounds."""
     database = Database(dsn, "roir bench")
-    schema.init(database)
+    install.init(database)
     tables = {segments: Table(database, dsn, segments) for segments in SEGMENTS}
     plans = {}
     for number in range(rounds):

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import drop, schema
+from airflow_roir.engine import drop, install
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import NotFound
 from benchmarks.data import Dataset
@@ -41,7 +41,7 @@ class Scene:
         self.dsn = self.server.dsn("bench")
         self.database = Database(self.dsn, "roir bench")
         self.session = self.connect()
-        schema.init(self.database)
+        install.init(self.database)
         begun = time.perf_counter()
         with self.session.cursor() as cursor:
             self.data.load(cursor, self.rows)

@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.database import Database, execute
@@ -155,7 +155,7 @@ def measure(database: Database, name: str, rows: int) -> dict[str, list[dict[str
     _, _, include, unique = KEYS[name]
     keys = ", ".join(one.split()[0] for one in KEYS[name][0].split(", ") if one.split()[0] not in include.split(", "))
     run(database, ["DROP SCHEMA IF EXISTS roir, roir_data CASCADE", *tables(name, rows)])
-    schema.init(database)
+    install.init(database)
     definition = IndexDefinition.parse("public.ix", "public.t", keys, include or None, unique=unique)
     build_index(database, definition, parallelism=2, segments=SEGMENTS, verify="none")
     with database.transaction() as connection:

@@ -29,7 +29,7 @@ import psycopg2
 import psycopg2.errors
 
 from airflow_roir.definition import BuildOptions
-from airflow_roir.engine import prepare, schema
+from airflow_roir.engine import install, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify.compare import verify
 from benchmarks import unique_cost
@@ -74,7 +74,7 @@ class Show:
         self.dsn, self.chosen = dsn, chosen
         self.chance = random.Random(chosen.seed)
         self.database = Database(dsn, "roir bench")
-        schema.init(self.database)
+        install.init(self.database)
         self.table = Table(chosen.rows, chosen.partitions)
         self.connection = psycopg2.connect(dsn)
         self.connection.autocommit = True

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, drop, finalize, fold, prepare, schema, seal
+from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from benchmarks.engine import in_parallel
@@ -41,7 +41,7 @@ def main() -> None:
     """See the module."""
     order = json.loads(sys.argv[1])
     database = Database(os.environ["ROIR_DSN"], "roir bench")
-    schema.init(database)
+    install.init(database)
     unique = {"unique": True} if order["unique"] else {}
     definition = IndexDefinition.parse(order["index"], "public.customer", "number", "name", **unique)
     workers = order["parallelism"]

@@ -18,7 +18,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
 from benchmarks.data import DATASETS
@@ -42,7 +42,7 @@ def main() -> None:
     rounds: list[dict[str, Any]] = []
     with embedded_postgres(fsync="on") as dsn:
         database = Database(dsn, "roir bench")
-        schema.init(database)
+        install.init(database)
         connection = psycopg2.connect(dsn)
         connection.autocommit = True
         with connection.cursor() as cursor:

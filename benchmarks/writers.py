@@ -42,7 +42,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, drop, finalize, fold, prepare, schema, seal
+from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
@@ -114,7 +114,7 @@ class Bench:
         self.dsn, self.chosen = dsn, chosen
         self.program = pgbench(chosen.pg)
         self.database = Database(dsn, "roir bench")
-        schema.init(self.database)
+        install.init(self.database)
         subprocess.run([self.program, "-i", "-q", "-s", str(chosen.scale), dsn], check=True, stderr=subprocess.DEVNULL)
         self.connection = psycopg2.connect(dsn)
         self.connection.autocommit = True

@@ -28,7 +28,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify.compare import verify
 from benchmarks.engine import build_index
@@ -219,7 +219,7 @@ def sides_of(server: BenchServer, chosen: Any) -> list[Side]:
 def fill(dsn: str, churns: list[Churn]) -> None:
     """The tables with their rows, and the indexes, just built."""
     database = Database(dsn, "roir bench")
-    schema.init(database)
+    install.init(database)
     session = psycopg2.connect(dsn)
     session.autocommit = True
     with session.cursor() as cursor:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import OperationStatus
 from airflow_roir.engine.status import status as read_status
@@ -94,7 +94,7 @@ def main() -> int:
     STATE.parent.mkdir(exist_ok=True)
     try:
         STATE.write_text(json.dumps({"folder": str(folder)}))
-        schema.init(Database(server.get_uri(), "roir demo"))
+        install.init(Database(server.get_uri(), "roir demo"))
         airflow.start()
         story = tell(dataset, server.get_uri(), airflow, connection)
         show(story, time.monotonic() - begun)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from servers.killable import Server
 from servers.postgres import COPIED
@@ -65,7 +65,7 @@ def make_databases(server: str, prefix: str, count: int, template: str | None = 
     run_sql(server, f"CREATE DATABASE {prefix}_x {COPIED}" + (f" TEMPLATE {template}" if template else ""))
     index = on_server(server, f"{prefix}_x")
     if template is None:
-        schema.init(Database(index, "roir"))
+        install.init(Database(index, "roir"))
     run_sql(server, *(f"CREATE DATABASE {prefix}_s{number} {COPIED}" for number in range(count)))
     return Shards(index, {f"s{number}": on_server(server, f"{prefix}_s{number}") for number in range(count)})
 
@@ -89,7 +89,7 @@ def shard_servers(count: int, version: int = 18, settings: str = "") -> Iterator
             servers[name] = Server(folder, version, settings=settings)
             servers[name].start()
             stack.callback(servers[name].close)
-        schema.init(Database(servers["index"].dsn(), "roir"))
+        install.init(Database(servers["index"].dsn(), "roir"))
         dsns = {name: server.dsn() for name, server in servers.items()}
         yield Shards(dsns.pop("index"), dsns, servers)
 

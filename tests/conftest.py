@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg2
 import pytest
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from servers.postgres import COPIED, embedded_postgres, programs, use
 
@@ -134,7 +134,7 @@ def with_template(dsn: str) -> None:
     As a role makes it that may not create event triggers: what they would prevent is to be detected.
     """
     run_sql(dsn, "CREATE DATABASE roir_template")
-    schema.init(Database(database_dsn(dsn, "roir_template"), "roir tests"))
+    install.init(Database(database_dsn(dsn, "roir_template"), "roir tests"))
     run_sql(database_dsn(dsn, "roir_template"), "SELECT roir.unguard()", "UPDATE roir.setting SET guarded = true")
 
 

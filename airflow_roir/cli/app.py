@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -268,3 +269,8 @@ def _write(stream: TextIO, line: str) -> None:
     stream.write(line + "\n")
     # At once, for a program that reads along; and a reader that has gone is noticed here, where typer ends the command.
     stream.flush()
+
+
+def terminal_width() -> int | None:
+    """The width of the terminal that standard output is; None if it is none: then nothing is fitted."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -23,6 +23,7 @@ from airflow_roir.cli.app import (
     print_json,
     say,
     show,
+    terminal_width,
     work_options,
 )
 from airflow_roir.definition import argument
@@ -149,7 +150,6 @@ def _bytes(text: str | None) -> int | None:
 
 def print_choice(choice: Choice, as_json: bool, index: str = "INDEX") -> None:
     """As JSON, or as a table with its totals, what was left out, and advice. index: as the user named it."""
-    from airflow_roir.cli.status import terminal_width
 
     if as_json:
         print_json(choice.as_dict())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, Index, app, database_of, show, show_as_it_is
+from airflow_roir.cli.app import AsJson, Index, app, database_of, show, show_as_it_is, terminal_width
 from airflow_roir.definition import argument
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def duplicates(
 def print_groups(found: Duplicates, groups: Iterable[Group], healed: bool = False) -> None:
     """As a table, and all in all."""
     from airflow_roir.cli.cells import fitted, printable
-    from airflow_roir.cli.status import terminal_width
     from airflow_roir.quantity import counted, shared
 
     names = [f"{what} ({', '.join(of)})" for what, of in (("key", found.key), ("primary key", found.primary_key))]

@@ -17,8 +17,8 @@ from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.cells import printable
 from airflow_roir.cli.ending import ending
 from airflow_roir.cli.look import look
+from airflow_roir.cli.overview import print_overview
 from airflow_roir.cli.spark import CommandSpark, tell
-from airflow_roir.cli.status import print_overview
 from airflow_roir.definition import VerifyOptions, argument
 from airflow_roir.engine import admission, finalize, long_pause, operations
 from airflow_roir.engine.compact import compaction

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from airflow_roir.cli.app import print_json, show, terminal_width
 from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.cli.look import PAUSING, Look
 from airflow_roir.definition import argument, quote
@@ -28,6 +29,15 @@ OPERATION_COLUMNS = ("index", "operation", "state", "phase", "done", "rate", "ti
 OPERATION_TEXTS = 4
 # What holds a run up and isn't seen in its rate.
 WORTH_SAYING = ("lock", "rate limit", "starting", "another run", "server", "throttled")
+
+
+def print_overview(seen: Look, as_json: bool) -> None:
+    """Both parts, as JSON or as text."""
+    if as_json:
+        print_json(seen.as_dict())
+        return
+    for line in overview_lines(seen, terminal_width()):
+        show(line)
 
 
 def overview_lines(seen: Look, cells: int | None = None) -> Iterator[str]:

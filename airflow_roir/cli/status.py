@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, app, database_of, print_json, show
+from airflow_roir.cli.app import AsJson, app, database_of, print_json, show, terminal_width
 
 if TYPE_CHECKING:
-    from airflow_roir.cli.look import Look
     from airflow_roir.engine.database import Database
 
 
@@ -54,19 +51,9 @@ def status(
         raise typer.Exit(follow(database, index, as_json))
     else:
         from airflow_roir.cli.look import look
+        from airflow_roir.cli.overview import print_overview
 
         print_overview(look(database, index, exact), as_json)
-
-
-def print_overview(seen: Look, as_json: bool) -> None:
-    """Both parts, as JSON or as text."""
-    from airflow_roir.cli.overview import overview_lines
-
-    if as_json:
-        print_json(seen.as_dict())
-        return
-    for line in overview_lines(seen, terminal_width()):
-        show(line)
 
 
 def print_segments(database: Database, index: str, exact: bool, as_json: bool) -> None:
@@ -80,11 +67,6 @@ def print_segments(database: Database, index: str, exact: bool, as_json: bool) -
         return
     for line in segment_lines(facts, terminal_width()):
         show(line)
-
-
-def terminal_width() -> int | None:
-    """The width of the terminal that standard output is; None if it is none: then nothing is fitted."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_history(database: Database, index: str, as_json: bool) -> None:

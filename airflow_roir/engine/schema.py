@@ -1,22 +1,16 @@
-"""The control schema's migrations: runs them, and checks that the database and this code agree on a version."""
+"""The control schema's versions: whether the database and this code agree on one. `install` makes and upgrades it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
 import airflow_roir
 from airflow_roir.definition import quote
-from airflow_roir.engine.database import Database, execute
-from airflow_roir.errors import InvalidInput, ReadOnlyServer, RightMissing, SchemaMissing, SchemaVersionMismatch
-
-# Alembic is imported by `init` alone: a Spark worker never is there, and need not have it.
-if TYPE_CHECKING:
-    from alembic.config import Config
+from airflow_roir.engine.database import execute
+from airflow_roir.errors import ReadOnlyServer, RightMissing, SchemaMissing, SchemaVersionMismatch
 
 VERSION_TABLE = "schema_version"
 # Revisions of before 0.1.0, when nothing was released; one migration makes what they made. Releases take these numbers
@@ -34,27 +28,12 @@ SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT 
 
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 
-RELATIONS = """
-SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE n.nspname = 'roir' AND c.relkind IN ('r', 'v')
-"""
-
 
 def migrations_folder() -> Path:
     """Where the migrations are: inside the installed package, or beside it in a source checkout."""
     package = Path(airflow_roir.__file__).parent
     inside = package / "migrations"
     return inside if inside.is_dir() else package.parent / "migrations"
-
-
-def alembic_config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, without any file; `connection` is what `env.py` works on."""
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    return config
 
 
 @functools.cache
@@ -72,57 +51,6 @@ def revisions() -> tuple[str, ...]:
 def head() -> str:
     """The newest revision that this code knows."""
     return revisions()[-1]
-
-
-def init(database: Database, report: Callable[[str], object] = lambda line: None) -> str:
-    """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
-
-    If the database was restored from a dump, or upgraded by pg_upgrade, its indexes find their tables again
-    (`restore`). If schema `roir_data` was dropped, its indexes are (`lost_entries`), of which `report` hears.
-
-    Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
-    SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
-    """
-    from alembic import command
-
-    from airflow_roir.engine import lost_entries, operations, restore, rights
-    from airflow_roir.engine.checks import check_server
-
-    with database.transaction() as connection:
-        check_server(connection)
-        check_writable(connection)
-        # Two inits at once, as two schedulers might: one waits for the other and finds nothing to do.
-        execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir.init'))")
-        present = current(connection)
-        if present is not None:
-            _check_known(connection, present)
-        may_create = execute(
-            connection,
-            "SELECT has_database_privilege(current_database(), 'CREATE') "
-            "OR (to_regnamespace('roir') IS NOT NULL AND to_regnamespace('roir_data') IS NOT NULL) AS may, "
-            "current_user AS role, current_database() AS database",
-        ).one()
-        if not may_create.may:
-            raise InvalidInput(
-                f"role {may_create.role} has no right to create schemas in database {may_create.database}; "
-                f'the owner of the database can run: GRANT CREATE ON DATABASE "{may_create.database}" TO '
-                f'"{may_create.role}"'
-            )
-        before = set(execute(connection, RELATIONS).scalars())
-        # An upgrade would make the schema itself.
-        lost = is_lost(connection)
-        command.upgrade(alembic_config(connection), "head")
-        if lost:
-            for line in lost_entries.give_up(connection, operations.default_actor()):
-                report(line)
-        # What the control schema says is made into statements of ours. What an administrator grants later stays.
-        rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
-        rights.give_again(connection)
-        restore.adopt(connection)
-        execute(connection, "SELECT roir.only_read(id) FROM roir.generation WHERE status <> 'dropped' ORDER BY id")
-        # Where the role may, and nobody wants it away: the rest is detected all the same.
-        execute(connection, "SELECT roir.guard() FROM roir.setting WHERE guarded")
-    return head()
 
 
 def is_guarded(connection: Connection) -> bool:
@@ -182,7 +110,7 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
     present = current(connection)
     if present is None:
         raise SchemaMissing("this database has no control schema yet; create it with: roir init")
-    _check_known(connection, present)
+    check_known(connection, present)
     if present != head():
         raise SchemaVersionMismatch(
             f"the control schema is at version {present}, this code needs version {head()}; upgrade the schema "
@@ -198,7 +126,7 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
         raise SchemaVersionMismatch(f"{moved}; run: roir init")
 
 
-def _check_known(connection: Connection, revision: str) -> None:
+def check_known(connection: Connection, revision: str) -> None:
     """Raise SchemaVersionMismatch if this code can't upgrade a schema of that revision."""
     known = revision in revisions()
     standing = execute(connection, STANDING).one()

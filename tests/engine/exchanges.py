@@ -19,12 +19,12 @@ from airflow_roir.engine import (
     drop,
     finalize,
     fold,
+    install,
     operations,
     prepare,
     publish,
     rehearse,
     revert,
-    schema,
     status,
 )
 from airflow_roir.engine.database import Database
@@ -395,7 +395,7 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
         lambda database: detach.detach_partition(database, "app.p1", "test", drop=True, patience_s=1),
     ),
     "status": (rebuilding, lambda database: status.status(database)),
-    "init": (rebuilding, schema.init),
+    "init": (rebuilding, install.init),
 }
 OF_PARTS = ("clean-up of a partition", "removal", "sync", "attach", "attach in a rebuild", "detach", "detach and drop")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -236,7 +236,7 @@ def scene(request: pytest.FixtureRequest, dsn: str) -> Iterator[Scene]:
             f"GRANT CREATE ON DATABASE {tag} TO {user}",
         )
         database = Database(make_dsn(**{**parse_dsn(dsn), "user": user}))
-        schema.init(database)
+        install.init(database)
     made = Scene(dsn, database, names["owner"], names["victim"])
     made.as_owner(*(statement.replace("{owner}", made.owner) for statement in HIS))
     yield made

@@ -12,7 +12,7 @@ import psycopg2.extensions
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -132,7 +132,7 @@ def world(request: pytest.FixtureRequest, dsn: str) -> Iterator[World]:
             "GRANT CREATE ON SCHEMA public TO builder",
         )
         made.database = Database(made.dsn_of("builder"), "roir tests")
-        schema.init(made.database)
+        install.init(made.database)
     made.run(
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
         "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",

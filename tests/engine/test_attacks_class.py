@@ -8,7 +8,7 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, drop, health, schema
+from airflow_roir.engine import abort, clean_up, drop, health, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import detach
 from airflow_roir.errors import InvalidInput
@@ -335,7 +335,7 @@ def test_default_privileges_give_nobody_a_right_to_the_control_schema(server: st
     try:
         fresh = database_dsn(server, name)
         run_sql(fresh, f"ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {nobody}")
-        schema.init(Database(fresh, "roir tests"))
+        install.init(Database(fresh, "roir tests"))
         with closing(steps.session(fresh)) as user:
             [(may,)] = sql(user, "SELECT has_table_privilege(%s, 'roir.generation', 'UPDATE')", nobody)
         assert not may

@@ -9,7 +9,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up, drop, schema
+from airflow_roir.engine import abort, clean_up, drop, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
@@ -31,7 +31,7 @@ def kept(server: str) -> Iterator[tuple[str, Database]]:
         run_sql(dsn, "GRANT CREATE ON SCHEMA public TO namer")
         mine = make_dsn(dsn, user="namer")
         database = Database(mine, "roir tests")
-        schema.init(database)
+        install.init(database)
         run_sql(
             mine,
             "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

@@ -9,7 +9,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import old_snapshots, prepare, schema
+from airflow_roir.engine import install, old_snapshots, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.errors import LockNotAcquired
@@ -47,7 +47,7 @@ def vacuumed(slow: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, p
     name = f"autovacuum_{abs(hash(request.node.name))}"
     run_sql(slow, f"CREATE DATABASE {name}")
     dsn = database_dsn(slow, name)
-    schema.init(Database(dsn, "roir tests"))
+    install.init(Database(dsn, "roir tests"))
     run_sql(
         dsn,
         f"CREATE TABLE t (id int PRIMARY KEY, k text, v int) WITH ({SLOWLY})",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_roir.engine import clean_up, run, schema
+from airflow_roir.engine import clean_up, install, run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
 from airflow_roir.errors import InvalidInput, SourceChanged
@@ -117,7 +117,7 @@ def other_locale(server: str, pg: int, collation: str) -> Iterator[str]:
 
 def test_the_databases_own_collation_counts_too(other_locale: str) -> None:
     database = Database(other_locale, "roir tests")
-    schema.init(database)
+    install.init(database)
     make(other_locale, '"default"', '"default"')
     _, operation = steps.begin(database)
     run_sql(other_locale, "UPDATE pg_database SET datcollversion = 'before' WHERE datname = current_database()")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, drop, operations, schema
+from airflow_roir.engine import clean_up, drop, install, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import InvalidInput
@@ -54,7 +54,7 @@ def test_an_operation_goes_its_way_in_any_encoding(
             "END $$",
         )
     database = Database(dsn, "roir tests")
-    schema.init(database)
+    install.init(database)
     user = psycopg2.connect(dsn)
     user.set_client_encoding(client)
     # Bytes that are no UTF-8, alone and in JSON; a backslash, which JSON escapes.
@@ -83,4 +83,4 @@ def test_an_operation_goes_its_way_in_any_encoding(
 
 def test_a_database_whose_encoding_cannot_be_read_is_refused(in_encoding: Callable[[str], str]) -> None:
     with pytest.raises(InvalidInput, match="MULE_INTERNAL"):
-        schema.init(Database(in_encoding("MULE_INTERNAL"), "roir tests"))
+        install.init(Database(in_encoding("MULE_INTERNAL"), "roir tests"))

@@ -7,7 +7,7 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, drop, health, revert, schema
+from airflow_roir.engine import clean_up, drop, health, install, revert, schema
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import detach, sync
 from tests.conftest import run_sql
@@ -315,13 +315,13 @@ def test_what_was_wrong_before_stops_no_later_ddl(database: Database, guarded: s
 
 def test_init_leaves_away_what_somebody_has_removed(database: Database, dsn: str) -> None:
     """After a restore, too: what was removed isn't in the dump, and that it was is."""
-    schema.init(database)
+    install.init(database)
     run_sql(dsn, "SELECT roir.unguard()")
-    schema.init(database)
+    install.init(database)
     with database.transaction() as connection:
         assert (schema.is_guarded(connection), schema.is_unguarded(connection)) == (False, True)
     run_sql(dsn, "SELECT roir.guard()")
-    schema.init(database)
+    install.init(database)
     with database.transaction() as connection:
         assert (schema.is_guarded(connection), schema.is_unguarded(connection)) == (True, False)
 
@@ -329,8 +329,8 @@ def test_init_leaves_away_what_somebody_has_removed(database: Database, dsn: str
 def test_init_installs_it_where_it_may(database: Database, dsn: str) -> None:
     with database.transaction() as connection:
         assert not schema.is_guarded(connection)
-    schema.init(database)
-    schema.init(database)
+    install.init(database)
+    install.init(database)
     with database.transaction() as connection:
         assert schema.is_guarded(connection)
     run_sql(

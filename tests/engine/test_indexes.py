@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import clean_up, drop, operations, revert
+from airflow_roir.engine import clean_up, drop, install, operations, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import IndexFacts, indexes
 from airflow_roir.engine.verify import compare
@@ -244,9 +244,8 @@ def test_a_plain_owner_sees_its_indexes_with_their_bloat(server: str, dsn: str) 
         "GRANT CREATE ON SCHEMA public TO indexer",
     )
     plain = Database(psycopg2.extensions.make_dsn(dsn, user="indexer"))
-    from airflow_roir.engine import schema
 
-    schema.init(plain)
+    install.init(plain)
     run_sql(
         plain.dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text)",

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import clean_up, health, patience, prepare, schema
+from airflow_roir.engine import clean_up, health, install, patience, prepare
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
@@ -76,7 +76,7 @@ WALKED: dict[str, tuple[Callable[[Database], None], Command]] = {
     "prepare": (published, _prepare),
     "compact": (published, _compact),
     "verify": (published, _verify),
-    "init": (published, lambda database, _say: schema.init(database)),
+    "init": (published, lambda database, _say: install.init(database)),
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import clean_up, drop, operations, schema
+from airflow_roir.engine import clean_up, drop, install, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.status import status
@@ -47,8 +47,8 @@ def test_the_schema_of_entries_is_dropped(database: Database, dsn: str, kind: st
         with pytest.raises(SchemaMissing, match="roir init"):
             command(database)
     told: list[str] = []
-    schema.init(database, told.append)
-    schema.init(database, told.append)
+    install.init(database, told.append)
+    install.init(database, told.append)
     assert len(told) == (3 if kind == "build" else 2)
     assert (status(database), indexes(database), clean_up.clean_up(database).warnings) == ([], [], [])
     assert not operations_unfinished(database)

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import clean_up, health, schema
+from airflow_roir.engine import clean_up, health, install
 from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
@@ -431,7 +431,7 @@ def test_an_upgraded_database_is_adopted_with_its_new_marks(database: Database, 
     run_sql(dsn, *UPGRADED)
     with stage.connection.begin():
         assert told(stage.connection, stage) == ""
-    schema.init(database)
+    install.init(database)
     run_sql(dsn, "SELECT roir.unguard()")
     with stage.connection.begin():
         assert told(stage.connection, stage) == ""

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from airflow_roir.definition import QualifiedName, quote
-from airflow_roir.engine import catalog, clean_up, schema
+from airflow_roir.engine import catalog, clean_up, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import InvariantViolated
@@ -196,6 +196,6 @@ def maker(dsn: str) -> Iterator[str]:
         "ALTER TABLE app.t OWNER TO app_maker",
     )
     makers = dsn.replace("//postgres:@", "//app_maker:@")
-    schema.init(Database(makers, "roir tests"))
+    install.init(Database(makers, "roir tests"))
     yield makers
     run_sql(dsn, "DROP OWNED BY app_maker CASCADE", "DROP ROLE app_maker")

@@ -9,7 +9,7 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import prepare, schema
+from airflow_roir.engine import install, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import objections
 from airflow_roir.engine.forecast.objections import Objections
@@ -56,7 +56,7 @@ def roles(dsn: str, stranger: str) -> Iterator[Roles]:
         'CREATE TABLE "S 1".t2 PARTITION OF "S 1".t FOR VALUES FROM (100) TO (200)',
         "CREATE SCHEMA shown",
     )
-    schema.init(Database(make_dsn(**{**parse_dsn(dsn), "user": keeper.strip('"')})))
+    install.init(Database(make_dsn(**{**parse_dsn(dsn), "user": keeper.strip('"')})))
     yield Roles(keeper, owner, stranger, dsn)
     run_sql(dsn, *(f"DROP OWNED BY {role} CASCADE" for role in (keeper, owner)))
     run_sql(dsn, *(f"DROP ROLE {role}" for role in (keeper, owner)))

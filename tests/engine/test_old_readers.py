@@ -11,7 +11,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import clean_up, schema, view
+from airflow_roir.engine import clean_up, install, view
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import LockNotAcquired
 from servers.postgres import programs
@@ -232,7 +232,7 @@ def test_the_guard_is_right_in_a_database_that_was_restored_from_a_dump(
         assert sql(user, "SELECT count(*) FROM ix") == [(100,)]
         user.rollback()
         run_sql(restored, "UPDATE roir.generation SET mode_xid = (mode_xid::bigint + 1000000000)::text")
-        schema.init(Database(restored))
+        install.init(Database(restored))
         assert clean_up.clean_up(Database(restored)).guards_removed == 1
         user.close()
     finally:

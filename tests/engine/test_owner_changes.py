@@ -13,7 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, clean_up, health, schema
+from airflow_roir.engine import abort, clean_up, health, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.run import start_run
@@ -97,7 +97,7 @@ def working(dsn: str) -> Database:
         "DROP SCHEMA roir, roir_data CASCADE",
     )
     database = Database(dsn.replace("//postgres:@", f"//{WORKS}:@"), "roir tests")
-    schema.init(database)
+    install.init(database)
     steps.make_index(database, ranges=1)
     return database
 

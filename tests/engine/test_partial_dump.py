@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up, operations, schema
+from airflow_roir.engine import abort, clean_up, install, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
 from airflow_roir.errors import SchemaVersionMismatch
@@ -89,7 +89,7 @@ def test_a_table_with_its_entries_and_without_the_control_schema_needs_one_state
     run_sql(there, "DROP SCHEMA roir_data CASCADE")
     assert failures(there) == []
     # And it can be indexed again.
-    schema.init(Database(there))
+    install.init(Database(there))
     run_sql(there, "INSERT INTO t SELECT i % 30, i, i, i FROM generate_series(1, 90) i")
     _, run = steps.begin(Database(there))
     steps.finish_all(Database(there), run)
@@ -100,12 +100,12 @@ def test_a_dump_without_its_last_section_is_told_and_can_be_completed(
     restore: Restore, database: Database, dsn: str, pg: int
 ) -> None:
     there = Database(restore("--section=pre-data", "--section=data"), "roir tests")
-    for command in (status, clean_up.clean_up, steps.begin, schema.init):
+    for command in (status, clean_up.clean_up, steps.begin, install.init):
         with pytest.raises(SchemaVersionMismatch, match=r"--section=post-data.*roir init"):
             command(there)
     last = subprocess.run([programs(pg) / "pg_dump", "--section=post-data", dsn], check=True, capture_output=True)
     subprocess.run([programs(pg) / "psql", "-qX", there.dsn], input=last.stdout, check=True, capture_output=True)
-    schema.init(there)
+    install.init(there)
     if operations.find_operation(there, "ix").status == "failed":
         # What was unfinished when it was dumped.
         abort.abort(there, "ix", "test")

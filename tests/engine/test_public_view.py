@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import clean_up, health, schema
+from airflow_roir.engine import clean_up, health, install
 from airflow_roir.engine.verify import compare
 from tests.engine import steps
 from tests.engine.public import World
@@ -169,7 +169,7 @@ def test_status_tells_where_more_than_reading_became_possible(world: World, how:
         (line,) = health.warnings(connection)
     assert "more than SELECT" in line
     if by == "init":
-        schema.init(world.database)
+        install.init(world.database)
     else:
         assert compare.verify(world.database, "public.ix", VerifyOptions(repair=True), "test").damaged == 1
     with world.database.transaction() as connection:
@@ -190,7 +190,7 @@ def test_status_tells_who_may_not_read_what_the_view_reads(world: World) -> None
         (line,) = health.warnings(connection)
     assert f"who may not read roir_data.{read}," in line
     assert "roir init" in line
-    schema.init(world.database)
+    install.init(world.database)
     assert world.outcome("app", "SELECT * FROM ix") == "done"
     with world.database.transaction() as connection:
         assert health.warnings(connection) == []
@@ -218,7 +218,7 @@ def test_functions_that_a_script_took_from_all_roles_are_told_and_given_again(wo
         (line,) = health.warnings(connection)
     assert "roir.published(" in line
     assert "roir init" in line
-    schema.init(world.database)
+    install.init(world.database)
     assert world.outcome("app", "SELECT * FROM ix") == "done"
     assert world.outcome("app", "SELECT roir.note_taken(1, 0, '(0,1)')") == "42501"
     with world.database.transaction() as connection:

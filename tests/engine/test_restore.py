@@ -11,7 +11,7 @@ import psycopg2.errors
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from airflow_roir.engine import abort, clean_up, drop, schema
+from airflow_roir.engine import abort, clean_up, drop, install
 from airflow_roir.engine import restore as restore_engine
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
@@ -95,8 +95,8 @@ def test_a_restored_index_is_exact_and_captures_after_init(
             command()
     with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="restored from a dump"):
         run_sql(there.dsn, "TRUNCATE t")
-    schema.init(there)
-    schema.init(there)
+    install.init(there)
+    install.init(there)
     assert gaps(there) == []
     report = clean_up.clean_up(there)
     assert (report.warnings, [line for line in report.waiting if "partition" in line]) == ([], [])
@@ -129,7 +129,7 @@ def test_an_ordinary_table_needs_nothing_for_its_writes(database: Database, dsn:
     publish(database)
     there = restore()
     run_sql(there.dsn, "UPDATE t SET id = id + 1000, k = 'x' WHERE id < 9", "DELETE FROM t WHERE id = 20")
-    schema.init(there)
+    install.init(there)
     assert steps.assert_exact(there).rows == 49
     run_sql(there.dsn, "TRUNCATE t", "INSERT INTO t VALUES (1, 'a')")
     assert steps.assert_exact(there).rows == 1
@@ -144,7 +144,7 @@ def test_an_unfinished_operation_ends_with_a_restore(database: Database, dsn: st
     _, run = steps.begin(database, table=None, keys=None, ranges=6)
     steps.build_all(database, run)
     there = restore()
-    schema.init(there)
+    install.init(there)
     (operation,) = status(there)
     assert operation.status == Status.FAILED
     assert "restored from a dump" in str(operation.error)
@@ -177,7 +177,7 @@ def test_an_oid_that_another_source_had(database: Database, dsn: str, restore: R
         f"ALTER FUNCTION roir_data.capture_{recorded}() RENAME TO capture_{other}",
         f"ALTER FUNCTION roir_data.truncate_{recorded}() RENAME TO truncate_{other}",
     )
-    schema.init(there)
+    install.init(there)
     run_sql(there.dsn, "UPDATE a SET k = 'new' WHERE id < 5", "TRUNCATE b", "INSERT INTO b VALUES (1, 'only')")
     assert steps.assert_exact(there, "ix_a").rows == 20
     assert steps.assert_exact(there, "ix_b").rows == 1
@@ -191,7 +191,7 @@ def test_entries_that_were_leaving_stay_hidden(database: Database, dsn: str, res
     publish(database, include="v")
     run_sql(dsn, "SELECT roir.detach_partition('t1', and_drop => true)")
     there = restore()
-    schema.init(there)
+    install.init(there)
     assert_shown(there)
     assert clean_up.clean_up(there).partition_entries > 0
     assert_shown(there)
@@ -205,7 +205,7 @@ def test_a_dump_without_the_triggers_is_not_taken_for_the_source(
     publish(database)
     run_sql(dsn, f"DROP TRIGGER {steps.capture_triggers(dsn)[0]} ON t")
     there = restore()
-    schema.init(there)
+    install.init(there)
     with pytest.raises(NotFound, match="was dropped"):
         steps.begin(there, table=None, keys=None)
 
@@ -223,7 +223,7 @@ def test_partitions_are_known_again_after_a_pg_upgrade(database: Database, dsn: 
     for command in (lambda: status(database), lambda: clean_up.clean_up(database)):
         with pytest.raises(SchemaVersionMismatch, match=r"by pg_upgrade: .*roir init"):
             command()
-    schema.init(database)
+    install.init(database)
     assert clean_up.clean_up(database).waiting == []
     steps.finish_all(database, run)
     run_sql(dsn, "UPDATE t SET k = 'later' WHERE id % 3 = 0", "TRUNCATE t2")
@@ -236,7 +236,7 @@ def test_what_was_taken_out_between_upgrade_and_init_is_not_taken_for_known(data
     publish(database, include="v")
     run_sql(dsn, *UPGRADE, "ALTER TABLE t DETACH PARTITION t1", "DELETE FROM t1 WHERE id % 2 = 0")
     run_sql(dsn, "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (10) TO (20)")
-    schema.init(database)
+    install.init(database)
     assert any("roir sync-partitions" in line for line in clean_up.clean_up(database).waiting)
     assert sync_partitions(database, "t", "test").gone == ["public.t1"]
     assert_shown(database)
@@ -271,7 +271,7 @@ def test_a_single_table_that_was_restored_over_itself_is_not_adopted(
     publish(database, "ix_other", table="other")
     publish(database, include="v")
     replace_table("DELETE FROM t WHERE id % 2 = 0")
-    schema.init(database)
+    install.init(database)
     with database.transaction() as connection:
         assert any("index public.ix:" in line and "roir drop" in line for line in warnings(connection))
         assert [line for line in restore_engine.replaced(connection) if "t has taken its place" in line]
@@ -339,7 +339,7 @@ def test_rights_are_as_they_were_though_the_dump_was_restored_without_them(
         subprocess.run([programs(pg) / "pg_dump", "-Fc", "-f", dump, world.dsn], check=True)
         run_sql(there.dsn, "CREATE TABLE padding (); DROP TABLE padding")
         subprocess.run([programs(pg) / "pg_restore", "-x", "--exit-on-error", "-d", there.dsn, dump], check=True)
-        schema.init(there.database)
+        install.init(there.database)
         there.run("GRANT SELECT ON ix, one TO reader")
         with there.session("alice") as owner:
             sql(owner, "INSERT INTO t VALUES (1000, 'new', 1)")
@@ -392,7 +392,7 @@ def test_a_dump_by_sections_and_without_owners_goes_into_the_newest_server(
             assert all("event trigger" in line for line in failed), said
             assert bool(failed) == (guarded and by == "hosted" and section == "post-data")
         run_sql(there.dsn, "INSERT INTO t VALUES (1000, 'new', 1)", "DELETE FROM p WHERE id % 5 = 0")
-        schema.init(there)
+        install.init(there)
         run_sql(there.dsn, "UPDATE t SET k = 'later' WHERE id % 3 = 0", "UPDATE p SET d = (d + 10) % 30")
         with pytest.raises(psycopg2.errors.UniqueViolation):
             run_sql(there.dsn, "INSERT INTO t VALUES (1000, 'again', 1)")

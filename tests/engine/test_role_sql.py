@@ -10,7 +10,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import role, schema
+from airflow_roir.engine import install, role
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
 from tests.conftest import database_dsn, run_sql
@@ -50,7 +50,7 @@ def test_the_role_builds_a_table_of_others_and_is_none_of_the_mighty(empty: str,
     builder = make_dsn(empty, user=name)
     try:
         database = Database(builder)
-        schema.init(database)
+        install.init(database)
         _, run = steps.begin(database, "public.ix", TABLE.sql, include="v", parallelism=1)
         steps.finish_all(database, run)
         session = steps.session(builder)

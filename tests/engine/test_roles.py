@@ -7,7 +7,7 @@ import psycopg2.errors
 import pytest
 from psycopg2.extensions import make_dsn
 
-from airflow_roir.engine import abort, clean_up, drop, revert, schema
+from airflow_roir.engine import abort, clean_up, drop, install, revert, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.errors import InvalidInput, SourceChanged
@@ -294,7 +294,7 @@ def test_an_owner_who_is_no_superuser_can_do_everything(server: str) -> None:
     database = Database(kept, "roir tests")
     try:
         run_sql(database_dsn(server, "kept"), "GRANT CREATE ON SCHEMA public TO keeper")
-        schema.init(database)
+        install.init(database)
         with database.transaction() as connection:
             assert not schema.is_guarded(connection)
         run_sql(

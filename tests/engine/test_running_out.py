@@ -8,7 +8,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, operations, patience, schema
+from airflow_roir.engine import clean_up, install, operations, patience
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
@@ -166,7 +166,7 @@ def kept(server: str) -> Iterator[str]:
     run_sql(server, "CREATE ROLE counted LOGIN", "CREATE DATABASE counted OWNER counted")
     run_sql(database_dsn(server, "counted"), "GRANT CREATE ON SCHEMA public TO counted")
     dsn = make_dsn(database_dsn(server, "counted"), user="counted")
-    schema.init(Database(dsn, "roir tests"))
+    install.init(Database(dsn, "roir tests"))
     yield dsn
     run_sql(server, "DROP DATABASE counted WITH (FORCE)", "DROP ROLE counted")
 

@@ -10,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install, schema
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.status import status
 from airflow_roir.engine.tables import metadata
@@ -64,9 +64,9 @@ def test_the_migrated_schema_equals_the_declared_one(database: Database, empty: 
 
 
 def test_down_leaves_nothing_and_up_works_again(empty: Database) -> None:
-    schema.init(empty)
+    install.init(empty)
     with empty.transaction() as connection:
-        command.downgrade(schema.alembic_config(connection), "base")
+        command.downgrade(install.alembic_config(connection), "base")
     with empty.transaction() as connection:
         left = execute(
             connection,
@@ -78,12 +78,12 @@ def test_down_leaves_nothing_and_up_works_again(empty: Database) -> None:
             "UNION ALL SELECT nspname FROM pg_namespace WHERE nspname = 'roir_data'",
         ).all()
     assert left == []
-    assert schema.init(empty) == schema.head()
-    assert schema.init(empty) == schema.head()  # again: nothing to do
+    assert install.init(empty) == schema.head()
+    assert install.init(empty) == schema.head()  # again: nothing to do
 
 
 def test_the_files_of_the_migrations_are_named_after_their_revisions_in_order() -> None:
-    walked = ScriptDirectory.from_config(schema.alembic_config()).walk_revisions()
+    walked = ScriptDirectory.from_config(install.alembic_config()).walk_revisions()
     assert schema.revisions() == tuple(reversed([script.revision for script in walked]))
 
 
@@ -101,7 +101,7 @@ def test_a_missing_schema_is_said_with_the_remedy(empty: Database) -> None:
 def test_a_newer_schema_is_refused(database: Database) -> None:
     with database.transaction() as connection:
         execute(connection, "UPDATE roir.schema_version SET version_num = '9999'")
-    for call in (lambda: status(database), lambda: schema.init(database)):
+    for call in (lambda: status(database), lambda: install.init(database)):
         with pytest.raises(SchemaVersionMismatch, match=r"newer\. Upgrade"):
             call()
 
@@ -126,12 +126,12 @@ def test_a_schema_of_before_the_first_release_is_refused_and_can_be_removed(
     run_sql(dsn, f"UPDATE roir.schema_version SET version_num = '{revision}'")
     if lacks:
         run_sql(dsn, lacks)
-    for call in (lambda: status(database), lambda: schema.init(database)):
+    for call in (lambda: status(database), lambda: install.init(database)):
         with pytest.raises(SchemaVersionMismatch, match=rf"version {revision} of before 0\.1\.0.* init$") as told:
             call()
     (remedy,) = re.findall(r"DROP SCHEMA [a-z_, ]+ CASCADE", str(told.value))
     run_sql(dsn, remedy)
-    assert schema.init(database) == schema.head()
+    assert install.init(database) == schema.head()
     run_sql(dsn, "UPDATE t SET k = 'x' WHERE id < 10", "DELETE FROM t WHERE id = 20", "ALTER TABLE t ADD COLUMN v int")
     steps.finish_all(database, steps.begin(database)[1])
     assert steps.assert_exact(database).rows == 29
@@ -145,7 +145,7 @@ def test_schemas_made_by_the_owner_are_enough(empty: Database) -> None:
         execute(connection, "CREATE SCHEMA roir AUTHORIZATION modest")
         execute(connection, "CREATE SCHEMA roir_data AUTHORIZATION modest")
     modest = Database(empty.dsn.replace("postgres:", "modest:", 1))
-    assert schema.init(modest) == schema.head()
+    assert install.init(modest) == schema.head()
 
 
 def test_a_role_that_may_not_create_is_told_what_it_needs(empty: Database) -> None:
@@ -154,4 +154,4 @@ def test_a_role_that_may_not_create_is_told_what_it_needs(empty: Database) -> No
         execute(connection, "CREATE ROLE poor LOGIN")
     poor = Database(empty.dsn.replace("postgres:", "poor:", 1))
     with pytest.raises(InvalidInput, match="GRANT CREATE ON DATABASE"):
-        schema.init(poor)
+        install.init(poor)

@@ -10,7 +10,7 @@ import psycopg2.errors
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, bloat, clean_up, drop, revert, schema
+from airflow_roir.engine import abort, bloat, clean_up, drop, install, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
@@ -198,7 +198,7 @@ def test_a_restored_database_enforces_at_once(database: Database, dsn: str, requ
         assert refused.value.diag.table_name == "t"
         assert refused.value.diag.message_detail == "Key (k)=(33) already exists."
         run_sql(restored.dsn, "UPDATE t SET k = k + 1", "UPDATE t SET k = k - 1")
-        schema.init(restored)
+        install.init(restored)
     assert one(restored, "SELECT looked_xid FROM roir.generation WHERE id = 2") is None
     steps.assert_exact(restored)
 

@@ -10,7 +10,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import fold, health, schema
+from airflow_roir.engine import fold, health, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
@@ -234,7 +234,7 @@ def keepers(dsn: str) -> str:
         "DROP SCHEMA roir, roir_data CASCADE",
     )
     keepers = dsn.replace("//postgres:@", "//unique_keeper:@")
-    schema.init(Database(keepers, "roir tests"))
+    install.init(Database(keepers, "roir tests"))
     return keepers
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, finalize, schema
+from airflow_roir.engine import abort, clean_up, finalize, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.partitions.sync import sync_partitions
@@ -140,8 +140,8 @@ def test_a_published_index_is_exact_and_its_partitions_are_known_after_init(data
     for command in (lambda: status(database), lambda: clean_up.clean_up(database)):
         with pytest.raises(SchemaVersionMismatch, match=r"by pg_upgrade: the partitions of (public\.)?t .*roir init"):
             command()
-    schema.init(database)
-    schema.init(database)
+    install.init(database)
+    install.init(database)
     report = clean_up.clean_up(database)
     assert (report.warnings, report.waiting) == ([], [])
     assert status(database)[0].partitions_gone == ()
@@ -166,7 +166,7 @@ def test_an_unfinished_operation_goes_on_after_init(database: Database, dsn: str
     run_sql(dsn, *WRITES)
     with pytest.raises(SchemaVersionMismatch, match="roir init"):
         start_run(database, "ix", "test", take_over=True)
-    schema.init(database)
+    install.init(database)
     assert status(database)[0].status == "running"
     run_sql(dsn, "UPDATE t SET k = 'newer' WHERE id % 7 = 0")
     run = start_run(database, "ix", "test", take_over=True)
@@ -183,7 +183,7 @@ def test_an_unfinished_operation_goes_on_after_init(database: Database, dsn: str
 
 @databases("aborted", "mid-fold")
 def test_an_unfinished_operation_is_aborted(database: Database, dsn: str) -> None:
-    schema.init(database)
+    install.init(database)
     abort.abort(database, "ix", "test")
     run_sql(dsn, *WRITES)
     assert steps.sql(steps.session(dsn), "SELECT to_regclass('roir_data.g1')") == [(None,)]
@@ -199,7 +199,7 @@ def test_an_ordinary_table_needs_nothing(database: Database, dsn: str) -> None:
 @databases("special", "leaving")
 def test_entries_that_were_leaving_stay_hidden(database: Database, dsn: str) -> None:
     assert_shown(database)
-    schema.init(database)
+    install.init(database)
     assert_shown(database)
     assert clean_up.clean_up(database).partition_entries > 0
     steps.assert_exact(database)
@@ -207,7 +207,7 @@ def test_entries_that_were_leaving_stay_hidden(database: Database, dsn: str) -> 
 
 @databases("special", "joining")
 def test_an_attach_that_was_begun_goes_on(database: Database, dsn: str) -> None:
-    schema.init(database)
+    install.init(database)
     with pytest.raises(psycopg2.errors.ObjectInUse, match="is being attached"):
         run_sql(dsn, "DELETE FROM t3")
     assert attach.attach_partition(database, "t", "t3", BOUNDS, "test") == 100
@@ -223,7 +223,7 @@ def test_what_a_plain_detach_did_between_upgrade_and_init_is_not_lost(database: 
         run_sql(
             dsn, "DELETE FROM t1 WHERE id % 2 = 0", "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (10) TO (20)"
         )
-    schema.init(database)
+    install.init(database)
     assert any("roir sync-partitions" in line for line in clean_up.clean_up(database).waiting)
     report = sync_partitions(database, "t", "test")
     assert report.gone == ["public.t1"]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from airflow_roir.announcing import announce as announce_by_client
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import announce, registry
 from airflow_roir.engine.verify.compare import verify
@@ -29,7 +29,7 @@ def made_of(server: str, encodings: tuple[str, str, str]) -> Shards:
         locale = "TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
         run_sql(server, f"CREATE DATABASE {name} ENCODING '{encoding}' {locale}")
         dsns.append(on_server(server, name))
-    schema.init(Database(dsns[0], "roir"))
+    install.init(Database(dsns[0], "roir"))
     made = Shards(dsns[0], {"s0": dsns[1], "s1": dsns[2]})
     made.run(TABLE, "INSERT INTO t SELECT i, 'k' || i, 'v' FROM generate_series(1, 9) i")
     return made

@@ -12,7 +12,7 @@ import pytest
 from psycopg2 import errors
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import finalize, revert, schema
+from airflow_roir.engine import finalize, install, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.shards import announce, enforce, foreign, holders, intents, registry
 from airflow_roir.engine.shards.shipping import Shipper
@@ -194,7 +194,7 @@ def test_a_replica_of_the_index_server_takes_over(contrib_shards: Make, primary:
     of_shards = contrib_shards(2, TABLE)
     name = f"taken_over_{lost}".lower()
     primary.execute(f"CREATE DATABASE {name}")
-    schema.init(Database(primary.dsn(name), "roir"))
+    install.init(Database(primary.dsn(name), "roir"))
     with pair(primary, primary.dsn(name)) as both:
         made = Shards(both.dsn, of_shards.dsns)
         for shard, dsn in made.dsns.items():

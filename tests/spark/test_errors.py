@@ -11,9 +11,9 @@ import pytest
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.install import init
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.schema import init
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark import task
 from servers.killable import Server

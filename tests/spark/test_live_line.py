@@ -13,7 +13,7 @@ import termios
 
 import pytest
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.spark.news import LINES
 from tests.engine import steps
@@ -50,7 +50,7 @@ def on_terminal(command: tuple[str, ...], dsn: str) -> str:
 
 @pytest.mark.slow
 def test_on_a_terminal_there_is_a_live_line_instead_of_a_line_per_range(database: Database, dsn: str) -> None:
-    schema.init(database)
+    install.init(database)
     steps.make_table(dsn)
     said = on_terminal((*BUILD, "--table", "public.t", "--keys", "k", "--ranges", "30"), dsn)
     assert re.search(r"build: [\d,]+ rows", said)

@@ -12,7 +12,7 @@ import psutil
 import pyspark
 import pytest
 
-from airflow_roir.engine import schema
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.spark import class_archive, worker_daemon
 from airflow_roir.spark.class_archive import COLLECTOR, archive_path, java_options
@@ -33,7 +33,7 @@ def roir(dsn: str, logs: Path, *arguments: str) -> subprocess.CompletedProcess[s
 
 @pytest.mark.slow
 def test_a_command_starts_spark_once_for_all_its_operations(database: Database, dsn: str, tmp_path: Path) -> None:
-    schema.init(database)
+    install.init(database)
     steps.make_table(dsn)
     first = roir(dsn, tmp_path, "build", "ix", "--table", "t", "--keys", "k")
     assert first.returncode == 0, first.stderr
@@ -53,7 +53,7 @@ def test_a_command_starts_spark_once_for_all_its_operations(database: Database, 
 
 
 def test_a_build_that_is_refused_leaves_no_driver_and_no_log(database: Database, dsn: str, tmp_path: Path) -> None:
-    schema.init(database)
+    install.init(database)
     refused = roir(dsn, tmp_path / "logs", "build", "ix", "--table", "no_such_table", "--keys", "k")
     assert refused.returncode == 2
     assert "no_such_table" in refused.stderr
@@ -71,7 +71,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def test_without_java_a_build_begins_nothing(database: Database, dsn: str, tmp_path: Path) -> None:
-    schema.init(database)
+    install.init(database)
     steps.make_table(dsn)
     environment = {**os.environ, "ROIR_DSN": dsn, "JAVA_HOME": "/nor/this", "PATH": "/usr/no/such/folder"}
     command = (*ROIR, "build", "ix", "--table", "t", "--keys", "k")

@@ -1,0 +1,81 @@
+"""Creates and upgrades the control schema, and adopts what a restore, an upgrade or a DROP has left of the indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import lost_entries, operations, restore, rights
+from airflow_roir.engine.checks import check_server
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.schema import check_known, check_writable, current, head, is_lost, migrations_folder
+from airflow_roir.errors import InvalidInput
+
+# Alembic is imported here alone, and late: no worker needs it.
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+RELATIONS = """
+SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = 'roir' AND c.relkind IN ('r', 'v')
+"""
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration, without any file; `connection` is what `env.py` works on."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def init(database: Database, report: Callable[[str], object] = lambda line: None) -> str:
+    """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
+
+    If the database was restored from a dump, or upgraded by pg_upgrade, its indexes find their tables again
+    (`restore`). If schema `roir_data` was dropped, its indexes are (`lost_entries`), of which `report` hears.
+
+    Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
+    SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
+    """
+    from alembic import command
+
+    with database.transaction() as connection:
+        check_server(connection)
+        check_writable(connection)
+        # Two inits at once, as two schedulers might: one waits for the other and finds nothing to do.
+        execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir.init'))")
+        present = current(connection)
+        if present is not None:
+            check_known(connection, present)
+        may_create = execute(
+            connection,
+            "SELECT has_database_privilege(current_database(), 'CREATE') "
+            "OR (to_regnamespace('roir') IS NOT NULL AND to_regnamespace('roir_data') IS NOT NULL) AS may, "
+            "current_user AS role, current_database() AS database",
+        ).one()
+        if not may_create.may:
+            raise InvalidInput(
+                f"role {may_create.role} has no right to create schemas in database {may_create.database}; "
+                f'the owner of the database can run: GRANT CREATE ON DATABASE "{may_create.database}" TO '
+                f'"{may_create.role}"'
+            )
+        before = set(execute(connection, RELATIONS).scalars())
+        # An upgrade would make the schema itself.
+        lost = is_lost(connection)
+        command.upgrade(alembic_config(connection), "head")
+        if lost:
+            for line in lost_entries.give_up(connection, operations.default_actor()):
+                report(line)
+        # What the control schema says is made into statements of ours. What an administrator grants later stays.
+        rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
+        rights.give_again(connection)
+        restore.adopt(connection)
+        execute(connection, "SELECT roir.only_read(id) FROM roir.generation WHERE status <> 'dropped' ORDER BY id")
+        # Where the role may, and nobody wants it away: the rest is detected all the same.
+        execute(connection, "SELECT roir.guard() FROM roir.setting WHERE guarded")
+    return head()
