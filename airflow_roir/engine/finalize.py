@@ -33,16 +33,19 @@ def finalize(
     take_over: bool = False,
     surroundings: Surroundings | None = None,
     operation: int | None = None,
+    began: Callable[[Run], object] = lambda run: None,
 ) -> OperationStatus:
     """Fold and publish the sealed generation of an index, in a run of its own.
 
-    surroundings: of the throttle, by default what the environment says. operation: as of `start_run`.
+    surroundings: of the throttle, by default what the environment says. operation: as of `start_run`. began: called
+    with the run.
     Returns the operation's status: `completed`, `paused` if it was paused meanwhile, or `aborted` for a census. Raises
     OperationRunning, DuplicatesFound (paused), IllegalTransition (still in build or seal, or another operation has
     begun since), LockNotAcquired (paused with the blockers' names, resumable), InvariantViolated (paused: a step of a
     fenced run may have come between; a resume folds what it left), and SourceChanged (failed).
     """
     run = start_run(database, index, owner, take_over=take_over, report=report, operation=operation)
+    began(run)
     with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
         persist(database, run, lambda: start_clock(database, run), report)
         finalize_run(database, run, report)

@@ -280,16 +280,20 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
         return
 
 
-def settle_lost(database: Database, index: str, owner: str, error: BaseException) -> None:
-    """As `settle` and `end_run`, for whoever sees that a run's process has died; a no-op if another run drives it.
+def leave_run(database: Database, run: Run, error: BaseException) -> None:
+    """As `settle` and `end_run`, for whoever ends a run's process; a no-op if another run drives the operation."""
+    settle(database, run, error, fatal=False)
+    end_run(database, run)
+
+
+def settle_lost(database: Database, index: str, owner: str, error: RoirError) -> None:
+    """As `leave_run`, for whoever sees that a run's process has died; a no-op if another run drives it.
 
     owner: the run's, as its `start_run` had it. Raises NotFound.
     """
     row = operations.find_operation(database, index)
     if row.status == Status.RUNNING and row.owner == owner:
-        run = Run(row.id, row.epoch, index, owner)
-        settle(database, run, error, fatal=False)
-        end_run(database, run)
+        leave_run(database, Run(row.id, row.epoch, index, owner), error)
 
 
 def _keep_error(connection: Connection, row: Row[Any], run: Run, reason: str) -> None:

@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_roir.assets import index_asset, published_alias
 from airflow_roir.engine import duplicate_report, finalize, operations
-from airflow_roir.engine.run import settle_lost
+from airflow_roir.engine.run import leave_run
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, OperationRunning, VerificationFailed
 from airflow_roir.operation import Phase, Status
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.operations import OperationRow
+    from airflow_roir.engine.run import Run
 
 
 class FinalizeIndexBuildOperator(DrivingOperator):
@@ -70,14 +71,16 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 known = self.surroundings()
                 # A handle of its own: what the task asks meanwhile may be of another history.
                 own = database.named(database.application_name)
+                runs: list[Run] = []
                 wish: dict[str, Any] = {"take_over": ours, "surroundings": known, "operation": row.id}
+                wish["began"] = runs.append
                 work = Background(lambda: finalize.finalize(own, self.index, owner, report=self.log.info, **wish))
                 with sending(database, row.id, ti) as send, Watcher(ti) as watcher:
                     try:
                         self.drive(work.wait, database, ti, watcher, send)
                     except BaseException:
                         # It ends with this process, and would seem to be at work for a while.
-                        Background(lambda: settle_lost(database, self.index, owner, SystemExit())).wait(SETTLE_S)
+                        Background(lambda: [leave_run(own, run, SystemExit()) for run in runs]).wait(SETTLE_S)
                         raise
                 try:
                     ended = work.result()

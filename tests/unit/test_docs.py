@@ -318,7 +318,7 @@ NOT_FOR_USERS = {
     "operations.refuse_running",
     "operations.request_abort",
     "prepare.is_rebuild",
-    "run.settle_lost",
+    "run.leave_run",
     "status.operation_status",
     "verify.compare.verify_begun",
     "verify.report.report_of",
