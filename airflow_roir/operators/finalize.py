@@ -80,7 +80,8 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                         self.drive(work.wait, database, ti, watcher, send)
                     except BaseException:
                         # It ends with this process, and would seem to be at work for a while.
-                        Background(lambda: [leave_run(own, run, SystemExit()) for run in runs]).wait(SETTLE_S)
+                        if runs:
+                            Background(lambda: leave_run(own, runs[0], SystemExit())).wait(SETTLE_S)
                         raise
                 try:
                     ended = work.result()

@@ -138,6 +138,7 @@ class Driver:
         self._codes: Queue[int] = Queue()
         self.last_line = ""
         self.is_starting = True
+        self._was_asked = False
         # Ends with this process: see `guard`.
         pipe, self._life = os.pipe()
         self._process = subprocess.Popen(
@@ -244,14 +245,16 @@ class Driver:
 
     def terminate(self) -> None:
         """Ask the driver's process group to end. Safe in a signal handler: takes no lock, waits for nothing."""
+        self._was_asked = True
         self._signal(signal.SIGTERM)
 
     def kill(self, patience_s: float = TERMINATE_S) -> None:
-        """End the driver's process group: SIGTERM, then SIGKILL to all of its session once the driver has ended, or
-        after so long."""
+        """End the driver's process group: SIGTERM, unless it had one, then SIGKILL to all of its session once the
+        driver has ended, or after so long."""
         if self._process.returncode is not None:
             return
-        if patience_s:
+        if patience_s and not self._was_asked:
+            # A second one would end it before it has paused its operation.
             self._signal(signal.SIGTERM)
         deadline = time.monotonic() + patience_s
         while not self._has_ended() and time.monotonic() < deadline:

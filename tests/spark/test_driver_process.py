@@ -150,6 +150,26 @@ def test_kill_ends_a_driver_that_does_not_listen_and_what_one_leaves_behind(
     assert not child.is_running()
 
 
+def test_one_that_was_asked_to_end_is_not_asked_again(start: Callable[[str], Driver], log: Log) -> None:
+    """A second SIGTERM would end it before it has said in its operation why it leaves."""
+    driver = start(
+        "import signal, sys, time\n"
+        "def leave(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    print('asked', flush=True)\n"
+        "    time.sleep(0.3)\n"
+        "    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('up', flush=True)\n"
+        "signal.pause()\n"
+    )
+    log.wait_for(lambda line: line == "up")
+    driver.terminate()
+    log.wait_for(lambda line: line == "asked")
+    driver.kill(30)
+    assert driver.wait(0) == 3
+
+
 def test_to_kill_one_that_has_ended_does_nothing(
     start: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
