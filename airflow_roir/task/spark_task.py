@@ -148,7 +148,7 @@ class SparkDrivingOperator(DrivingOperator):
                 self.drive(self._driver_ended, database, ti, watcher, turn)
         finally:
             self._driver.kill()
-            if isinstance(self._driver, Driver):
+            if isinstance(self._driver, Driver) and not self._left_early:
                 self._driver.settle(dsn, self.index, owner)
         with failing_clearly():
             code = self._driver.wait(0)

@@ -63,12 +63,19 @@ class End:
 
 
 def left(
-    status: str, phase: str, *, run: str = "failed", task: str = "build", index: str = "building", why: str = "None"
+    status: str,
+    phase: str,
+    *,
+    run: str = "failed",
+    task: str | None = "build",
+    index: str = "building",
+    why: str = "None",
 ) -> End:
     """Nobody drives it on, and the page says so, and what to do."""
     held = f"paused by airflow RUN: {why}. " if status == "paused" else ""
-    held += f"This run has ended, and no run drives the operation: clear its task {task} with those that follow it "
-    held += "(Downstream), or trigger a run for the index, and it continues"
+    held += "This run has ended, and no run drives the operation: "
+    held += "" if task is None else f"clear its task {task} with those that follow it (Downstream), or "
+    held += "trigger a run for the index, and it continues"
     return End(run, f"{status} {phase}", f"{status} {phase}: {held}", f"{index}; {status} {phase}: {why}")
 
 
@@ -76,6 +83,8 @@ DONE = End("success", "completed done", "completed done: ", "published; complete
 FAILED_DONE, UNTOLD = replace(DONE, run="failed"), replace(DONE, untold=1)
 NOTHING = End("failed", "", "", "")
 COMPARED = left("paused", "sum", task="verify_before", index="published", why="interrupted")
+# Which task of a user's own DAG verifies isn't known.
+OF_A_COPY = left("paused", "sum", task=None, index="published", why="interrupted")
 BUILT = left("paused", "build", why="interrupted")
 FOLDED = left("paused", "publish", why="interrupted")
 
@@ -108,8 +117,8 @@ TABLE = [
     verify_before("while", "marked success"),
     verify_before("while", "marked failed", COMPARED, "trigger"),
     verify_before("while", "cleared"),
-    verify_before("while", "timed out", COMPARED, "verify_before", dag=ONCE),
-    verify_before("while", "run timed out", COMPARED, "verify_before", dag=ONCE),
+    verify_before("while", "timed out", OF_A_COPY, "verify_before", dag=ONCE),
+    verify_before("while", "run timed out", OF_A_COPY, "verify_before", dag=ONCE),
     verify_before("while", "killed"),
     verify_before("after", "cleared"),
     Row("prepare", "while", "marked success", NOTHING, "prepare"),
