@@ -247,7 +247,7 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
     if not row.trusted and row.owners > 1:
         raise RightMissing(
             f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}, but one role must "
-            "read both. Use ALTER TABLE … OWNER TO on the partition"
+            f"read both. Use ALTER TABLE … OWNER TO {quote(source.owner)} on such partitions, which roir plan lists"
         )
     if reads is None and not row.named:
         raise SourceChanged(f"table {source.name} was renamed meanwhile; start again")

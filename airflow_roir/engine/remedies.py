@@ -6,8 +6,14 @@ import re
 
 from airflow_roir.definition import argument
 
-# By what the errors say, the more specific first. {index} is quoted for a shell.
+# By what the errors say, the more specific first; a table's name may hold any of these words. {index} is quoted for a
+# shell.
 REMEDIES = (
+    (r"permission denied|must be owner", "Give roir's role the right that is named. Then: roir resume {index}"),
+    (
+        r"Spark (can't be started|gave up)|Spark's driver",
+        "See Spark's log for the cause. Then: roir resume {index}",
+    ),
     (
         r"of the unique index",
         "Change or delete rows until each key is left once; roir duplicates {index} --sql selects them. Then: "
@@ -25,7 +31,7 @@ REMEDIES = (
     (r"somebody cancels", "See who, or which job, cancels roir's statements. Then: roir resume {index}"),
     (r"is called .+ now", "Rename the label back. Then: roir resume {index}"),
     (r"Run: roir clean-up", "roir clean-up. Then: roir resume {index}"),
-    (r"partition", "roir sync-partitions TABLE brings the index up to date. Then: roir resume {index}"),
+    (r"\bpartitions?\b", "roir sync-partitions TABLE brings the index up to date. Then: roir resume {index}"),
     (
         r"differs from its table",
         "roir.discrepancy has the rows. roir resume {index} compares again; or roir abort {index}",
@@ -33,10 +39,9 @@ REMEDIES = (
     (r"[Ff]enced|drives operation", "Nothing: a newer run drives it, and this one has changed nothing"),
     (r"interrupted", "roir resume {index}"),
     (
-        r"connection|terminating|shutting down|starting up|server closed|too many clients",
+        r"\bconnection\b|terminating|shutting down|starting up|server closed|too many clients",
         "See that PostgreSQL is up and reachable. The task's next try resumes, or: roir resume {index}",
     ),
-    (r"permission denied|must be owner", "Give roir's role the right that is named. Then: roir resume {index}"),
 )
 FAILED = "To continue would give a wrong index: roir abort {index}, then build again"
 OTHERWISE = "Remove the cause. Then: roir resume {index}"

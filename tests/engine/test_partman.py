@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import clean_up, health
@@ -107,6 +108,27 @@ def test_rows_of_the_default_partition_are_moved_out_of_it(database: Database, p
     with database.transaction() as connection:
         assert health.warnings(connection) == []
     assert sql(steps.session(partman), "SELECT count(*) FROM ONLY t_default") == [(0,)]
+    steps.assert_exact(database)
+
+
+def test_rows_of_a_lower_level_s_default_partition_are_moved_too(database: Database, partman: str) -> None:
+    """It is configured by itself, and its maintenance stops that of all tables."""
+    run_sql(
+        partman,
+        "CREATE TABLE s (id int PRIMARY KEY, k text) PARTITION BY RANGE (id)",
+        "SELECT partman.create_parent('public.s', 'id', 'native', '100', p_premake := 2)",
+        "SELECT partman.create_sub_parent('public.s', 'id', 'native', '20', p_native_check := 'yes', p_premake := 2)",
+    )
+    steps.make_index(database, "ix", "s", "k")
+    run_sql(partman, "INSERT INTO s SELECT i, (i % 5)::text FROM generate_series(0, 99) i")
+    with pytest.raises(psycopg2.errors.RaiseException, match="would be violated"):
+        run_sql(partman, "SELECT partman.run_maintenance()")
+    with database.transaction() as connection:
+        (line,) = health.warnings(connection)
+    assert line.endswith("""CALL "partman".partition_data_proc('public.s_p0')""")
+    run_sql(partman, line.rsplit(": ", 1)[1], "SELECT partman.run_maintenance()")
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
     steps.assert_exact(database)
 
 
