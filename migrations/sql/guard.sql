@@ -131,6 +131,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     g record;
     c record;
+    attached regclass;
 BEGIN
     FOR g IN
         SELECT x.id, x.entry, i.source_oid::oid::regclass AS source, quote_ident(i.schema_name) || '.' || quote_ident(i.name)
@@ -152,14 +153,20 @@ BEGIN
             RETURN;
         END IF;
         FOR c IN SELECT * FROM roir.partition_changes(g.id, g.source) LOOP
-            CONTINUE WHEN c.gone OR NOT roir.is_mine(c.link::xid)
+            -- What this transaction attached: the leaf, or the uppermost level above it that it came by.
+            SELECT a.relid INTO attached
+              FROM pg_partition_ancestors(c.relation::oid) WITH ORDINALITY a (relid, n) JOIN pg_inherits h ON h.inhrelid = a.relid
+             WHERE roir.is_mine(h.xmin) ORDER BY a.n DESC LIMIT 1;
+            CONTINUE WHEN c.gone OR attached IS NULL
                 OR EXISTS (SELECT FROM roir.source_partition p
                             WHERE p.generation_id = g.id AND p.relation = c.relation AND p.status = 'joining');
             -- Asked of its file: to read it would run its owner's code as whoever attaches it. A foreign table has none.
             IF pg_relation_size(c.relation::oid) > 0
                OR EXISTS (SELECT FROM pg_class k WHERE k.oid = c.relation::oid AND k.relkind = 'f') THEN
                 problem := format('%s would bring rows into %s that its roir indexes don''t have', c.name, g.source);
-                hint := 'Attach it by roir attach-partition, or empty it by TRUNCATE, attach it and insert the rows.';
+                hint := CASE WHEN attached::oid = c.relation::oid
+                    THEN 'Attach it by roir attach-partition, or empty it by TRUNCATE, attach it and insert the rows.'
+                    ELSE format('Attach %s without it, then it by roir attach-partition; or empty it by TRUNCATE first.', attached) END;
                 RETURN;
             END IF;
             PERFORM roir.adopt_partitions(g.id, g.source, ARRAY[c.relation::oid],

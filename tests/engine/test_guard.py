@@ -241,6 +241,38 @@ def test_an_attach_with_rows_is_refused_an_empty_one_is_followed(database: Datab
     assert steps.assert_exact(database).rows == 301
 
 
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("before", ["", "ALTER TABLE t DETACH PARTITION s; "], ids=["made", "detached"])
+@pytest.mark.parametrize("state", ["building", "active"])
+def test_a_level_that_is_attached_is_looked_at_to_its_leaves(
+    database: Database, guarded: str, state: str, before: str, deep: bool
+) -> None:
+    """Its leaves became its partitions in earlier transactions."""
+    make(guarded)
+    run_sql(
+        guarded,
+        "CREATE TABLE s (LIKE t INCLUDING ALL) PARTITION BY RANGE (d)",
+        "CREATE TABLE s1 PARTITION OF s FOR VALUES FROM (30) TO (35)" + " PARTITION BY RANGE (d)" * deep,
+        *["CREATE TABLE s11 PARTITION OF s1 FOR VALUES FROM (30) TO (32)"] * deep,
+    )
+    attach = "ALTER TABLE t ATTACH PARTITION s FOR VALUES FROM (30) TO (40)"
+    if before:
+        run_sql(guarded, attach)
+    _, run = steps.begin(database)
+    if state == "active":
+        steps.finish_all(database, run)
+    row = "INSERT INTO {} VALUES (31, 1, 'a', 1)"
+    run_sql(guarded, row.format("t" if before else "s"))
+    with pytest.raises(psycopg2.errors.ObjectInUse, match=r"would bring rows into(.|\n)*Attach public.s without it"):
+        run_sql(guarded, f"BEGIN; {before}{attach}; COMMIT")
+    run_sql(guarded, f"BEGIN; {before}TRUNCATE s; {attach}; COMMIT", row.format("t"), "TRUNCATE s", row.format("t"))
+    with database.transaction() as connection:
+        assert not any("came without roir" in line for line in health.warnings(connection))
+    if state == "building":
+        steps.finish_all(database, run)
+    assert steps.assert_exact(database).rows == 301
+
+
 @pytest.mark.parametrize(
     "statement",
     [
