@@ -18,7 +18,8 @@ BEGIN
     RAISE serialization_failure
         USING MESSAGE = 'could not serialize access: the index was published after the transaction''s snapshot',
               DETAIL = format('roir generation %s', published.generation),
-              HINT = 'Retry the transaction.';
+              HINT = 'Retry the transaction. If that fails too, the database was restored without the rows of roir''s own '
+                     'tables. Restore it whole, or remove the indexes: DROP SCHEMA roir, roir_data CASCADE.';
 END $$;
 
 -- Functions in a view are called with the rights of whoever reads the view, and needn't be found by name for that.

@@ -71,7 +71,7 @@ def test_a_reader_with_a_snapshot_older_than_the_publish_is_refused(
     old = users["old"]
     with pytest.raises(psycopg2.errors.SerializationFailure, match="published after the transaction's snapshot") as got:
         sql(old, "SELECT count(*) FROM ix")
-    assert got.value.diag.message_hint == "Retry the transaction."
+    assert (got.value.diag.message_hint or "").startswith("Retry the transaction.")
     old.rollback()
     assert sql(old, "SELECT count(*) FROM ix") == [(100,)], "the retry"
 
