@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from airflow_roir.definition import argument
 from airflow_roir.errors import (
     InvalidInput,
     JavaMissing,
@@ -191,7 +192,9 @@ class Job:
             gone = "; nothing can be written there now. What is committed stays: resume once the server is back"
             return say(f"{reason_of(error)}{gone if trouble_of(error) is Trouble.LOST else ''}", 1, voice)
         except KeyboardInterrupt:
-            return say("interrupted; the operation is paused", OperationPaused.exit_code, voice)
+            # Whether the pause could be written isn't known here.
+            more = f"interrupted; continue with: roir resume {argument(self._options.index)}"
+            return say(more, OperationPaused.exit_code, voice)
         except Exception as error:
             # A defect: its stack is for the other log, too, but the reader of this one must know.
             with suppress(OSError):
