@@ -76,6 +76,6 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
         rights.give_again(connection)
         restore.adopt(connection)
         execute(connection, "SELECT roir.only_read(id) FROM roir.generation WHERE status <> 'dropped' ORDER BY id")
-        # Where the role may, and nobody wants it away: the rest is detected all the same.
+        # Not if `roir.unguard` removed the event triggers, or the role may not create them: DDL is detected then.
         execute(connection, "SELECT roir.guard() FROM roir.setting WHERE guarded")
     return head()

@@ -281,13 +281,13 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
 
 
 def leave_run(database: Database, run: Run, error: BaseException) -> None:
-    """As `settle` and `end_run`, for whoever ends a run's process; a no-op if another run drives the operation."""
+    """Record why a run stops, as `settle`, and end it, from outside the run. A no-op if another run drives it."""
     settle(database, run, error, fatal=False)
     end_run(database, run)
 
 
 def settle_lost(database: Database, index: str, owner: str, error: RoirError) -> None:
-    """As `leave_run`, for whoever sees that a run's process has died; a no-op if another run drives it.
+    """As `leave_run`, after a run's process has died. A no-op if another run drives the operation.
 
     owner: the run's, as its `start_run` had it. Raises NotFound.
     """

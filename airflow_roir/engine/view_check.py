@@ -73,7 +73,7 @@ def _seen(connection: Connection, name: QualifiedName, generation_id: int) -> st
         return "shows entries of partitions that are leaving or joining"
     if hides > must:
         return "looks for entries of partitions that are leaving or joining where there are none"
-    # Of a view that can be written there is worse to say, and it may show all.
+    # A writable view may show all entries; the caller warns of its rights instead.
     if not must and not WHOLE.search(row.definition) and ("WHERE" in row.definition or not row.open):
         return "leaves entries out"
     if not row.guarded and (older := view.began_before(connection, generation_id)):

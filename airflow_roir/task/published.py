@@ -31,7 +31,7 @@ SELECT o.index_id, g.status = 'active' AS is_shown
   FROM roir.operation o JOIN roir.generation g ON g.id = o.generation_id WHERE o.id = %(operation)s FOR UPDATE OF o
 """
 ANNOUNCERS = "SELECT actor FROM roir.event WHERE operation_id = %(operation)s AND action = 'announce' ORDER BY id"
-# Of an index: newer ones than that of the generation that readers see are rare.
+# The newest events of an index to look at: the event of the generation that readers see is almost always the newest.
 EVENTS = 20
 COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended")
 

@@ -86,7 +86,7 @@ def test_what_is_restored_without_the_index_takes_every_write(restore: Restore, 
 def test_a_view_whose_index_no_table_of_ours_knows_says_how_to_end_that(
     restore: Restore, request: pytest.FixtureRequest
 ) -> None:
-    """Whoever only tries again gets the same error for ever."""
+    """A client that retries on 40001 gets the same error for ever."""
     if request.node.callspec.params["index"] == "capture":
         pytest.skip("there is no view yet")
     there = restore("--exclude-table-data=roir.*")

@@ -162,7 +162,7 @@ class Follower:
             return True
         match step["command"]:
             case "attach-partition":
-                # Its arguments are known to whoever began it.
+                # The user knows the arguments: he began the attach.
                 self.roir("attach-partition", "t", "n", "FOR VALUES FROM (50) TO (60)")
             case "build":
                 steps.make_index(self.database, step["name"], None, None)
@@ -227,7 +227,7 @@ def test_the_remedy_of_a_warning_helps(
         # Where it is refused nothing is missed.
         with suppress(psycopg2.Error):
             run_sql(dsn, statement)
-    assert follower.told(), "nobody hears of it"
+    assert follower.told(), "status is silent"
     heard = []
     while found := follower.told():
         assert found[0] not in heard, "its remedy didn't help"
