@@ -59,12 +59,12 @@ def claim_announcement(
 
 
 def has_event(asset: Asset, facts: dict[str, Any]) -> bool:
-    """Whether Airflow has the event of that publish; False also where it can't say."""
+    """Whether Airflow has the event of that publish; False also where it can't say, as outside of a task's process."""
     parts = ("operation_id", "generation_id")
     try:
         newest = InletEventsAccessor(asset_name=asset.name, asset_uri=asset.uri).ascending(False).limit(EVENTS)
         return any(all(event.extra.get(part) == facts[part] for part in parts) for event in newest)
-    except AirflowRuntimeError:
+    except (AirflowRuntimeError, ImportError):
         return False
 
 
