@@ -22,9 +22,6 @@ LONGEST = timedelta(days=366)
 # In characters. By SQL anything can be written, and this is read each second.
 MOST_TEXT = 2_000
 
-# How far a window that never seems to close is followed.
-HORIZON = timedelta(days=8)
-
 _WINDOW = re.compile(r"(?P<cron>.+?)\s+for\s+(?P<length>\S.*?)(?:\s+in\s+(?P<zone>\S+))?")
 _PART = re.compile(r"(\d+)\s*(d|h|min|m)")
 _UNITS = {"d": 86_400, "h": 3_600, "min": 60, "m": 60}
@@ -115,20 +112,10 @@ class Windows:
     text: str
     windows: tuple[Window, ...]
 
-    def closes_at(self, now: datetime) -> datetime | None:
-        """When what is open now closes, over windows that touch each other; None if none is open, or all are always.
-
-        now: with its time zone. What is open for more than a week is not looked through to its end.
-        """
-        end = self._end(now)
-        # Windows that follow each other without a gap are one.
-        while end is not None and end - now < HORIZON and (later := self._end(end)) is not None and later > end:
-            end = later
-        return end
-
     def is_open(self, now: datetime) -> bool:
-        """Whether work is allowed now."""
-        return not self.windows or self._end(now) is not None
+        """Whether work is allowed now; now: with its time zone."""
+        openings = [(window.last_opening(now), window.length) for window in self.windows]
+        return not openings or any(opened is not None and opened + length > now for opened, length in openings)
 
     def opens_at(self, now: datetime) -> datetime:
         """The next opening, or now if one is open."""
@@ -139,11 +126,6 @@ class Windows:
         """A moment by the clock of the first window, for people: `2026-11-24 22:00 Europe/Berlin`."""
         zone = self.windows[0].zone if self.windows else timezone.utc
         return f"{moment.astimezone(zone):%Y-%m-%d %H:%M} {getattr(zone, 'key', 'UTC')}"
-
-    def _end(self, now: datetime) -> datetime | None:
-        openings = [(window.last_opening(now), window.length) for window in self.windows]
-        ends = [opening + length for opening, length in openings if opening is not None]
-        return max((end for end in ends if end > now), default=None)
 
 
 @lru_cache(maxsize=64)

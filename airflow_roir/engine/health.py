@@ -60,11 +60,7 @@ SELECT coalesce(bool_or(position(format('-- generation %%s, %%s mode', g.id, g.c
   LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%%s()', i.source_oid))
  WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
 """
-# An index of an older version has neither the view nor that function before the first clean-up.
-VIEW_FAULTS = """
-SELECT roir.view_faults(%(generation)s) > 0 AND EXISTS (
-  SELECT FROM pg_proc f WHERE f.oid = to_regprocedure(format('roir_data.truncate_%%s()', %(source)s)))
-"""
+VIEW_FAULTS = "SELECT roir.view_faults(%(generation)s) > 0"
 # An owner can take rights from himself. Rows are locked for a unique key, and for a primary key that is deferrable.
 READER = """
 SELECT o.rolname::text AS role,
@@ -196,7 +192,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     if lacking := _lacking(connection, name, source, row.id, entry):
         found += lacking
     # Where the columns are others, a rebuild can't make it again, and the index is to be dropped.
-    elif not others and execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
+    elif not others and execute(connection, VIEW_FAULTS, {"generation": row.id}).scalar_one():
         unseen.pop(marks.VIEW, None)
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "

@@ -79,8 +79,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                      AND NOT EXISTS (SELECT FROM pg_trigger w WHERE w.tgrelid = t.relation AND w.tgtype & 32 <> 0
                                         AND w.tgfoid = ANY (c.functions)))
                + roir.table_faults(g.id)
-               -- Operations that an older version has begun have no view, and no function for TRUNCATE, yet.
-               + CASE WHEN w.oid IS NULL THEN 0 ELSE roir.view_faults(g.id) END
+               + roir.view_faults(g.id)
                + CASE WHEN has_table_privilege(f.proowner, to_regclass(format('roir_data.g%s_delta', g.id)), 'INSERT')
                        AND has_table_privilege(f.proowner, build_faults.source, 'SELECT') THEN 0 ELSE 1 END
                + CASE WHEN w.prosrc !~ format('roir_data\.g%s\M', g.id) THEN 1 ELSE 0 END

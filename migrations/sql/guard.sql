@@ -318,17 +318,15 @@ BEGIN
     UPDATE roir.setting SET guarded = false WHERE guarded;
 END $$;
 
--- Installs the event triggers, or those of an older version anew; false where the caller is no superuser and they aren't
--- there. CREATE SCHEMA may hold a CREATE TABLE … PARTITION OF.
+-- Installs the event triggers; false where the caller is no superuser and they aren't there. CREATE SCHEMA may hold a
+-- CREATE TABLE … PARTITION OF.
 CREATE FUNCTION roir.guard() RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    tags text[] := (SELECT evttags FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl');
+    installed boolean := EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl');
 BEGIN
-    IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
-        RETURN tags IS NOT NULL;
-    ELSIF 'CREATE SCHEMA' = ANY (tags) THEN
-        RETURN true;
+    IF installed OR NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+        RETURN installed;
     END IF;
     PERFORM roir.unguard();
     UPDATE roir.setting SET guarded = true;

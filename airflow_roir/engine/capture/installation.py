@@ -35,11 +35,6 @@ SELECT tgrelid::regclass::text AS relation, quote_ident(tgname) AS name FROM pg_
  WHERE tgfoid IN (SELECT to_regprocedure(f)::oid FROM unnest(%(functions)s::text[]) f) AND tgparentid = 0
  ORDER BY tgrelid, tgname
 """
-# One function did both once. 32 is TRIGGER_TYPE_TRUNCATE.
-OLD_TRUNCATE = """
-SELECT tgname FROM pg_trigger
- WHERE tgrelid = %(source)s AND tgfoid = to_regprocedure(%(function)s) AND tgtype & 32 <> 0
-"""
 # With the names of now.
 KEEP_ENTRY = (
     "UPDATE roir.generation SET entry = %(entry)s::jsonb WHERE id = %(generation)s AND entry <> %(entry)s::jsonb"
@@ -183,12 +178,6 @@ def refresh(connection: Connection, source: Source) -> None:
     if execute(connection, VIEWS_MAY_BE_BARRED).scalar_one():
         for name in (rows, truncate):
             execute(connection, f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''")
-    for name in execute(connection, OLD_TRUNCATE, {"source": source.oid, "function": f"{rows}()"}).scalars().all():
-        execute(
-            connection,
-            f"CREATE OR REPLACE TRIGGER {quote(name)} AFTER TRUNCATE ON {source.sql} "
-            f"FOR EACH STATEMENT EXECUTE FUNCTION {truncate}()",
-        )
     _hand_over(connection, source, generations)
     marks.keep_captures(connection, untouched)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import quote
 from airflow_roir.engine import rights
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, EntryColumn, is_null
@@ -236,11 +235,3 @@ def _text(column: EntryColumn, name: str) -> str:
 def text_of_own(name: str) -> str:
     """SQL for the lossless text of a value of a user's own type, without a cast that somebody may have made."""
     return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END"
-
-
-def writer_rights(generation_id: int, role: str) -> list[str]:
-    """What a role needs that announces: it may write intents, and read none."""
-    return [
-        f"GRANT USAGE ON SCHEMA {DATA_SCHEMA} TO {quote(role)}",
-        f"GRANT INSERT ON {table(generation_id)} TO {quote(role)}",
-    ]
