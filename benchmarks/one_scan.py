@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, drop, finalize, one_scan, prepare, seal
+from airflow_roir.engine import build, drop, finalize, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, heartbeat, start_run
+from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.verify.compare import verify
 from benchmarks.data import DATASETS, Dataset
 from benchmarks.engine import in_parallel
@@ -80,7 +81,7 @@ def measure(scene: Scene, way: str, count: int, workers: int) -> dict[str, float
         runs = [begin(database, one, parallelism=workers, **own) for one in found]
         if way == "one scan":
             with database.transaction() as connection:
-                assert len(one_scan.others(connection, [run.operation_id for run in runs])) == count
+                assert len(sharing.others(connection, [run.operation_id for run in runs])) == count
         threads = [threading.Thread(target=drive, args=(database, run, workers, built)) for run in runs]
         for thread in threads:
             thread.start()

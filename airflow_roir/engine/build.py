@@ -19,17 +19,17 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, owner
-from airflow_roir.engine.batch_size import BatchSize
-from airflow_roir.engine.carrying import Carrier
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
 from airflow_roir.engine.governor.turn import Turn, share_of
 from airflow_roir.engine.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
-from airflow_roir.engine.one_scan import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.run import Run, check_epoch, read_control
-from airflow_roir.engine.scan import Stretch, columns_of, reader_of
+from airflow_roir.engine.scan.batch_size import BatchSize
+from airflow_roir.engine.scan.carrying import Carrier
+from airflow_roir.engine.scan.reader import Stretch, columns_of, reader_of
+from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.shards.copy_ranges import NOT_NOW, TOO_MANY, ShardAway, ShardPiece, ShardReaders
 from airflow_roir.engine.shards.marks import check_marks
 from airflow_roir.engine.shards.shard import set_away

@@ -13,16 +13,7 @@ from sqlalchemy import Connection, insert, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import LIVE_OPTIONS, BuildOptions, IndexDefinition, argument
-from airflow_roir.engine import (
-    catalog,
-    checks,
-    live_options,
-    one_scan,
-    operations,
-    rehearse,
-    scan_choice,
-    tables,
-)
+from airflow_roir.engine import catalog, checks, live_options, operations, rehearse, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
@@ -36,6 +27,7 @@ from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.plan import Bound, Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
+from airflow_roir.engine.scan import choosing, sharing
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import holders, intents
 from airflow_roir.engine.shards import prepare as apart
@@ -244,7 +236,7 @@ def _prepare(
     over = source.sql if rehearsal.survey is None else rehearsal.survey.listed
     said = f"{what} over {over}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
     if shared is not None:
-        said += f"; {one_scan.told([shared.name])}"
+        said += f"; {sharing.told([shared.name])}"
     operations.record_event(connection, index_id, operation_id, actor, "prepare", said)
     return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
 
@@ -263,13 +255,13 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
 
 def _cut(
     connection: Connection, rehearsal: Rehearsal, index_id: int, options: BuildOptions
-) -> tuple[one_scan.Cut | None, Sequence[tuple[int, Piece]]]:
+) -> tuple[sharing.Cut | None, Sequence[tuple[int, Piece]]]:
     """The ranges with their numbers: those of a build that is under way, so that one scan does for both, or its own."""
     source, leaves = rehearsal.source, _leaves(connection, rehearsal.source)
     own = list(enumerate(_pieces(connection, rehearsal, index_id, leaves)))
     if options.ranges is None:
         least = min(options.parallelism, len(own))
-        shared = one_scan.cut_under_way(connection, source, rehearsal.choice.scan, leaves, least)
+        shared = sharing.cut_under_way(connection, source, rehearsal.choice.scan, leaves, least)
         if shared is not None:
             return shared, shared.pieces
     return None, own
@@ -289,7 +281,7 @@ def _pieces(connection: Connection, rehearsal: Rehearsal, index_id: int, leaves:
     """
     source, plan, choice = rehearsal.source, rehearsal.plan, rehearsal.choice
     if choice.scan.by_blocks:
-        return scan_choice.pieces(connection, source, choice, leaves, index_id, plan.ranges)
+        return choosing.pieces(connection, source, choice, leaves, index_id, plan.ranges)
     if not source.partitioned:
         return list(plan.pieces)
     planned = {piece.relation for piece in plan.pieces}

@@ -19,7 +19,6 @@ from airflow_roir.engine import (
     operations,
     owner,
     publications,
-    scan_choice,
     subscriptions,
     tables,
     view,
@@ -33,7 +32,8 @@ from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.plan import Plan, make_plan
-from airflow_roir.engine.scan_choice import Choice
+from airflow_roir.engine.scan import choosing
+from airflow_roir.engine.scan.choosing import Choice
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import survey as surveys
 from airflow_roir.engine.shards.survey import Survey
@@ -92,7 +92,7 @@ def rehearse(
         if existing is None:
             check_name_is_free(connection, index)
         found = make_plan(connection, source, definition, options)
-        choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
+        choice = choosing.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
         entry = entry_size.cover(connection, index, source, entry, options.covering)
         size = entry_size.measure(connection, index, source, entry)

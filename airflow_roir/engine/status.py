@@ -9,13 +9,14 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import health, long_pause, one_scan, operations
+from airflow_roir.engine import health, long_pause, operations
 from airflow_roir.engine.compact.standing import Standing, standings
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.held_up import cut
 from airflow_roir.engine.indexes import IndexFacts, read_indexes
 from airflow_roir.engine.lock_waits import LockWait, lock_waits
 from airflow_roir.engine.plain import number, plain_fields
+from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Phase, Status
@@ -206,7 +207,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
     gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
     # All of them are read at once, where there is more than one to tell of.
     pauses = long_pause.long_pauses(connection, ids[0] if len(ids) == 1 else None)
-    shared = one_scan.others(connection, ids)
+    shared = sharing.others(connection, ids)
     compactions = standings(connection, ids)
     return [
         OperationStatus(

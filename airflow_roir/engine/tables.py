@@ -129,7 +129,7 @@ generation = Table(
     Column("layout", Integer, nullable=False, server_default="0"),
     _moment("laid_out_at"),
     Column("entry", JSONB, nullable=False),
-    # What it is built from, in which order (`scan.py`).
+    # What it is built from, in which order (`scan/reader.py`).
     Column("scan", Text, nullable=False, server_default="key"),
     _now("created_at"),
     _moment("published_at"),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, one_scan, seal
+from airflow_roir.engine import build, seal
 from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.compact import worker as compact
 from airflow_roir.engine.database import Database
@@ -21,6 +21,7 @@ from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.patience import BackOff
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_clock, start_run
+from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
@@ -217,12 +218,12 @@ class _PhaseOnSpark:
 
         def read() -> tuple[str, ...]:
             with self._database.transaction() as connection:
-                return one_scan.others(connection, [self._run.operation_id]).get(self._run.operation_id, ())
+                return sharing.others(connection, [self._run.operation_id]).get(self._run.operation_id, ())
 
         names = self._database.retry(read)
         if set(names) - self._told_of:
             self._told_of |= set(names)
-            self._news.say(one_scan.told(names))
+            self._news.say(sharing.told(names))
         if names and left.undone and not left.free and not self._workers.busy:
             # It is worked for.
             self._database.retry(lambda: start_clock(self._database, self._run))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_roir.engine.batch_size import FEWEST_ROWS, FIRST_ROWS, GROWTH, REMEMBERED, BatchSize
+from airflow_roir.engine.scan.batch_size import FEWEST_ROWS, FIRST_ROWS, GROWTH, REMEMBERED, BatchSize
 
 MOST = 10_000_000
 

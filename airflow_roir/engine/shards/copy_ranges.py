@@ -20,7 +20,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
-from airflow_roir.engine.scan import KeyReader, Stretch
+from airflow_roir.engine.scan.reader import KeyReader, Stretch
 from airflow_roir.engine.shards import home, marks, outbox, prepare
 from airflow_roir.engine.shards.copies import ReadFailed, stream
 from airflow_roir.engine.shards.shard import IS_AWAY, Lane, Shard, by_id, lanes_of, set_reached

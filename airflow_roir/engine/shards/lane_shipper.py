@@ -12,9 +12,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.shards import home, intents, lanes, leaves, outbox
 from airflow_roir.engine.shards import visit as visits
 from airflow_roir.engine.shards.apply import Applied, advance, apply, distrust, has_columns_of

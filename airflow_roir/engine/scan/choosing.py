@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import AUTO, BuildOptions, Scan, quote
-from airflow_roir.engine import health, one_scan, operations, owner
+from airflow_roir.engine import health, operations, owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import Piece, Plan, sample_of
+from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, SourceChanged
 
@@ -80,7 +81,7 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
         return Choice(Scan.BLOCK, "as wanted", source.leaves)
     if plan.source_bytes < limits_of(connection).small_source_bytes:
         return Choice(Scan.KEY, "the table is small")
-    under_way = one_scan.scan_under_way(connection, source)
+    under_way = sharing.scan_under_way(connection, source)
     # A copy of faults would else be noticed by nobody.
     if options.scan == AUTO and options.verify in ("after", "both"):
         segments, doubt = _trusted(connection, source, index_id)

@@ -1,4 +1,4 @@
-"""A worker copies its batch's rows into the bases of other operations, too, for which one scan does (`one_scan.py`).
+"""A worker copies its batch's rows into the bases of other operations, too, for which one scan does (`sharing.py`).
 
 Each of them keeps its own watermark, by compare-and-set in the same transaction (I4), and whatever goes wrong with one
 of them goes wrong with it alone: the batch is done again without it.
@@ -19,9 +19,9 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import Job, SourceCheck, load_job
-from airflow_roir.engine.one_scan import HELD, SAME_PLACE, TOGETHER
 from airflow_roir.engine.run import Run
-from airflow_roir.engine.scan import Stretch, columns_of
+from airflow_roir.engine.scan.reader import Stretch, columns_of
+from airflow_roir.engine.scan.sharing import HELD, SAME_PLACE, TOGETHER
 from airflow_roir.errors import InvariantViolated, RoirError
 
 # So long a batch isn't tried again with an operation that it failed with.
