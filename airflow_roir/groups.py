@@ -15,13 +15,13 @@ from typing import Any
 
 from airflow.sdk import TaskGroup, task, task_group
 
-from airflow_roir.definition import SOURCE, WORK_OPTIONS
 from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import SOURCE, WORK_OPTIONS
 from airflow_roir.task.long_pause import LongPauseCallback
 
 # Every try continues after the last one's batches, and a pause uses none up. Together about half an hour of waiting,

@@ -13,10 +13,11 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
+from airflow_roir.options import BuildOptions
 
 # Rows that are there before; a statement writes some of them, or that many more.
 TABLE_FACTOR = 5

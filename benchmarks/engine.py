@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, clean_up, finalize, operations, prepare, seal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.errors import RoirError
+from airflow_roir.options import BuildOptions
 
 # How often a pauser looks at how far the build is.
 LOOK_EVERY_S = 0.01

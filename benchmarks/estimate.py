@@ -21,10 +21,10 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import build, clean_up, drop, finalize, install, operations, prepare, seal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, driving, heartbeat, start_run
+from airflow_roir.options import BuildOptions
 from benchmarks.data import DATASETS
 from benchmarks.engine import in_parallel
 from benchmarks.steady_writer import Writer

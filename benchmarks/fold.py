@@ -27,7 +27,7 @@ from typing import Any
 import psycopg2
 from sqlalchemy import Connection
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, build, fold, install, prepare, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
@@ -35,6 +35,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.fold import Folded, FoldWorker
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import start_run
+from airflow_roir.options import BuildOptions
 from benchmarks.quantile import quantile
 from benchmarks.writers import SETTINGS, table
 from servers.postgres import start_postgres

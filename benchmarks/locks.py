@@ -26,12 +26,13 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, fold, install, operations, prepare, publish, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify.compare import verify
+from airflow_roir.options import BuildOptions
 from benchmarks.quantile import quantile
 from servers.killable import running_server
 

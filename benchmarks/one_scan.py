@@ -19,12 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, drop, finalize, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, heartbeat, start_run
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.verify.compare import verify
+from airflow_roir.options import BuildOptions
 from benchmarks.data import DATASETS, Dataset
 from benchmarks.engine import in_parallel
 from benchmarks.scene import Scene

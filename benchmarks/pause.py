@@ -25,9 +25,10 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, install, prepare
 from airflow_roir.engine.database import Database
+from airflow_roir.options import BuildOptions
 from benchmarks.pictures import of_pause
 from benchmarks.quantile import quantile
 from servers.killable import Server, running_server

@@ -12,13 +12,14 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, finalize, install, prepare, rehearse, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import space
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify.compare import verify
+from airflow_roir.options import BuildOptions, VerifyOptions
 from servers.killable import running_server
 
 PARTITIONED = "CREATE TABLE t (id bigint PRIMARY KEY, k text, v text) PARTITION BY HASH (id);" + "".join(

@@ -6,9 +6,10 @@ import statistics
 import time
 from typing import Any
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import install, rehearse
 from airflow_roir.engine.database import Database
+from airflow_roir.options import BuildOptions
 from benchmarks.partitions import DAYS, ROWS_PER_CUSTOMER, TABLE
 from benchmarks.server import bench_server, facts
 

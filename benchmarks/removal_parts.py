@@ -19,12 +19,13 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import install, prepare
 from airflow_roir.engine.capture import installation, row_function
 from airflow_roir.engine.catalog import read_source
 from airflow_roir.engine.database import Database
+from airflow_roir.options import BuildOptions
 from benchmarks.bulk import computed, publish
 
 SEGMENTS = (1, 8, 64)

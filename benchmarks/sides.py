@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import finalize, prepare
 from airflow_roir.engine.database import execute
+from airflow_roir.options import BuildOptions
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions
 from benchmarks.engine import build_index

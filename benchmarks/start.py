@@ -26,9 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import prepare
 from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.options import BuildOptions
 from airflow_roir.spark import class_archive, log_file
 from airflow_roir.spark.marks import read_marks
 from airflow_roir.spark.server_socket import SOCKET

@@ -14,10 +14,11 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
+from airflow_roir.options import BuildOptions
 from benchmarks.engine import in_parallel
 
 SECONDS: dict[str, float] = {}

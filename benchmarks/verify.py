@@ -17,10 +17,10 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import VerifyOptions
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_index
 from benchmarks.steady_writer import Writer

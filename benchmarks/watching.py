@@ -11,10 +11,10 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import build, finalize, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
+from airflow_roir.options import BuildOptions
 from benchmarks.scene import INDEX, Scene
 
 PHASES = {"build": build, "seal": seal}

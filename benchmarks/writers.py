@@ -41,13 +41,14 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify.compare import verify
+from airflow_roir.options import BuildOptions
 from benchmarks import bulk, removal_parts
 from benchmarks.quantile import quantile
 from servers.postgres import PACKAGED, programs, start_postgres

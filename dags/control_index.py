@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_roir.definition import (
-    LIVE_OPTIONS,
-    MAX_BATCH_ROWS,
-    MAX_PARALLELISM,
-    MIN_BATCH_ROWS,
-    MIN_ROWS_PER_SECOND,
-)
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
+from airflow_roir.options import LIVE_OPTIONS, MAX_BATCH_ROWS, MAX_PARALLELISM, MIN_BATCH_ROWS, MIN_ROWS_PER_SECOND
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 # An empty field is rendered as None, which keeps the operation's own value.

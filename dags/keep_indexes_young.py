@@ -15,8 +15,8 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.operators.compact import CompactIndexOperator
+from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 # At two each night, in Airflow's default time zone.

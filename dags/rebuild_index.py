@@ -11,7 +11,11 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from airflow_roir.definition import (
+from airflow_roir.operators.build import BuildIndexOperator
+from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
+from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import (
     MAX_BATCH_ROWS,
     MAX_PARALLELISM,
     MAX_RANGES,
@@ -19,10 +23,6 @@ from airflow_roir.definition import (
     MIN_ROWS_PER_SECOND,
     WORK_OPTIONS,
 )
-from airflow_roir.operators.build import BuildIndexOperator
-from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
-from airflow_roir.operators.prepare import PrepareIndexBuildOperator
-from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 WHAT = "What to build"

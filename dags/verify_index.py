@@ -18,8 +18,8 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from airflow_roir.definition import MAX_PARALLELISM, MAX_SLICES, WORK_OPTIONS
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import MAX_PARALLELISM, MAX_SLICES, WORK_OPTIONS
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 WHAT = "What to verify"

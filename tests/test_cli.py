@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from airflow_roir import __version__, cli
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -10,11 +10,12 @@ import pytest
 from airflow_roir.engine import operations, revert
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.compact.compaction import BegunCompaction, CompactOptions
+from airflow_roir.engine.compact.compaction import BegunCompaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.progress import progress
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import Fenced, OperationFailed
+from airflow_roir.options import CompactOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

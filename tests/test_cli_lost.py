@@ -12,10 +12,11 @@ import typer
 from sqlalchemy.exc import OperationalError
 
 from airflow_roir.cli import execute
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import admission, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.options import BuildOptions
 from tests.engine import steps
 
 pytestmark = pytest.mark.sample(1)

@@ -13,12 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_roir.cli import app
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions, argument
+from airflow_roir.definition import IndexDefinition, argument
 from airflow_roir.engine import abort, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from airflow_roir import __version__
-from airflow_roir.definition import MAX_PARALLELISM, MIN_BATCH_ROWS
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import MAX_PARALLELISM, MIN_BATCH_ROWS
 from airflow_roir.span import seconds
 
 if TYPE_CHECKING:

@@ -52,8 +52,9 @@ from airflow_roir.cli.app import (
     show,
     work_options,
 )
-from airflow_roir.definition import SOURCE, VERIFY_BEFORE, BuildOptions, IndexDefinition, VerifyOptions, parse_beside
+from airflow_roir.definition import IndexDefinition, parse_beside
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import SOURCE, VERIFY_BEFORE, BuildOptions, VerifyOptions
 from airflow_roir.span import seconds
 from airflow_roir.windows import parse_windows
 

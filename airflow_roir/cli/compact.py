@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
     from airflow_roir.engine.compact.budget import Budget
     from airflow_roir.engine.compact.choice import Action, Choice
-    from airflow_roir.engine.compact.compaction import BegunCompaction, CompactOptions
+    from airflow_roir.engine.compact.compaction import BegunCompaction
     from airflow_roir.engine.database import Database
+    from airflow_roir.options import CompactOptions
 
 COLUMNS = ("action", "segments", "now", "after", "reads a day", "saves", "costs", "written", "WAL", "work")
 TEXTS = 2
@@ -86,7 +87,7 @@ def compact(
     from airflow_roir.cli.execute import carry_on_compaction, compact_by_threads, print_compaction
     from airflow_roir.cli.spark import CommandSpark
     from airflow_roir.engine import live_options
-    from airflow_roir.engine.compact.compaction import CompactOptions
+    from airflow_roir.options import CompactOptions
 
     options = CompactOptions(
         parallelism=CompactOptions.parallelism if parallelism is None else parallelism,

@@ -19,7 +19,7 @@ from airflow_roir.cli.ending import ending
 from airflow_roir.cli.look import look
 from airflow_roir.cli.overview import print_overview
 from airflow_roir.cli.spark import CommandSpark, tell
-from airflow_roir.definition import VerifyOptions, argument
+from airflow_roir.definition import argument
 from airflow_roir.engine import admission, finalize, long_pause, operations
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.compaction import BegunCompaction, CompactionReport
@@ -32,6 +32,7 @@ from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
 from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Phase, Status
+from airflow_roir.options import VerifyOptions
 from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import SETTLE_S, Driver
 from airflow_roir.spark.kept_driver import KeptDriver

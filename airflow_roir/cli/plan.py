@@ -33,8 +33,9 @@ from airflow_roir.cli.app import (
     show,
     show_as_it_is,
 )
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, size
 
 if TYPE_CHECKING:

@@ -19,11 +19,12 @@ import typer
 
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.ending import SIGNALS
-from airflow_roir.definition import VERIFY_BEFORE, WORK_OPTIONS, BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import RoirError
+from airflow_roir.options import VERIFY_BEFORE, WORK_OPTIONS, BuildOptions, VerifyOptions
 from airflow_roir.spark import guard
 
 # The worst first.

@@ -22,7 +22,7 @@ from airflow_roir.cli.app import (
     say,
     work_options,
 )
-from airflow_roir.definition import VerifyOptions
+from airflow_roir.options import VerifyOptions
 from airflow_roir.span import seconds
 
 

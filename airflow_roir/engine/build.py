@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, Scan, quote
+from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, owner
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
@@ -35,6 +35,7 @@ from airflow_roir.engine.shards.marks import check_marks
 from airflow_roir.engine.shards.shard import set_away
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
 from airflow_roir.operation import Phase, Verb
+from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange
 
 # Of its usual time what a batch takes under a pace. Less would be mostly commit.

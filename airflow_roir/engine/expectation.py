@@ -13,12 +13,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import BuildOptions
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.plan import Plan
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA
+from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, expected
 
 # Of the last builds that went through in one run, without a rate limit and little throttled: more would be of another

@@ -12,12 +12,13 @@ from typing import Any
 from sqlalchemy import Connection, func, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import LIVE_OPTIONS, WorkOptions, check_live_options, parse_name
+from airflow_roir.definition import parse_name
 from airflow_roir.engine import operations, tables
 from airflow_roir.engine.database import Database, execute, said, sqlstate, to_json
 from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import LIVE_OPTIONS, WorkOptions, check_live_options
 from airflow_roir.windows import parse_windows
 
 WARN_AFTER_S = 86_400

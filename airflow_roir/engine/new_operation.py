@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, insert
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import WorkOptions, parse_name
+from airflow_roir.definition import parse_name
 from airflow_roir.engine import catalog, live_options, operations, tables, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -23,6 +23,7 @@ from airflow_roir.engine.source import Source
 from airflow_roir.errors import OperationRunning
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
+from airflow_roir.options import WorkOptions
 
 T = TypeVar("T")
 

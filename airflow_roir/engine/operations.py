@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from airflow_roir.definition import LIVE_OPTIONS, QualifiedName, argument, check_live_options, parse_name, quote
+from airflow_roir.definition import QualifiedName, argument, parse_name, quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.locks import WAITING
@@ -20,6 +20,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationPaused, OperationRunning
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import TRANSITIONS, Status, Verb
+from airflow_roir.options import LIVE_OPTIONS, check_live_options
 
 OperationRow = Row[Any]
 

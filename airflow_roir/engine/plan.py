@@ -10,12 +10,13 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, quote
+from airflow_roir.definition import IndexDefinition, quote
 from airflow_roir.engine import owner
 from airflow_roir.engine.catalog import SourceSize, identity_columns, size_of
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.source import Source
+from airflow_roir.options import BuildOptions
 
 Bound = tuple[str, ...]
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from sqlalchemy import Connection, insert, update
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import LIVE_OPTIONS, BuildOptions, IndexDefinition, argument
+from airflow_roir.definition import IndexDefinition, argument
 from airflow_roir.engine import catalog, checks, live_options, operations, rehearse, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
@@ -38,6 +38,7 @@ from airflow_roir.engine.stored_definition import existing_index, stored_definit
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase, Status
+from airflow_roir.options import LIVE_OPTIONS, BuildOptions
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, Scan, argument, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, Scan, argument, quote
 from airflow_roir.engine import (
     catalog,
     checks,
@@ -41,6 +41,7 @@ from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition
 from airflow_roir.errors import InvalidInput, NotFound, RightMissing, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
+from airflow_roir.options import BuildOptions
 
 
 @dataclass(frozen=True)

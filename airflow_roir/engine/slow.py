@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_roir.definition import BuildOptions
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.operation import BUILDS, Phase
+from airflow_roir.options import BuildOptions
 
 # A copy that its rate limit makes last longer than this was perhaps not meant to.
 LONG_S = 3600

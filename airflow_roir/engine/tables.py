@@ -32,9 +32,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND, Scan
+from airflow_roir.definition import Scan
 from airflow_roir.generation_state import CaptureMode, GenerationStatus, PartitionStatus, SegmentStatus, UnitStatus
 from airflow_roir.operation import Kind, Phase, Status
+from airflow_roir.options import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND
 
 SCHEMA = "roir"
 DATA_SCHEMA = "roir_data"

@@ -11,11 +11,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_roir.engine.compact import compaction, ranking
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choosing import choose
-from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.compact.telling import told
 from airflow_roir.engine.live_options import check_throttle
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.operation import Kind
+from airflow_roir.options import CompactOptions
 from airflow_roir.task.form_values import optional_text, yes_or_no
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.whole_operation import WholeOperationOperator

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_roir.definition import WORK_OPTIONS, BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, operations, prepare
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.operation import Kind
+from airflow_roir.options import WORK_OPTIONS, BuildOptions
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
 from airflow_roir.task.open_database import open_database

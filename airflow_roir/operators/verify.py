@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import BUILDS, Kind
+from airflow_roir.options import VerifyOptions
 from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
 from airflow_roir.task.roir_operator import failing_clearly, owner_of

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.hooks.allowed import allowed_connections
+from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page import databases, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.looks import AIRFLOW, Looks, NoAnswer

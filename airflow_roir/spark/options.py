@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import MAX_PARALLELISM
 
 # Tasks wait for PostgreSQL nearly all of their time: local mode gives them a slot each, however many are asked for
 # while running. A slot that isn't used costs nothing.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 
-from airflow_roir.definition import check_live_options
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import check_live_options
 from airflow_roir.task.form_values import optional_text, whole_number
 
 if TYPE_CHECKING:

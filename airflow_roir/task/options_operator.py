@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_roir.definition import LIVE_OPTIONS
+from airflow_roir.options import LIVE_OPTIONS
 from airflow_roir.span import seconds
 from airflow_roir.task.form_values import optional_text, whole_number
 from airflow_roir.task.roir_operator import RoirOperator

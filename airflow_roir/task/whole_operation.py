@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_roir.definition import WORK_OPTIONS
 from airflow_roir.operation import Phase
+from airflow_roir.options import WORK_OPTIONS
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.options_operator import option_of

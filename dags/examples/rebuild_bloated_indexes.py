@@ -11,8 +11,8 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.groups import rebuild_index_group
+from airflow_roir.options import MAX_PARALLELISM
 
 with DAG(
     dag_id="rebuild_bloated_indexes",

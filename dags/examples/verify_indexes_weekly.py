@@ -11,8 +11,8 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_roir.definition import MAX_SLICES
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import MAX_SLICES
 
 with DAG(
     dag_id="verify_indexes_weekly",

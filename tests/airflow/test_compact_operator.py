@@ -13,17 +13,17 @@ from airflow.sdk.exceptions import (
 )
 from test_operators import INDEX, WHAT, context, driver_code
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import operations
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.budget import Budget
-from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.compact.ranking import rank
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.operators.compact import CompactIndexOperator
+from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from airflow_roir.task.ranked_indexes import ranked_indexes
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -11,7 +11,7 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 from test_operators import INDEX, SEALS, TAKE_UP, WHAT, build, context, driver_code, prepare
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import operations, status
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import start_run
@@ -20,6 +20,7 @@ from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
+from airflow_roir.options import BuildOptions
 from tests.engine import steps
 
 pytestmark = pytest.mark.sample(1)

@@ -16,16 +16,10 @@ from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_roir import run_notes
-from airflow_roir.definition import (
-    MIN_BATCH_ROWS,
-    MIN_ROWS_PER_SECOND,
-    BuildOptions,
-    IndexDefinition,
-    QualifiedName,
-    VerifyOptions,
-)
+from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import MIN_BATCH_ROWS, MIN_ROWS_PER_SECOND, BuildOptions, VerifyOptions
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 SECRET = "never-to-be-seen"

@@ -15,10 +15,11 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRescheduleException
 
 from airflow_roir.assets import published_alias
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import operations, prepare
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
+from airflow_roir.options import BuildOptions
 from tests.airflow.test_operators import INDEX, WHAT, context, driver_code
 
 __all__ = ["context", "driver_code"]

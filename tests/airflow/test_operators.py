@@ -20,7 +20,6 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations, status
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import verification
@@ -31,6 +30,7 @@ from airflow_roir.operators.clean_up import CleanUpIndexesOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import VerifyOptions
 from airflow_roir.task.dag_switch import actor_of_switch
 from tests.engine import steps
 from tests.spark.listening import Listening

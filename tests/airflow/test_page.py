@@ -12,10 +12,11 @@ import pytest
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, operations, prepare
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
+from airflow_roir.options import BuildOptions
 from airflow_roir.page.app import MOST_BYTES, create_app
 from servers.airflow import ApiServer
 from servers.postgres import embedded_postgres

@@ -19,7 +19,6 @@ from airflow.sdk.exceptions import (
     ParamValidationError,
 )
 
-from airflow_roir.definition import LIVE_OPTIONS, WORK_OPTIONS, VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.verify import verification
 from airflow_roir.operators import prepare as preparing
@@ -37,6 +36,7 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 from airflow_roir.operators.ship import ShipChangesOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import LIVE_OPTIONS, WORK_OPTIONS, VerifyOptions
 from airflow_roir.task.ranked_indexes import ranked_indexes
 from tests.airflow.test_dags import bag, rendered
 from tests.airflow.test_operators import INDEX, WHAT, context

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink
+from airflow_roir.options import BuildOptions
 from airflow_roir.page.run_operation import Change
 from airflow_roir.page.targets import Found, Run, operations_of, runs_of
 from airflow_roir.task.roir_operator import owner_of

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import (
 )
 from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare, when_driven
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.prepare import prepare as prepare_index
@@ -21,6 +21,7 @@ from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.engine import steps
 
 pytestmark = pytest.mark.sample(1)

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 
 from sqlalchemy import event
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, finalize, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Status
+from airflow_roir.options import BuildOptions
 from airflow_roir.spark import task
 
 OPTIONS = BuildOptions(batch_rows=1_000, ranges=8, segments=3)

@@ -16,13 +16,14 @@ import typer
 from sqlalchemy.exc import OperationalError
 
 from airflow_roir import cli
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.governor.replicas import _Own
 from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import BuildOptions
 from servers.killable import Server
 from tests.crash.network import Proxy
 from tests.crash.pools import PGBOUNCER, PgBouncer, SmallPool

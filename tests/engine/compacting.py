@@ -13,6 +13,7 @@ from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.errors import LockNotAcquired
+from airflow_roir.options import CompactOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -51,7 +52,7 @@ def act(kind: str, *ordinals: int, parts: int = 1) -> Action:
 def begin(database: Database, *actions: Action, index: str = "ix", **options: object) -> Run:
     """Begin a compaction of these actions; a run of it."""
     given = {**AT_ONCE, "parallelism": 1, **options}
-    compaction.begin(database, index, actions, compaction.CompactOptions(**given), "test")  # type: ignore[arg-type]
+    compaction.begin(database, index, actions, CompactOptions(**given), "test")  # type: ignore[arg-type]
     return start_run(database, index, "test", take_over=True)
 
 

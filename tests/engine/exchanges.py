@@ -12,7 +12,7 @@ import psycopg2.errors
 from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import (
     abort,
     clean_up,
@@ -31,6 +31,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
 from airflow_roir.engine.run import Run, driving, start_run
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

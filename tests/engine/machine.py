@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, build, fold, operations, prepare, publish, revert, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
@@ -26,6 +26,7 @@ from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.operation import Phase, Status
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.disturbance import Disturbance, Disturber, disturbances

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, clean_up, drop, fold, operations, prepare, publish, revert
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import finish
@@ -37,6 +37,7 @@ from airflow_roir.errors import (
     PartitionsChanged,
     SourceChanged,
 )
+from airflow_roir.options import BuildOptions, VerifyOptions
 from servers.postgres import COPIED
 from tests.conftest import database_dsn, run_sql
 from tests.engine import compacting, steps

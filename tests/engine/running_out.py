@@ -13,13 +13,14 @@ import psycopg2
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, finalize, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.run import driving, start_run
 from airflow_roir.engine.shortage import persist
 from airflow_roir.errors import WorkerFailed
+from airflow_roir.options import BuildOptions
 from airflow_roir.spark import task
 from airflow_roir.spark.supervise import ENGINE
 from tests.conftest import run_sql

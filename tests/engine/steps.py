@@ -9,13 +9,14 @@ from typing import Any
 import psycopg2
 import psycopg2.extensions
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, finalize, fold, operations, prepare, publish, seal
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.run import Run, start_run
+from airflow_roir.options import BuildOptions
 from tests.comparison import Comparison, compare
 from tests.conftest import run_sql
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, finalize, health, prepare
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
@@ -15,6 +15,7 @@ from airflow_roir.engine.partitions import attach, remove_entries, sync
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import LockNotAcquired, SourceChanged
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.interposed import before

@@ -5,13 +5,13 @@ from __future__ import annotations
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import SourceCheck
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.errors import SourceChanged
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import MODES, Stage

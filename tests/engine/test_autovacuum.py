@@ -8,11 +8,12 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import install, old_snapshots, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.errors import LockNotAcquired
+from airflow_roir.options import BuildOptions
 from servers.postgres import embedded_postgres
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

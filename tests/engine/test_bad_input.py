@@ -8,10 +8,11 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

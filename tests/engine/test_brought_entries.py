@@ -15,12 +15,12 @@ import psycopg2.errors
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import LockNotAcquired
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.compacting import act

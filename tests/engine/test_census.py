@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, census, duplicate_report, finalize, operations, prepare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.duplicate_report import Duplicates, Group
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_unique import PARTITIONED, PLAIN, ROWS

@@ -10,14 +10,13 @@ import pytest
 from psycopg2 import errors as pg_errors
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, clean_up, drop, health, operations, prepare, revert
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action
-from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker
 from airflow_roir.engine.database import Database, execute
@@ -25,6 +24,7 @@ from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
+from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.compacting import act

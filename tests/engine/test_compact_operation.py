@@ -9,13 +9,13 @@ import pytest
 from airflow_roir.engine import admission, long_pause, operations
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.metrics import metrics
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status, overview
 from airflow_roir.errors import InvalidInput, OperationPaused, OperationQueued
 from airflow_roir.operation import BY_WINDOW
+from airflow_roir.options import CompactOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import NotFound, OperationRunning
+from airflow_roir.options import VerifyOptions
 from tests.engine import compacting, steps
 from tests.engine.interposed import before
 from tests.engine.test_locks import in_thread, watching

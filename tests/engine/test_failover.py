@@ -15,6 +15,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import Fenced
+from airflow_roir.options import CompactOptions
 from servers.killable import Server
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
@@ -207,7 +208,7 @@ def test_a_compaction_goes_on_from_what_the_new_server_has(both: Pair, lost: str
     database = Database(both.dsn)
     steps.make_index(database, keys="k,v", segments=3)
     actions = [compacting.act("merge", 1, 2), compacting.act("rewrite", 0)]
-    begun = compaction.begin(database, "ix", actions, compaction.CompactOptions(parallelism=1), "test")
+    begun = compaction.begin(database, "ix", actions, CompactOptions(parallelism=1), "test")
 
     def lose() -> None:
         both.lose()

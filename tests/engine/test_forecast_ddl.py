@@ -8,10 +8,11 @@ from collections import Counter
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, rehearse
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import ddl
+from airflow_roir.options import BuildOptions
 from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

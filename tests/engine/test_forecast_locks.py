@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, fold, prepare, publish, rehearse
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import locks
 from airflow_roir.engine.forecast.locks import ACCESS_EXCLUSIVE, ACCESS_SHARE, EACH, SHARE_ROW_EXCLUSIVE, Lock
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.hostile import PLAIN, Scene

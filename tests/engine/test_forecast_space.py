@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import rehearse
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import space, trial, writes
 from airflow_roir.engine.forecast.space import Space
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.forecast.writes import WriteRate
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import VerifyOptions, parse_name
+from airflow_roir.definition import parse_name
 from airflow_roir.engine import abort, catalog, clean_up, drop, health
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
@@ -13,6 +13,7 @@ from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.status import status
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, SourceChanged
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_partitions import make

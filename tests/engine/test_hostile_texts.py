@@ -8,13 +8,14 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions, WorkOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, drop, operations, prepare, revert, status
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.role import role_sql
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
+from airflow_roir.options import BuildOptions, VerifyOptions, WorkOptions
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -6,12 +6,12 @@ import psycopg2.extensions
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop, install, operations, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import IndexFacts, indexes
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import NotFound, SchemaVersionMismatch
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -11,13 +11,14 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, health, install, patience, prepare
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
+from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.steps import sql
@@ -52,7 +53,7 @@ def _prepare(database: Database, say: Callable[[str], None]) -> None:
 
 
 def _compact(database: Database, _say: Callable[[str], None]) -> None:
-    options = compaction.CompactOptions(parallelism=1)
+    options = CompactOptions(parallelism=1)
     begun = compaction.begin(database, "ix", [compacting.act("merge", 0, 1)], options, "test")
     compaction.compact_begun(database, begun, "test")
 

@@ -8,13 +8,14 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, rehearse
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.errors import InvalidInput, LabelsRenamed
+from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import MODES, Stage

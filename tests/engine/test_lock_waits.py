@@ -9,7 +9,7 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, drop, lock_waits, prepare, rehearse, revert, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.compact import compaction
@@ -20,6 +20,7 @@ from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import waiting
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
+from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from airflow_roir.spark.task import session_name
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
@@ -133,7 +134,7 @@ COMMANDS: dict[
         "SELECT roir.detach_partition('t1')",
         ("compact", "public.ix"),
         lambda database, report: compaction.begin(
-            database, "ix", [compacting.act("rewrite", 0)], compaction.CompactOptions(), "test", report
+            database, "ix", [compacting.act("rewrite", 0)], CompactOptions(), "test", report
         ),
     ),
 }

@@ -15,13 +15,14 @@ import psycopg2.extensions
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import finalize, fold, prepare, publish, rehearse
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import LockNotAcquired
+from airflow_roir.options import BuildOptions
 from tests.conftest import deadlocks, run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql

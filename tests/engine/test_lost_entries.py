@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop, install, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import indexes
@@ -15,6 +14,7 @@ from airflow_roir.engine.status import status
 from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import SchemaMissing
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 

@@ -11,7 +11,6 @@ import psycopg2
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, health, install
 from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture.row_function import function_name
@@ -20,6 +19,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import MODES, Stage

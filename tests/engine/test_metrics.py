@@ -10,7 +10,6 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_roir.cli.metrics_text import Found
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, clean_up, drop, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Claim
@@ -20,6 +19,7 @@ from airflow_roir.engine.metrics import metrics
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.operation import Phase, Status
+from airflow_roir.options import VerifyOptions
 from tests.conftest import database_dsn, run_sql
 from tests.engine import compacting, steps, verifying
 from tests.engine.steps import sql

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import install, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import objections
 from airflow_roir.engine.forecast.objections import Objections
 from airflow_roir.engine.rehearse import OWN_SCHEMAS
 from airflow_roir.errors import RoirError
+from airflow_roir.options import BuildOptions
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql

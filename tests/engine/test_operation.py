@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, finalize, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput, InvariantViolated
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before

@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, clean_up, health, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RightMissing, RoirError
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import rehearse
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import InvalidInput, PartitionsChanged, SourceChanged
 from airflow_roir.operation import Status
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before

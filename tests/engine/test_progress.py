@@ -11,7 +11,6 @@ import psycopg2.extras
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.engine import abort, bars, operations
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
@@ -19,6 +18,7 @@ from airflow_roir.engine.progress import MOST_SAMPLES, Progress, progress
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.run import Run, end_run, settle
 from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
+from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.spark.task import session_name
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -11,9 +11,9 @@ from contextlib import suppress
 import psycopg2
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, health
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.public import World, documented

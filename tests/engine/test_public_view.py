@@ -8,9 +8,9 @@ import re
 import psycopg2
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, health, install
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import VerifyOptions
 from tests.engine import steps
 from tests.engine.public import World
 from tests.engine.steps import sql

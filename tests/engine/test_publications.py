@@ -9,12 +9,13 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, prepare, rehearse
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.status import status
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -6,12 +6,13 @@ import random
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import admission, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, end_run, settle, start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput, OperationQueued, OperationRunning
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 

@@ -9,13 +9,14 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, VerifyOptions
+from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.engine import catalog, drop, owner, rehearse
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, RoirError
+from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.hostile import DOORS, PLAIN, QUIET, ROWS, Scene

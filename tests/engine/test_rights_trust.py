@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop, owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import load_job
@@ -22,6 +21,7 @@ from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.repair import Mender
 from airflow_roir.errors import RoirError, SourceChanged
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.hostile import PLAIN, ROWS, Scene

@@ -14,11 +14,11 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, clean_up, drop, finalize, operations, revert
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.hostile import Scene

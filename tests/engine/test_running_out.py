@@ -14,6 +14,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import heartbeat
 from airflow_roir.errors import WorkerFailed
+from airflow_roir.options import CompactOptions
 from tests.conftest import database_dsn, run_sql
 from tests.engine import compacting, steps, test_compact_attacks
 from tests.engine.interposed import before, changed
@@ -55,7 +56,7 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
     database = Database(dsn, "roir tests", limits=Limits(compaction_blocks=1, table_lock_ms=20))
     steps.make_index(database, keys="k,v", segments=3)
     actions = [compacting.act("merge", 1, 2), compacting.act("rewrite", 0), compacting.act("split", 3, parts=2)]
-    begun = compaction.begin(database, "ix", actions, compaction.CompactOptions(parallelism=1), "test")
+    begun = compaction.begin(database, "ix", actions, CompactOptions(parallelism=1), "test")
     test_compact_attacks.writes(dsn)
     faults = Faults(database, cause, offset)
     with faults.happening():

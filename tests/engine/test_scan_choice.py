@@ -6,13 +6,14 @@ import re
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, Scan, VerifyOptions
+from airflow_roir.definition import IndexDefinition, Scan
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import rehearse
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 

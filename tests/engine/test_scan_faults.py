@@ -7,7 +7,7 @@ import threading
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, build, operations, rehearse, seal
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
@@ -15,6 +15,7 @@ from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import Run
 from airflow_roir.errors import VerificationFailed
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before

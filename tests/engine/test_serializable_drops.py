@@ -8,11 +8,11 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop, indexes, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

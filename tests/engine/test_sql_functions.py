@@ -5,19 +5,19 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import (
-    MAX_BATCH_ROWS,
-    MAX_PARALLELISM,
-    MAX_ROWS_PER_SECOND,
-    MIN_BATCH_ROWS,
-    MIN_ROWS_PER_SECOND,
-)
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import (
+    MAX_BATCH_ROWS,
+    MAX_PARALLELISM,
+    MAX_ROWS_PER_SECOND,
+    MIN_BATCH_ROWS,
+    MIN_ROWS_PER_SECOND,
+)
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -7,7 +7,6 @@ from itertools import product
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND
 from airflow_roir.engine import fold, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
@@ -25,6 +24,7 @@ from airflow_roir.generation_state import (
     UnitStatus,
 )
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, find_transition
+from airflow_roir.options import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

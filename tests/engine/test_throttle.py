@@ -10,7 +10,7 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, by_threads, finalize, fold, operations, seal
 from airflow_roir.engine.compact import worker as compacter
 from airflow_roir.engine.database import Database
@@ -26,6 +26,7 @@ from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import compacting, steps, verifying
 from tests.engine.steps import sql

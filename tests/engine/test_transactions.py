@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection, event
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import build, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.pool import QueuePool
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, build, catalog, fold, operations, publish
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
@@ -15,6 +14,7 @@ from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify import compare, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.engine.verify.worker import VerifyWorker
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.test_attach import BOUNDS, LOADED

@@ -9,12 +9,12 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import fold, health, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import DuplicatesFound, RightMissing
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import Stage

@@ -7,10 +7,10 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import Stage, through_modes

@@ -7,12 +7,12 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import DuplicatesFound
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

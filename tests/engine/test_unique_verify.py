@@ -9,11 +9,11 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.cli import overview
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import indexes
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare, repair
 from airflow_roir.engine.verify.report import described
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.steps import sql

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify import compare, units, verification
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.crash import gate
 from tests.engine import steps

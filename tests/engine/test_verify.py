@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 

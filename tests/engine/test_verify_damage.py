@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify.compare import verify
+from airflow_roir.options import VerifyOptions
 from tests.comparison import compare
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -7,9 +7,9 @@ import random
 import psycopg2
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.steps import sql

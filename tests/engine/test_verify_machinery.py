@@ -8,7 +8,6 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, clean_up, drop, finalize, operations, revert, status
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
@@ -16,6 +15,7 @@ from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, VerificationFailed
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.interposed import changed

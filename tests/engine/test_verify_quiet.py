@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, fold
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import OperationPaused
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.interposed import before

@@ -6,12 +6,12 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify import compare, repair
 from airflow_roir.errors import Fenced
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.steps import sql

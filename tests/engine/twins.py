@@ -16,12 +16,13 @@ import psycopg2.errors
 import psycopg2.extensions
 from sqlalchemy import Connection
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import fold, prepare
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, start_run
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

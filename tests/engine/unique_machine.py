@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import operations, prepare
 from airflow_roir.engine.database import execute
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.operation import Status
+from airflow_roir.options import BuildOptions
 from tests.engine.disturbance import Disturbance
 from tests.engine.machine import Machine
 from tests.engine.steps import sql

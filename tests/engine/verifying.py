@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify import compare, repair, verification
 from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.engine.verify.worker import VerifyWorker
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, finalize, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
@@ -17,6 +17,7 @@ from airflow_roir.engine.shards import registry
 from airflow_roir.engine.shards.copy_ranges import ShardReaders
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.engine.shards.shard import lanes_of
+from airflow_roir.options import BuildOptions
 from servers.shards import Shards
 
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, clean_up, finalize, operations, prepare, revert
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.shards import announce, judge, lanes, registry
@@ -23,6 +23,7 @@ from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, RoirError
 from airflow_roir.operation import Phase, Status
+from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.shards import apart
 from tests.shards.fault_readers import INDEX
 

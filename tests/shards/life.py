@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, build, clean_up, drop, finalize, operations, revert, seal
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
@@ -17,6 +16,7 @@ from airflow_roir.engine.shards.lanes import to_ship
 from airflow_roir.engine.shards.shipping import Shipper
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import Fenced, LockNotAcquired
+from airflow_roir.options import VerifyOptions
 from servers.shards import Shards, run_sql
 from tests.shards import apart
 from tests.shards.life_tables import Tables

@@ -10,11 +10,11 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import drop
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, RoirError
+from airflow_roir.options import VerifyOptions
 from servers.shards import Shards, run_sql
 from tests.engine.hostile import DOORS, HIS, PLAIN, QUIET, ROWS, SCENE
 from tests.shards import apart

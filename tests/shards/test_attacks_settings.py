@@ -8,10 +8,10 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import finalize
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.engine.verify import compare
+from airflow_roir.options import VerifyOptions
 from servers.shards import Shards
 from tests.engine.steps import sql
 from tests.shards import apart

@@ -8,12 +8,12 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop, revert
 from airflow_roir.engine.shards import registry
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import Fenced, RoirError, SourceChanged
+from airflow_roir.options import VerifyOptions
 from servers.postgres import programs
 from servers.shards import Shards, on_server, run_sql
 from tests.engine import steps

@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import rehearse
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.indexes import indexes
@@ -20,6 +20,7 @@ from airflow_roir.engine.shards import registry, shard
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, RoirError, ShardUnreachable
+from airflow_roir.options import BuildOptions, VerifyOptions
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

@@ -13,13 +13,14 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
 import airflow_roir
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import catalog, rehearse
 from airflow_roir.engine.shards import home, registry
 from airflow_roir.engine.shards.copies import stream
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, RoirError, WorkerFailed
+from airflow_roir.options import BuildOptions, VerifyOptions
 from servers.shards import Shards, run_sql
 from tests.shards import apart
 from tests.shards.conftest import Make

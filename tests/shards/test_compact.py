@@ -6,8 +6,8 @@ import pytest
 
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.run import start_run
+from airflow_roir.options import CompactOptions
 from tests.conftest import run_sql
 from tests.shards import apart
 from tests.shards.conftest import Make

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, clean_up, drop, prepare, rehearse
 from airflow_roir.engine.forecast import objections
 from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.options import BuildOptions
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

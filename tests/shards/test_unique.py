@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.definition import IndexDefinition, QualifiedName, VerifyOptions
+from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.engine import duplicate_report
 from airflow_roir.engine.drop import drop_index
 from airflow_roir.engine.duplicate_statements import statements
@@ -17,6 +17,7 @@ from airflow_roir.engine.shards import announce, enforce, registry, sources, uni
 from airflow_roir.engine.shards.shard import Shard
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import DuplicatesFound, InvalidInput
+from airflow_roir.options import VerifyOptions
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.announced import index_dsn, of_shard

@@ -11,13 +11,13 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import finalize, install, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.shards import announce, enforce, foreign, holders, intents, registry
 from airflow_roir.engine.shards.shipping import Shipper
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import DuplicatesFound, InvalidInput, NotStrict
+from airflow_roir.options import VerifyOptions
 from servers import contrib as contribs
 from servers.killable import Server, running_server
 from servers.shards import Shards

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine.verify.compare import verify
+from airflow_roir.options import VerifyOptions
 from tests.shards.conftest import Make
 from tests.shards.verified import FILL, TABLE, build
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.engine.verify.report import VerifyReport
+from airflow_roir.options import VerifyOptions
 from tests.shards.conftest import Make
 from tests.shards.verified import Verified, build
 

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, finalize, operations
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute
@@ -20,6 +19,7 @@ from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.errors import Fenced, VerificationFailed
+from airflow_roir.options import VerifyOptions
 from servers.shards import on_server, run_sql
 from tests.shards import apart
 from tests.shards.conftest import Make

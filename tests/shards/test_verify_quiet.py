@@ -10,9 +10,9 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine.shards import judge
 from airflow_roir.engine.verify.compare import verify
+from airflow_roir.options import VerifyOptions
 from tests.shards.conftest import Make
 from tests.shards.verified import FILL, TABLE, Verified, build
 

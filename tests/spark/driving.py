@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import finalize, operations, prepare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.prepare import PreparedOperation
+from airflow_roir.options import BuildOptions
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions
 from tests.conftest import run_sql

@@ -10,11 +10,11 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, revert
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.operation import Phase
+from airflow_roir.options import CompactOptions
 from airflow_roir.spark import task
 from airflow_roir.spark.news import News
 from tests.engine import steps

@@ -7,9 +7,10 @@ import signal
 
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import operations, prepare
 from airflow_roir.engine.database import Database
+from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.spark.driving import ROWS, Running, finish_and_check, lift_rate, one
 

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
@@ -17,6 +16,7 @@ from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import report_of
+from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.crash import gate
 from tests.engine import steps

@@ -11,10 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_roir.definition import (
-    MAX_BATCH_ROWS,
-    MAX_PARALLELISM,
-    MAX_RANGES,
-    BuildOptions,
     IndexDefinition,
     QualifiedName,
     argument,
@@ -24,6 +20,7 @@ from airflow_roir.definition import (
     quote,
 )
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_RANGES, BuildOptions
 
 NAMES = st.text(
     st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=15

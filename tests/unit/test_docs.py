@@ -13,13 +13,13 @@ import pytest
 import typer.main
 
 from airflow_roir import cli, errors
-from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import database, entry, fold, operations, tables
 from airflow_roir.engine.indexes import IndexFacts
 from airflow_roir.engine.status import OperationStatus
 from airflow_roir.entry_state import ENTRY_STATES
 from airflow_roir.generation_state import ARROWS
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb
+from airflow_roir.options import BuildOptions
 from airflow_roir.task import dag_switch
 
 ROOT = Path(__file__).parents[2]

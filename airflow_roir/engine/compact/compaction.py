@@ -12,14 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from airflow_roir.definition import (
-    WORK_OPTIONS,
-    QualifiedName,
-    WorkOptions,
-    argument,
-    check_live_options,
-    parse_name,
-)
+from airflow_roir.definition import QualifiedName, argument, parse_name
 from airflow_roir.engine import by_threads, catalog, live_options, operations, publications, tables
 from airflow_roir.engine.compact import choosing, worker
 from airflow_roir.engine.compact.action import Action
@@ -31,6 +24,7 @@ from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationPaused, OperationRunning
 from airflow_roir.operation import Kind, Phase, Status
+from airflow_roir.options import WORK_OPTIONS, CompactOptions
 
 # Ordinals are never given again: a statement that was planned for a segment must not meet another one of its name.
 NEXT_ORDINAL = """
@@ -55,26 +49,6 @@ UNITS = """
 SELECT ordinal, action, segments, parts, status, bytes_before, bytes_after, bytes_expected, why, note, rows, seconds
   FROM roir.compaction_unit WHERE operation_id = %(operation)s ORDER BY ordinal
 """
-
-
-@dataclass(frozen=True)
-class CompactOptions(WorkOptions):
-    """The options of one compaction.
-
-    parallelism: units at the same time. verify: each unit is compared with what it replaces, before its swap.
-    lock_timeout_ms, lock_patience_s: as of a build, for each short lock.
-    """
-
-    parallelism: int = 2
-    verify: bool = True
-    lock_timeout_ms: int = 500
-    lock_patience_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        check_live_options({"parallelism": self.parallelism})
-        if not self.lock_timeout_ms >= 1 or self.lock_patience_s < 0:
-            raise InvalidInput("lock_timeout_ms must be at least 1, lock_patience_s at least 0")
-        self.check_work()
 
 
 @dataclass(frozen=True)

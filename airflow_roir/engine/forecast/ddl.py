@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, event
 
-from airflow_roir.definition import BuildOptions, quote
+from airflow_roir.definition import quote
 from airflow_roir.engine import catalog, owner, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
@@ -28,6 +28,7 @@ from airflow_roir.engine.plan import Bound
 from airflow_roir.engine.rehearse import Rehearsal
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA
+from airflow_roir.options import BuildOptions
 
 # No generation has such a number.
 STAND_IN = 7_000_000_000_000_000_000

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from airflow_roir.definition import BuildOptions, QualifiedName
+from airflow_roir.definition import QualifiedName
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S
 from airflow_roir.engine.source import Source
+from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, duration
 
 ACCESS_SHARE = "ACCESS SHARE"

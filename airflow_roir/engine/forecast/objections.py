@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
+from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.engine import catalog, checks, live_options, rehearse
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.forecast import rights
@@ -21,6 +21,7 @@ from airflow_roir.engine.locks import DENIED
 from airflow_roir.engine.schema import check_schema, check_writable
 from airflow_roir.engine.shards import survey
 from airflow_roir.errors import InvalidInput, RightMissing, RoirError
+from airflow_roir.options import BuildOptions
 
 T = TypeVar("T")
 

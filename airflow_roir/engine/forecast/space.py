@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import BuildOptions
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import segments_of
 from airflow_roir.engine.forecast.trial import Trial
@@ -19,6 +18,7 @@ from airflow_roir.engine.forecast.writes import WriteRate
 from airflow_roir.engine.plan import Plan
 from airflow_roir.engine.relation_size import relation_sizes
 from airflow_roir.engine.seal import SORT_MEMORY_KB
+from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, rate, size
 
 HOUR_S = 3_600

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import AUTO, BuildOptions, Scan, quote
+from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import health, operations, owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
@@ -16,6 +16,7 @@ from airflow_roir.engine.plan import Piece, Plan, sample_of
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, SourceChanged
+from airflow_roir.options import AUTO, BuildOptions
 
 # Below this correlation of key order and block order a batch by key touches most blocks several times.
 MOST_CORRELATION = 0.9

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, quote
+from airflow_roir.definition import quote
 from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture.plpgsql import literal
@@ -27,6 +27,7 @@ from airflow_roir.engine.shards.shard import IS_AWAY, Lane, Shard, by_id, lanes_
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import LockNotAcquired, NotFound, RoirError, SourceChanged, WorkerFailed
+from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange
 
 # SQL: of ranges that no worker claims now: their shard is out of reach, or has as many readers as it is to have. Who is

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import VerifyOptions, quote
+from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
@@ -22,6 +22,7 @@ from airflow_roir.engine.shards.look import Identity, Verdict, identities
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.operation import Status
+from airflow_roir.options import VerifyOptions
 
 if TYPE_CHECKING:
     from airflow_roir.engine.shards.compare import ApartWorker

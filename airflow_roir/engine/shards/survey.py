@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import AUTO, SOURCE, BuildOptions, IndexDefinition, QualifiedName, Scan, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, Scan, quote
 from airflow_roir.engine import catalog, checks, owner, publications
 from airflow_roir.engine import plan as plans
 from airflow_roir.engine.database import Database, execute, said, sqlstate
@@ -25,6 +25,7 @@ from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, RoirError, SourceChanged
+from airflow_roir.options import AUTO, SOURCE, BuildOptions
 
 DEFAULT_COLUMN = "shard"
 ENCODING = "SELECT current_setting('server_encoding')"

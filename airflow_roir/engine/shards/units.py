@@ -11,7 +11,7 @@ from functools import partial
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions, quote
+from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.files import segments_of
 from airflow_roir.engine.limits import limits_of
@@ -21,6 +21,7 @@ from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import NotFound, RoirError, ShardUnreachable
+from airflow_roir.options import VerifyOptions
 
 # A unit of a part costs a round trip to a shard and more: fewer rows aren't worth it.
 LEAST_OF_PARTS = 50

@@ -10,7 +10,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, update
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import by_threads as threads
 from airflow_roir.engine import catalog, marks, operations, tables, view_check
 from airflow_roir.engine.claims import WorkLeft
@@ -29,6 +28,7 @@ from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.engine.verify.worker import LIMITS, UNITS
 from airflow_roir.errors import InvariantViolated, OperationPaused
 from airflow_roir.operation import Phase, Status, Verb
+from airflow_roir.options import VerifyOptions
 
 
 def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, update
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
@@ -17,6 +16,7 @@ from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import cut_source
 from airflow_roir.engine.source import Source
+from airflow_roir.options import VerifyOptions
 
 # A segment in one piece is read by a plain scan.
 BLOCKS_PER_SEGMENT_UNIT = 8_192

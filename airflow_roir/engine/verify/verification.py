@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
 
-from airflow_roir.definition import WORK_OPTIONS, VerifyOptions, argument, parse_name
+from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine import catalog, live_options, marks, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain
@@ -22,6 +22,7 @@ from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationFailed, OperationRunning
 from airflow_roir.operation import Kind, Phase, Status
+from airflow_roir.options import WORK_OPTIONS, VerifyOptions
 
 # For writers that ran a capture function which was replaced.
 PATIENCE_S = 5.0
