@@ -47,7 +47,7 @@ def main() -> None:
     definition = IndexDefinition.parse(order["index"], "public.customer", "number", "name", **unique)
     workers = order["parallelism"]
     if order["unique"]:
-        timed(importlib.import_module("airflow_roir.engine.duplicates"), "look", "look")
+        timed(importlib.import_module("airflow_roir.engine.unique.duplicates"), "look", "look")
     timed(fold, "work", "fold")
     begun = last = time.perf_counter()
 
@@ -61,7 +61,7 @@ def main() -> None:
     took("prepare")
     early: Any = nullcontext()
     if order["early"]:
-        early = importlib.import_module("airflow_roir.engine.early.detecting").detecting(database, run)
+        early = importlib.import_module("airflow_roir.engine.unique.early.detecting").detecting(database, run)
     with early:
         in_parallel(build, database, run, workers)
     build.finish(database, run)

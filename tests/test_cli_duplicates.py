@@ -8,10 +8,11 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.engine import duplicate_report, duplicates, finalize, fold
+from airflow_roir.engine import finalize, fold
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.duplicate_statements import identifier, literal
 from airflow_roir.engine.run import driving, start_run
+from airflow_roir.engine.unique import duplicate_report, duplicates
+from airflow_roir.engine.unique.statements import identifier, literal
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -12,7 +12,7 @@ from airflow_roir.cli.app import AsJson, Index, app, database_of, show, show_as_
 from airflow_roir.definition import argument
 
 if TYPE_CHECKING:
-    from airflow_roir.engine.duplicate_report import Duplicates, Group
+    from airflow_roir.engine.unique.duplicate_report import Duplicates, Group
 
 # Rows of a table are brought into line so many at a time, or a few more.
 TABLE = 2_000
@@ -28,7 +28,7 @@ def duplicates(
     as_json: AsJson = False,
 ) -> None:
     """List the rows that share a key of a unique index. Exit code 1: there are some."""
-    from airflow_roir.engine import duplicate_report
+    from airflow_roir.engine.unique import duplicate_report
 
     if as_sql and as_json:
         raise typer.BadParameter("give either --sql or --json")
@@ -81,7 +81,7 @@ def _pages(groups: Iterable[Group]) -> Iterator[list[Group]]:
 
 def _rows(groups: list[Group], healed: bool) -> Iterator[tuple[str, ...]]:
     from airflow_roir.cli.cells import printable
-    from airflow_roir.engine.duplicate_report import listing
+    from airflow_roir.engine.unique.duplicate_report import listing
 
     for group in groups:
         for one in group.rows:
@@ -125,7 +125,7 @@ def print_groups_as_json(found: Duplicates, groups: Iterable[Group]) -> None:
 
 
 def _print_sql(found: Duplicates, groups: Iterable[Group]) -> None:
-    from airflow_roir.engine.duplicate_statements import statements
+    from airflow_roir.engine.unique.statements import statements
 
     for group in groups:
         for statement in statements(found, group):

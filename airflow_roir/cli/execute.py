@@ -90,7 +90,7 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
 def print_census(database: Database, operation_id: int, as_json: bool) -> None:
     """What a census has found. Exits with 1 if rows share a key."""
     from airflow_roir.cli.duplicates import print_groups, print_groups_as_json
-    from airflow_roir.engine import duplicate_report
+    from airflow_roir.engine.unique import duplicate_report
 
     with database.transaction() as connection:
         found = duplicate_report.read(connection, operation_id)

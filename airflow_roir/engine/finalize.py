@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airflow_roir.engine import census, duplicate_report, fold, publish
+from airflow_roir.engine import fold, publish
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
@@ -20,6 +20,7 @@ from airflow_roir.engine.shards.catch_up import catch_up
 from airflow_roir.engine.shards.shard import Lane, lanes_of
 from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.unique import census, duplicate_report
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import DuplicatesFound, IllegalTransition, VerificationFailed
 from airflow_roir.operation import Phase

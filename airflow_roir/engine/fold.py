@@ -15,7 +15,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, duplicates, hidden, operations, tables
+from airflow_roir.engine import catalog, hidden, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
@@ -30,6 +30,7 @@ from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.shortage import patience_of, persist
+from airflow_roir.engine.unique import duplicates
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, InvariantViolated, LockNotAcquired
 from airflow_roir.generation_state import GenerationStatus

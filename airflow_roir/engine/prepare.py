@@ -18,7 +18,6 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.early import hashing
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
@@ -35,6 +34,7 @@ from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
+from airflow_roir.engine.unique.early import hashing
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase, Status

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import duplicates, hidden, operations
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import hidden, operations
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, read_control
+from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
 from airflow_roir.generation_state import SegmentStatus
 from airflow_roir.operation import Phase, Verb

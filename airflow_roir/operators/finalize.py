@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import duplicate_report, finalize, operations
+from airflow_roir.engine import finalize, operations
 from airflow_roir.engine.run import leave_run
+from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, OperationRunning, VerificationFailed
 from airflow_roir.operation import Phase, Status

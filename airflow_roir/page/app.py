@@ -451,7 +451,7 @@ def _progress(connection_id: str, operation: int) -> dict[str, Any]:
 
 
 def _duplicates(connection_id: str, operation: int, after: int) -> dict[str, Any]:
-    from airflow_roir.engine import duplicate_report
+    from airflow_roir.engine.unique import duplicate_report
 
     with databases.reading(connection_id) as database:
         return duplicate_report.page(database, operation, after)

@@ -10,10 +10,10 @@ from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import duplicate_report
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.shards.shard import AWAY
+from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted, shared

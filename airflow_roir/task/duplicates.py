@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_roir.engine import duplicate_report
+from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.operation import BY_DUPLICATES
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, census, duplicate_report, finalize, operations, prepare
+from airflow_roir.engine import abort, finalize, operations, prepare
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.duplicate_report import Duplicates, Group
 from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.unique import census, duplicate_report
+from airflow_roir.engine.unique.duplicate_report import Duplicates, Group
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql

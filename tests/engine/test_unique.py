@@ -12,9 +12,9 @@ import pytest
 
 from airflow_roir.engine import fold, seal
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.duplicates import look
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import start_run
+from airflow_roir.engine.unique.duplicates import look
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
 from tests.engine import steps

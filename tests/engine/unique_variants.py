@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import duplicates, fold
+from airflow_roir.engine import fold
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import row_function, segment_writes, unique_put
 from airflow_roir.engine.capture.target import Target
@@ -16,6 +16,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.source import Source
+from airflow_roir.engine.unique import duplicates
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []

@@ -10,11 +10,11 @@ import pytest
 from psycopg2 import errors
 
 from airflow_roir.definition import IndexDefinition, QualifiedName
-from airflow_roir.engine import duplicate_report
 from airflow_roir.engine.drop import drop_index
-from airflow_roir.engine.duplicate_statements import statements
 from airflow_roir.engine.shards import announce, enforce, registry, sources, unique
 from airflow_roir.engine.shards.shard import Shard
+from airflow_roir.engine.unique import duplicate_report
+from airflow_roir.engine.unique.statements import statements
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import DuplicatesFound, InvalidInput
 from airflow_roir.options import VerifyOptions

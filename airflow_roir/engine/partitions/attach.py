@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, argument
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, is_transient, said
-from airflow_roir.engine.duplicate_statements import literal
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
@@ -22,6 +21,7 @@ from airflow_roir.engine.partitions import copy_rows, remove_entries, unique_row
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
+from airflow_roir.engine.unique.statements import literal
 from airflow_roir.errors import AttachDisturbed, DuplicatesFound, InvalidInput, LockNotAcquired, RoirError
 
 # How long to try to open a table again that can't be attached.

@@ -12,13 +12,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, duplicates, owner
+from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.database import as_it_is, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.source import Source
+from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import LockNotAcquired
 
 # Of any name: found by the tables' oids.

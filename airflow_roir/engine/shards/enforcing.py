@@ -17,11 +17,11 @@ from sqlalchemy import Connection, select
 from airflow_roir.definition import argument
 from airflow_roir.engine import operations, tables
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.duplicate_report import NEWEST
 from airflow_roir.engine.files import cut, files_of, segments_of
 from airflow_roir.engine.shards import fill_holders, holders, unique
 from airflow_roir.engine.shards.announce import PATIENCE_S, strict_problem
 from airflow_roir.engine.shards.shipping import Shipper
+from airflow_roir.engine.unique.duplicate_report import NEWEST
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotStrict, RoirError
 from airflow_roir.quantity import shared
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, duplicates
+from airflow_roir.engine import catalog
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Attempts, Drain
 from airflow_roir.engine.shards import intents
 from airflow_roir.engine.shards.holders import contested, same, table, whole
 from airflow_roir.engine.shards.intents import Shape
+from airflow_roir.engine.unique import duplicates
 
 # What a visit takes away, or brings, must be as it is while a batch is looked at.
 HOLD_VISITS = "SELECT FROM roir.lane WHERE generation_id = %(generation)s ORDER BY id FOR SHARE"

@@ -8,21 +8,21 @@ the seal finds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from sqlalchemy import Connection
 
-from airflow_roir.engine import duplicates
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.early.budget import Budget
-from airflow_roir.engine.early.growth import Growth
-from airflow_roir.engine.early.hashing import key_hash
-from airflow_roir.engine.early.key_sets import HASH, PLACE_BLOCKS, Hashes, Kept, blocks_of, hashes_of, join, read
-from airflow_roir.engine.early.store import Look, ReadSoFar, Store, mark_looked
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.run import settle
+from airflow_roir.engine.unique import duplicates
+from airflow_roir.engine.unique.early.growth import Growth
+from airflow_roir.engine.unique.early.hashing import key_hash
+from airflow_roir.engine.unique.early.key_sets import HASH, PLACE_BLOCKS, Hashes, Kept, blocks_of, hashes_of, join, read
+from airflow_roir.engine.unique.early.store import Look, ReadSoFar, Store, mark_looked
 from airflow_roir.errors import DuplicatesFound
 
 # A segment is read when it has grown by an eighth: so all of a segment's hashes are merged nine times at the most, and
@@ -226,3 +226,27 @@ class Detector:
 
 class NoHash(Exception):
     """Keys of a type without a hash: their duplicates are found by the seal alone."""
+
+
+class Budget:
+    """share: of the time since this was made, in which it grows. first_s: what may be spent at once."""
+
+    def __init__(self, share: float, first_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._first_s = first_s
+        self._clock = clock
+        self._begun = clock()
+        self.spent_s = 0.0
+
+    def allows(self) -> bool:
+        """Whether something may begin now. What it takes is counted when it has ended."""
+        return self.spent_s <= self._first_s + self._share * (self._clock() - self._begun)
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Around what it is spent on."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            self.spent_s += self._clock() - begun

@@ -14,11 +14,11 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import bound, execute
-from airflow_roir.engine.early.growth import Snapshot
-from airflow_roir.engine.early.key_sets import PLACE_BLOCKS, value_of_copy
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.run import read_control
+from airflow_roir.engine.unique.early.growth import Snapshot
+from airflow_roir.engine.unique.early.key_sets import PLACE_BLOCKS, value_of_copy
 from airflow_roir.operation import Phase, Status
 
 ENDS = """

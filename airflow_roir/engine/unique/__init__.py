@@ -1,0 +1,1 @@
+"""Rows that share a key of a unique index: found, told, listed."""
