@@ -10,9 +10,9 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.retry.shortage import patience_of, persist
 from airflow_roir.engine.run import FATAL, Run, settle
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.shortage import patience_of, persist
 from airflow_roir.errors import HistoryChanged, OperationPaused
 
 # The most that an operation's parallelism may be.

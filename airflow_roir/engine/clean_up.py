@@ -26,12 +26,12 @@ from airflow_roir.engine.locks import DENIED, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT
+from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import announce_end
 from airflow_roir.engine.shards import holders as unique
 from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
 from airflow_roir.generation_state import GenerationStatus

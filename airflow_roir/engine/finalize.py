@@ -14,11 +14,11 @@ from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.history import in_one_history
+from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.shards import enforce
 from airflow_roir.engine.shards.catch_up import catch_up
 from airflow_roir.engine.shards.shard import Lane, lanes_of
-from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.unique import census, duplicate_report
 from airflow_roir.engine.verify import compare

@@ -27,9 +27,9 @@ from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, lo
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
+from airflow_roir.engine.retry.shortage import patience_of, persist
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.shortage import patience_of, persist
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, InvariantViolated, LockNotAcquired

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute, sqlstate
-from airflow_roir.engine.trouble import CANCELED
+from airflow_roir.engine.retry.trouble import CANCELED
 
 # How long somebody waits before we notice. A look takes a millisecond.
 LOOK_EVERY_S = 0.1

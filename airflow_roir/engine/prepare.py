@@ -23,9 +23,9 @@ from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.new_operation import insert_operation
 from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.plan import Bound, Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
+from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.scan import choosing, sharing
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import holders, intents

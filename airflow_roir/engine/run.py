@@ -14,10 +14,10 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine import admission, operations, tables
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
-from airflow_roir.engine.patience import Patience, Saying
+from airflow_roir.engine.retry.patience import Patience, Saying
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import holders
-from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import (
     DuplicatesFound,
     Fenced,

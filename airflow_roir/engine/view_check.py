@@ -16,7 +16,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import view
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.trouble import Trouble, trouble_of
+from airflow_roir.engine.retry.trouble import Trouble, trouble_of
 from airflow_roir.errors import InvariantViolated
 
 # condition: what it must hide. ours: it shows entries of the index, be they another generation's; else it is a user's.

@@ -34,8 +34,8 @@ from sqlalchemy.sql.sqltypes import NULLTYPE
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
+from airflow_roir.engine.retry.trouble import first_line, said
 from airflow_roir.engine.shards import rules
-from airflow_roir.engine.trouble import first_line, said
 from airflow_roir.errors import (
     IndexUnreachable,
     InvalidInput,

@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.types import UserDefinedType
 
 from airflow_roir.definition import QualifiedName, quote
-from airflow_roir.engine.trouble import first_line, said
+from airflow_roir.engine.retry.trouble import first_line, said
 from airflow_roir.errors import InvalidInput, NotStrict, RightMissing, RoirError, ShardUnreachable
 from airflow_roir.reading.candidates import NO_RIGHT, Home, KeyColumn, is_away, key_text, state_of, with_session
 

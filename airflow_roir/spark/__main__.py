@@ -169,7 +169,7 @@ class Job:
         """Its exit code. voice: where the lines go; log: the file of Spark's own, only told."""
         from sqlalchemy.exc import DBAPIError
 
-        from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
+        from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
         from airflow_roir.spark.supervise import drive
 
         try:

@@ -16,9 +16,9 @@ from airflow_roir.engine import build, seal
 from airflow_roir.engine.compact import worker as compact
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import one_history
+from airflow_roir.engine.retry.shortage import patience_of
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.run import FATAL, Run, settle
-from airflow_roir.engine.shortage import patience_of
-from airflow_roir.engine.trouble import reason_of
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import (
     DuplicatesFound,

@@ -20,7 +20,7 @@ from airflow_roir.engine.compact.worker import finish
 from airflow_roir.engine.database import Database, retry, sqlstate
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, sync
-from airflow_roir.engine.patience import Patience
+from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare as verifying
 from airflow_roir.engine.verify import verification

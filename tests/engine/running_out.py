@@ -17,8 +17,8 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, finalize, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
+from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import driving, start_run
-from airflow_roir.engine.shortage import persist
 from airflow_roir.errors import WorkerFailed
 from airflow_roir.options import BuildOptions
 from airflow_roir.spark import task

@@ -15,8 +15,9 @@ import psycopg2.errors
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, finalize, patience
+from airflow_roir.engine import abort, clean_up, finalize
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.retry import patience
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import status
 from airflow_roir.errors import WorkerFailed

@@ -8,10 +8,11 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, install, operations, patience
+from airflow_roir.engine import clean_up, install, operations
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.retry import patience
 from airflow_roir.engine.run import heartbeat
 from airflow_roir.errors import WorkerFailed
 from airflow_roir.options import CompactOptions

@@ -17,8 +17,8 @@ from airflow_roir.engine.governor.control import FIRST, UNREADABLE, Control, Gra
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.retry.trouble import OURS, reason_of
 from airflow_roir.engine.run import Run, read_control
-from airflow_roir.engine.trouble import OURS, reason_of
 from airflow_roir.errors import Fenced, IllegalTransition, RoirError
 from airflow_roir.operation import BY_GOVERNOR, Status
 from airflow_roir.quantity import duration

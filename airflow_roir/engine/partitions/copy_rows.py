@@ -20,7 +20,7 @@ from airflow_roir.engine.database import Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import GIVEN_UP_BY_LOCK, check_name, find_blockers, lock_table, telling_of_names
 from airflow_roir.engine.partitions import unique_rows
-from airflow_roir.engine.patience import Patience
+from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import AttachDisturbed, LockNotAcquired

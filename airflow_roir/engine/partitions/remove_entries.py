@@ -25,7 +25,7 @@ from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, check_name
 from airflow_roir.engine.old_snapshots import Holder, holders
-from airflow_roir.engine.patience import Patience
+from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound

@@ -18,6 +18,7 @@ from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine import catalog, operations, rights
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.shards import (
     announce_end,
     announce_functions,
@@ -32,7 +33,6 @@ from airflow_roir.engine.shards import (
 from airflow_roir.engine.shards.announce_functions import CLIENT, SERVER
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, NotFound, RoirError
 from airflow_roir.generation_state import GenerationStatus
 

@@ -11,9 +11,9 @@ from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.shards import home, lane_lock, outbox
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of
-from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import RoirError
 
 OUTBOX = f"SELECT announced_by FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"

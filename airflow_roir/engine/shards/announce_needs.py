@@ -6,10 +6,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.shards import foreign
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.shards.survey import ShardPlan, Survey
-from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import RoirError
 
 

@@ -20,12 +20,12 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.scan.reader import KeyReader, Stretch
 from airflow_roir.engine.shards import home, marks, outbox, prepare
 from airflow_roir.engine.shards.copies import ReadFailed, stream
 from airflow_roir.engine.shards.shard import IS_AWAY, Lane, Shard, by_id, lanes_of, set_reached
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import LockNotAcquired, NotFound, RoirError, SourceChanged, WorkerFailed
 from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.shards import home, intents, lanes, leaves, outbox
 from airflow_roir.engine.shards import visit as visits
@@ -23,7 +24,6 @@ from airflow_roir.engine.shards.intents import Look
 from airflow_roir.engine.shards.lanes import Claim, Route
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard, set_reached
 from airflow_roir.engine.shards.visit import Acknowledged, Visit
-from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import Fenced, RoirError, SourceChanged
 
 # What a visit and its apply should take: so long a TRUNCATE of the table waits.

@@ -13,9 +13,9 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.shards import home
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard, lanes_of, set_away
-from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import SourceChanged
 
 FOUND = f"SELECT piece, mark FROM {SHARD_SCHEMA}.mark WHERE outbox = %(outbox)s"

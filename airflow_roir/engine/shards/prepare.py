@@ -13,11 +13,11 @@ from airflow_roir.definition import IndexDefinition, argument, quote
 from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.rehearse import Rehearsal
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.shards import announce, face, outbox
 from airflow_roir.engine.shards.lane_lock import held
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
 from airflow_roir.engine.stored_definition import stored_definition
-from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 
 # What the index server calls itself in the shards.

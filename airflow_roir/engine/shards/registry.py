@@ -13,12 +13,12 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, check_dsn, execute
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import home, shard, strays
 from airflow_roir.engine.shards import remove as captures
 from airflow_roir.engine.shards.handed import hand_over, handed
 from airflow_roir.engine.shards.shard import IS_AWAY, SHARD_SCHEMA, Shard
-from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
 
 LONGEST_NAME = 63

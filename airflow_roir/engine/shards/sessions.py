@@ -15,10 +15,10 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.shards import home, outbox, sources, sums
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, set_away, set_reached
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.errors import NotFound, SourceChanged
 from airflow_roir.scan_range import ScanRange

@@ -18,13 +18,13 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.retry.trouble import is_transient, reason_of
 from airflow_roir.engine.shards import lanes
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.shards.lane_thread import LaneThread, note_failed, note_refused
 from airflow_roir.engine.shards.lanes import Found
 from airflow_roir.engine.shards.shard import find
-from airflow_roir.engine.trouble import is_transient, reason_of
 from airflow_roir.errors import HistoryChanged, InvalidInput, RoirError
 
 # How often a shipper looks which lanes there are, and who else ships.

@@ -19,11 +19,11 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import cover
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.plan import Piece, Plan, make_plan
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.shards import face, home, rules, shard, sources, unique
 from airflow_roir.engine.shards.copies import copy_in, copy_out
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, RoirError, SourceChanged
 from airflow_roir.options import AUTO, SOURCE, BuildOptions
 

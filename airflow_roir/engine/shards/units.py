@@ -16,9 +16,9 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.files import segments_of
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import Piece, cut_source
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.shards import home, sources, sums
 from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away
-from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import NotFound, RoirError, ShardUnreachable
 from airflow_roir.options import VerifyOptions

@@ -16,12 +16,12 @@ from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.turn import Turn
+from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_run
 from airflow_roir.engine.shards import repair
 from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.shards.compare import worker_of
 from airflow_roir.engine.shards.shard import lanes_of
-from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.verify import comparison, report, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
 from airflow_roir.engine.verify.report import VerifyReport

@@ -25,7 +25,7 @@ from airflow_roir.engine.entry import is_null
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name
-from airflow_roir.engine.trouble import Trouble, trouble_of
+from airflow_roir.engine.retry.trouble import Trouble, trouble_of
 from airflow_roir.engine.verify import comparison, damage
 
 # A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.

@@ -9,7 +9,7 @@ from math import inf
 from typing import Protocol
 
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
+from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0

@@ -11,10 +11,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.patience import Patience, Saying
+from airflow_roir.engine.retry.patience import Patience, Saying
+from airflow_roir.engine.retry.trouble import OURS, Trouble
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.trouble import OURS, Trouble
 
 T = TypeVar("T")
 
