@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations, serializable, view
+from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import leftovers
@@ -25,6 +25,7 @@ from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import DENIED, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
+from airflow_roir.engine.readers import serializable, view
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.engine.schema import check_schema

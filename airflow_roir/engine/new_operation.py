@@ -13,11 +13,12 @@ from sqlalchemy import Connection, Row, insert
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import catalog, live_options, operations, tables, view
+from airflow_roir.engine import catalog, live_options, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import OperationRunning

@@ -6,9 +6,9 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName, argument
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import view_check
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.readers import view_check
 
 # Names as they are: what is renamed is missed by the writes.
 TABLES = """

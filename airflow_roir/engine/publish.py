@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, select, text, update
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import fold, operations, tables, view
+from airflow_roir.engine import fold, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
@@ -15,6 +15,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.locks import telling_of_names
 from airflow_roir.engine.partitions import changes
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.shards import freshness

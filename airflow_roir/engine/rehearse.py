@@ -21,7 +21,6 @@ from airflow_roir.engine import (
     publications,
     subscriptions,
     tables,
-    view,
 )
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -32,6 +31,7 @@ from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.plan import Plan, make_plan
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.scan import choosing
 from airflow_roir.engine.scan.choosing import Choice
 from airflow_roir.engine.schema import check_schema

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Row, func, select, text, update
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import catalog, operations, tables, view
+from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.errors import InvariantViolated, NotFound

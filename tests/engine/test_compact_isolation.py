@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, view
+from airflow_roir.engine import clean_up
 from airflow_roir.engine.compact import applying, swap, touch
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.readers import view
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.compacting import act, begin, compact, left_over, small, stages

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import build, claims, fold, prepare, publish, view
+from airflow_roir.engine import build, claims, fold, prepare, publish
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.capture import installation, row_function, segment_writes
@@ -19,6 +19,7 @@ from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.fold import FoldWorker
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.source import Source
 
 Variant = Callable[[pytest.MonkeyPatch], None]

@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from airflow_roir.announcing import announce
 from airflow_roir.definition import parse_name, quote
-from airflow_roir.engine import view
+from airflow_roir.engine.readers import view
 from airflow_roir.reading import ShardedIndex
 from servers.shards import Shards, run_sql
 from tests.shards import announced

@@ -8,7 +8,7 @@ import psycopg2
 import pytest
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import view
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.engine.shards.shard import lanes_of
 from servers.shards import Shards

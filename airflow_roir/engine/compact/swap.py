@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from sqlalchemy import Connection, select
 
-from airflow_roir.engine import fold, operations, tables, view
+from airflow_roir.engine import fold, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import applying, obstacles, undo
@@ -21,6 +21,7 @@ from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.relation_size import relation_sizes
 from airflow_roir.engine.running import read_running
 from airflow_roir.errors import InvariantViolated, LockNotAcquired, OperationFailed

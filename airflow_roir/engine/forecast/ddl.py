@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, event
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import catalog, owner, view
+from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import function_name, render
@@ -25,6 +25,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, telling_of_names
 from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.rehearse import Rehearsal
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA

@@ -18,13 +18,14 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, owner, view
+from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, check_name
-from airflow_roir.engine.old_snapshots import Holder, holders
+from airflow_roir.engine.readers import view
+from airflow_roir.engine.readers.old_snapshots import Holder, holders
 from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState

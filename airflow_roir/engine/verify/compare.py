@@ -11,11 +11,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, update
 
 from airflow_roir.engine import by_threads as threads
-from airflow_roir.engine import catalog, marks, operations, tables, view_check
+from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.turn import Turn
+from airflow_roir.engine.readers import view_check
 from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_run
 from airflow_roir.engine.shards import repair

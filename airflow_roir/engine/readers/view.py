@@ -17,7 +17,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import WHOSE
-from airflow_roir.engine.old_snapshots import Holder, holders
+from airflow_roir.engine.readers.old_snapshots import Holder, holders
 from airflow_roir.errors import InvariantViolated, LockNotAcquired
 
 # A standby that sends no feedback doesn't say what its transactions see. Reports that read standbys are granted hours

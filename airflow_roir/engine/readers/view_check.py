@@ -13,9 +13,9 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import view
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.readers import view
 from airflow_roir.engine.retry.trouble import Trouble, trouble_of
 from airflow_roir.errors import InvariantViolated
 

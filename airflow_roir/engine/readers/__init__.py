@@ -1,0 +1,1 @@
+"""What readers of an index use, and whose snapshot is too old for it."""
