@@ -41,7 +41,7 @@ def change(
 ) -> None:
     """Change an unfinished operation, running or paused. Workers follow at their next batch."""
     from airflow_roir.engine import live_options, operations
-    from airflow_roir.engine.slow import slow_operation
+    from airflow_roir.engine.forecast.slow import slow_operation
 
     database = database_of(context)
     before = operations.find_operation(database, index)

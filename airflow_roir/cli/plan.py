@@ -210,7 +210,8 @@ def _show_locks(foreseen: list[Lock]) -> None:
 
 
 def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_json: bool) -> dict[str, Any]:
-    from airflow_roir.engine import checks, schema, slow
+    from airflow_roir.engine import checks, schema
+    from airflow_roir.engine.forecast import slow
     from airflow_roir.engine.readers import view
     from airflow_roir.engine.unique.early import hashing
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, hidden, operations, tables
+from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
@@ -26,7 +26,7 @@ from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Drain, telling_of_names
-from airflow_roir.engine.partitions import changes
+from airflow_roir.engine.partitions import changes, visibility
 from airflow_roir.engine.retry.shortage import patience_of, persist
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
@@ -265,11 +265,11 @@ class FoldWorker:
     def _shown(self) -> str | None:
         """SQL that a delta row isn't of a partition that is leaving or joining; None if there are none."""
         asked = {"generation": self.generation_id}
-        if execute(self.connection, hidden.IS_SHOWN, {**asked, "alias": "d"}).scalar() is None:
+        if execute(self.connection, visibility.IS_SHOWN, {**asked, "alias": "d"}).scalar() is None:
             return None
         oid = execute(self.connection, SOURCE, asked).scalar_one()
         source = catalog.read_source_by_oid(self.connection, oid, check=False)
-        return hidden.shown(self.connection, source, self.generation_id, "d")
+        return visibility.shown(self.connection, source, self.generation_id, "d")
 
     def _drop_hidden(self, nulls: str, where: str, values: dict[str, str], shown: str) -> Folded:
         """Take regular rows away that no row of the source has: the key of a unique index may be another row's."""

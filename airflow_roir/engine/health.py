@@ -9,22 +9,12 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import (
-    catalog,
-    marks,
-    operations,
-    own_tables,
-    partman,
-    publications,
-    restore,
-    rights,
-    subscriptions,
-)
+from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, rights, subscriptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.partitions import remove_entries
+from airflow_roir.engine.partitions import partman, remove_entries
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 from airflow_roir.engine.source import Column, Source
 from airflow_roir.errors import InvalidInput, NotFound

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import QualifiedName, argument, parse_name, quote
 from airflow_roir.engine import health, operations
-from airflow_roir.engine.bloat import Bloat, bloat_of
+from airflow_roir.engine.as_json import plain_fields
+from airflow_roir.engine.compact.bloat import Bloat, bloat_of
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.plain import plain_fields
 from airflow_roir.engine.relation_size import relation_sizes
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import freshness

@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.engine.as_json import plain_fields
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.plain import plain_fields
 
 # As long as a heartbeat is fresh: an attempt with what it does before it asks for the lock, and the rest after it.
 FRESH_S = 30

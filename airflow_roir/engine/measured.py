@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from airflow_roir.engine.as_json import number
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.plain import number
 from airflow_roir.errors import NotFound
 
 # A task that is killed has five seconds to notice it.

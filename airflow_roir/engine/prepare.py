@@ -18,6 +18,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
@@ -31,7 +32,6 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import holders, intents
 from airflow_roir.engine.shards import prepare as apart
 from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S
-from airflow_roir.engine.slow import slow
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
 from airflow_roir.engine.unique.early import hashing

@@ -13,7 +13,6 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, Scan, argume
 from airflow_roir.engine import (
     catalog,
     checks,
-    entry_size,
     health,
     live_options,
     operations,
@@ -24,9 +23,10 @@ from airflow_roir.engine import (
 )
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.entry_size import EntrySize
-from airflow_roir.engine.expectation import Expectation, expect
+from airflow_roir.engine.forecast import entry_size
 from airflow_roir.engine.forecast import trial as trials
+from airflow_roir.engine.forecast.entry_size import EntrySize
+from airflow_roir.engine.forecast.expectation import Expectation, expect
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names

@@ -15,12 +15,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import hidden, operations
+from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
+from airflow_roir.engine.partitions import visibility
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
@@ -115,7 +116,7 @@ class SealWorker:
         """Entries of partitions that left would collide with live ones. Nobody else writes to a segment yet."""
         with self.connection.begin():
             self._set_up()
-            shown = hidden.shown(self.connection, self.job.source, self.job.generation_id)
+            shown = visibility.shown(self.connection, self.job.source, self.job.generation_id)
             if shown is not None:
                 name = physical.segment(self.job.generation_id, claim.ordinal)
                 execute(self.connection, f"DELETE FROM {name} x WHERE NOT {shown} AND %(all)s", {"all": True})

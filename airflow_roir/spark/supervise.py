@@ -15,6 +15,7 @@ from airflow_roir.engine import build, seal
 from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.compact import worker as compact
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
@@ -22,7 +23,6 @@ from airflow_roir.engine.retry.patience import BackOff
 from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_clock, start_run
 from airflow_roir.engine.scan import sharing
-from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.unique.early.detecting import detecting
 from airflow_roir.engine.verify import compare

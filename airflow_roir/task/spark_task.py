@@ -10,8 +10,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import live_options, operations, status
 from airflow_roir.engine.database import is_transient
+from airflow_roir.engine.forecast.slow import slow_operation
 from airflow_roir.engine.governor.signals import throttle_text
-from airflow_roir.engine.slow import slow_operation
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark

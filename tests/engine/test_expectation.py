@@ -7,7 +7,7 @@ import pytest
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare, rehearse
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.expectation import Expectation
+from airflow_roir.engine.forecast.expectation import Expectation
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine.bloat import bloat
+from airflow_roir.engine.compact.bloat import bloat
 from airflow_roir.engine.compact.segment import Segment, worst_first
 from airflow_roir.engine.compact.segments import EMPTY_TREE, NO_STATISTICS, NOT_READABLE, segments
 from airflow_roir.engine.database import Database

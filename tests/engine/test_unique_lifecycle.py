@@ -10,7 +10,8 @@ import psycopg2.errors
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, bloat, clean_up, drop, install, revert
+from airflow_roir.engine import abort, clean_up, drop, install, revert
+from airflow_roir.engine.compact import bloat
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status

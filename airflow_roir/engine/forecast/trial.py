@@ -18,8 +18,8 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
 from airflow_roir.engine.database import execute, said
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.entry_size import names_of
 from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.forecast.entry_size import names_of
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
 

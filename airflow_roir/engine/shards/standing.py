@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from airflow_roir.engine.as_json import plain_fields
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.plain import plain_fields
 
 # Of a verification there are no ranges. shipper: as in roir.shard_lag.
 STANDING = """

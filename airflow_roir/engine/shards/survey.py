@@ -16,7 +16,7 @@ from airflow_roir.engine import catalog, checks, owner, publications
 from airflow_roir.engine import plan as plans
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.entry_size import cover
+from airflow_roir.engine.forecast.entry_size import cover
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.plan import Piece, Plan, make_plan
 from airflow_roir.engine.retry.trouble import reason_of

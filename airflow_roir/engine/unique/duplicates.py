@@ -16,12 +16,13 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import hidden, owner
+from airflow_roir.engine import owner
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.partitions import visibility
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.verify import comparison
@@ -95,7 +96,7 @@ def look(connection: Connection, job: Job) -> int:
     values = {"operation": job.run.operation_id, "generation": job.generation_id}
     seen = execute(connection, SEEN).scalar_one()
     mark = execute(connection, MARK, values).scalar_one()
-    shown = hidden.shown(connection, job.source, job.generation_id)
+    shown = visibility.shown(connection, job.source, job.generation_id)
     delta = physical.delta(job.generation_id)
     since = "true" if mark is None else f"age(d.xmin) <= age('{int(mark)}'::xid)"
     _scan_once(connection, job)
@@ -123,7 +124,7 @@ def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
     It tells of none that it is healed: the other row may be in the delta by now, older than the mark of the last look.
     """
-    members = _in_segment(job, ordinal, hidden.shown(connection, job.source, job.generation_id))
+    members = _in_segment(job, ordinal, visibility.shown(connection, job.source, job.generation_id))
     execute(connection, WRITE.format(members=members), {"operation": job.run.operation_id})
 
 
@@ -141,7 +142,7 @@ def record_hashes(
     key_hash: SQL by an entry `x`. The segment has no index yet, so it is looked where they are: from each of the blocks
     on, over `span` of them.
     """
-    members = _by_hash(job, ordinal, key_hash, hidden.shown(connection, job.source, job.generation_id))
+    members = _by_hash(job, ordinal, key_hash, visibility.shown(connection, job.source, job.generation_id))
     values = {"operation": job.run.operation_id, "hashes": list(hashes), "most": LOCATED}
     values |= {"blocks": list(blocks), "span": span}
     # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
@@ -152,7 +153,7 @@ def record_hashes(
 
 def heal_known(connection: Connection, job: Job) -> int:
     """See which of the groups that are known are healed, while segments have no index: scans them. How many aren't."""
-    shown = hidden.shown(connection, job.source, job.generation_id)
+    shown = visibility.shown(connection, job.source, job.generation_id)
     _scan_once(connection, job)
     _heal(connection, job, {"operation": job.run.operation_id}, shown)
     return groups(connection, job.run.operation_id)[0]
