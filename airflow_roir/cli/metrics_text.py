@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from airflow_roir.engine.metrics import metrics
+from airflow_roir.engine.metrics.reading import metrics
 from airflow_roir.errors import InvalidInput
 
 if TYPE_CHECKING:

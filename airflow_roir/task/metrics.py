@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats
 
-from airflow_roir.engine.measured import Measured, measure
+from airflow_roir.engine.metrics.live_figures import Measured, measure
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
 
-from airflow_roir.engine.measured import Measured
+from airflow_roir.engine.metrics.live_figures import Measured
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator

@@ -10,7 +10,7 @@ from airflow_roir.engine import admission, long_pause, operations
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.metrics import metrics
+from airflow_roir.engine.metrics.reading import metrics
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status, overview
 from airflow_roir.errors import InvalidInput, OperationPaused, OperationQueued

@@ -14,8 +14,8 @@ from airflow_roir.engine import abort, clean_up, drop, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, to_json
-from airflow_roir.engine.metric_families import FAMILIES
-from airflow_roir.engine.metrics import metrics
+from airflow_roir.engine.metrics.families import FAMILIES
+from airflow_roir.engine.metrics.reading import metrics
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.operation import Phase, Status

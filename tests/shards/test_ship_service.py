@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import metrics as looking
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.indexes import indexes
+from airflow_roir.engine.metrics import reading as looking
 from airflow_roir.engine.shards import freshness, lane_shipper, outbox
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.lane_shipper import LaneShipper

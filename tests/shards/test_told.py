@@ -9,9 +9,9 @@ import pytest
 from airflow_roir.cli.look import look
 from airflow_roir.cli.overview import overview_lines
 from airflow_roir.engine import clean_up
-from airflow_roir.engine import metrics as looking
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import IndexFacts, indexes
+from airflow_roir.engine.metrics import reading as looking
 from airflow_roir.engine.shards import announce, lane_lock
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.shipping import Shipper

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine.metric_families import FAMILIES, INDEX, OPERATION, Family
+from airflow_roir.engine.metrics.families import FAMILIES, INDEX, OPERATION, Family
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "dashboard.json").read_text())

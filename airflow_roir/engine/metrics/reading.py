@@ -26,7 +26,7 @@ from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.governor.signals import SIGNALS, Reading, Signal
 from airflow_roir.engine.indexes import GONE
 from airflow_roir.engine.lock_waits import FRESH_S
-from airflow_roir.engine.metric_families import Samples
+from airflow_roir.engine.metrics.families import Samples
 from airflow_roir.engine.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.engine.schema import check_schema

@@ -1,0 +1,1 @@
+"""What monitoring is sent and asks for."""
