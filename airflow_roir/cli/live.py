@@ -15,13 +15,12 @@ from rich.live import Live
 from rich.text import Text
 
 from airflow_roir.cli.cells import printable, width, wrapped
-from airflow_roir.cli.look import MOVING, Look
+from airflow_roir.cli.look import MOVING, Look, Silence
 from airflow_roir.cli.overview import operation_notes, what_of
 from airflow_roir.operation import Status
 from airflow_roir.quantity import counted, duration, left, percent, rate, size
 
 if TYPE_CHECKING:
-    from airflow_roir.cli.watch import Silence
     from airflow_roir.engine.bars import Bars
     from airflow_roir.engine.progress import Progress
     from airflow_roir.engine.status import OperationStatus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from airflow_roir.engine.relation_size import LOCK_TIMEOUT
 from airflow_roir.engine.status import OperationStatus, Overview, overview
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Status
+from airflow_roir.quantity import duration
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
@@ -24,6 +26,18 @@ PAUSING = "pausing"
 CANCELLED = "57014"
 # What moves by itself: whoever watches wants to see its end.
 MOVING = (Status.RUNNING.value, PAUSING, Status.ABORTING.value)
+
+
+@dataclass(frozen=True)
+class Silence:
+    """The server gives no answer: since when (a clock's seconds), and what was said last, if anything."""
+
+    since: float
+    said: str
+
+    def __str__(self) -> str:
+        what = f": {self.said}" if self.said else ""
+        return f"no answer since {duration(round(time.monotonic() - self.since))}{what}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,11 +21,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.cli.app import print_json_line, show
 from airflow_roir.cli.cells import printable
-from airflow_roir.cli.look import Look, look
+from airflow_roir.cli.look import Look, Silence, look
 from airflow_roir.cli.overview import operation_line, print_overview
 from airflow_roir.engine.database import is_transient
 from airflow_roir.errors import NotFound
-from airflow_roir.quantity import duration
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
@@ -39,18 +37,6 @@ SLOW_S = 3.0
 INTERRUPTED = 130
 # Values of TERM by which rich draws nothing either.
 DUMB = ("", "dumb", "unknown")
-
-
-@dataclass(frozen=True)
-class Silence:
-    """The server gives no answer: since when (a clock's seconds), and what was said last, if anything."""
-
-    since: float
-    said: str
-
-    def __str__(self) -> str:
-        what = f": {self.said}" if self.said else ""
-        return f"no answer since {duration(round(time.monotonic() - self.since))}{what}"
 
 
 class View(Protocol):

@@ -17,13 +17,12 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import repair, sums
+from airflow_roir.engine.shards.both_sides import BothSides
 from airflow_roir.engine.shards.held_keys import HeldKeys
 from airflow_roir.engine.shards.judge import Judge
-from airflow_roir.engine.shards.look import Sides
-from airflow_roir.engine.shards.sessions import InShard, Sessions, ShardAway
-from airflow_roir.engine.shards.shard import IS_AWAY, lanes_of
+from airflow_roir.engine.shards.sessions import InShard, ShardAway
+from airflow_roir.engine.shards.shard import IS_AWAY
 from airflow_roir.engine.shards.suspects import Suspects
-from airflow_roir.engine.shards.units import live_lanes
 from airflow_roir.engine.verify import comparison, damage
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
 from airflow_roir.engine.verify.sums import NO_SUMS
@@ -39,7 +38,6 @@ SELECT s.name, s.problem FROM roir.verification_unit u JOIN roir.lane l ON l.id 
    AND {IS_AWAY} ORDER BY s.name
 """
 OF_LANE = "verification_id = %(verification)s AND lane_id IS NOT DISTINCT FROM %(lane)s"
-CONSTRAINT = "SELECT pg_get_partition_constraintdef(%(relation)s::oid)"
 
 
 class ApartWorker(VerifyWorker):
@@ -47,27 +45,15 @@ class ApartWorker(VerifyWorker):
 
     def __init__(self, connection: Connection, verify_job: VerifyJob, worker: int, database: Database) -> None:
         super().__init__(connection, verify_job, worker)
-        self.utf8 = sums.is_utf8(connection)
-        with connection.begin():
-            lanes = lanes_of(connection, self.job.generation_id)
-            self.live = {lane.id for lane in live_lanes(connection, self.job.generation_id)}
-        # By id: the places of buckets.
-        self.lanes = sorted(lanes, key=lambda lane: lane.id)
-        self.by_id = {lane.id: lane for lane in lanes}
-        self.position = next(
-            i for i, column in enumerate(self.job.entry.columns) if column.source == verify_job.shard_column
-        )
-        # As a shard has them, but for their physical names.
-        self.plain = sums.without(self.job.entry, self.position)
-        self.sessions = Sessions(connection, database, self.job)
-        self.suspects = Suspects(self)
-        self.judge = Judge(self)
-        self.held = HeldKeys(self)
+        self.both = BothSides(connection, verify_job, self.reading, database)
+        self.suspects = Suspects(self.both)
+        self.judge = Judge(self.both, worker)
+        self.held = HeldKeys(self.both, self.judge)
 
     def close(self) -> None:
         """Let go of all sessions in shards."""
         super().close()
-        self.sessions.close()
+        self.both.sessions.close()
 
     def claim(self) -> UnitClaim | Stop:
         """As ever; where only units of shards that can't be reached are left, that is said, and waited a little."""
@@ -89,7 +75,7 @@ class ApartWorker(VerifyWorker):
     def mend(self, claim: UnitClaim) -> bool:
         """Repair what was found in a compared unit, by the shards; False if a pause came between. Raises Fenced."""
         try:
-            if not repair.Mender(self, claim).mend():
+            if not repair.Mender(self.both, self.judge, claim).mend():
                 return False
         except ShardAway:
             # Still claimed: whoever claims it next goes on.
@@ -134,17 +120,17 @@ class ApartWorker(VerifyWorker):
     def _sums(self, claim: UnitClaim) -> dict[str, Any]:
         buckets = None if claim.stage == "total" else self.verify_job.buckets
         if claim.side == "source":
-            found = self.sessions.read(self.by_id[claim.lane_id or 0], claim, partial(self._summed, buckets))
+            found = self.both.sessions.read(self.both.by_id[claim.lane_id or 0], claim, partial(self._summed, buckets))
             return NO_SUMS if found is None else found
         with self.connection.begin():
             name = self.reading.hold(claim)
             if name is None:
                 return NO_SUMS
-            where, place, _ = self.of_entries(claim)
+            where, place, _ = self.both.of_entries(claim)
             execute(self.connection, damage.WITHOUT_INDEX)
-            read = self.read()
-            grouped = place if buckets is None else sums.bucket(self.plain, read, self.utf8, buckets, place)
-            sql = sums.summed(f"{name} r", where, sums.row_hash(self.plain, read, self.utf8), grouped)
+            read = self.both.read()
+            grouped = place if buckets is None else sums.bucket(self.both.plain, read, self.both.utf8, buckets, place)
+            sql = sums.summed(f"{name} r", where, sums.row_hash(self.both.plain, read, self.both.utf8), grouped)
             row = execute(self.connection, sql).one()
             return {**row._mapping, "snapshot": None}
 
@@ -153,40 +139,10 @@ class ApartWorker(VerifyWorker):
     ) -> dict[str, Any]:
         assert one.entry is not None
         read = comparison.of_source(one.entry, "r")
-        place = str(self.lanes.index(self.by_id[one.lane.id]))
+        place = str(self.both.lanes.index(self.both.by_id[one.lane.id]))
         grouped = f"({place})" if buckets is None else sums.bucket(one.entry, read, one.utf8, buckets, place)
         sql = sums.summed(f"{name} r", where, sums.row_hash(one.entry, read, one.utf8), grouped)
         return {**execute(one.connection, sql, values).one()._mapping, "snapshot": None}
-
-    def read(self) -> list[str]:
-        """The entry's columns but the shard's, of alias `r`."""
-        return [name for i, name in enumerate(self.job.entry.physical(prefix="r.")) if i != self.position]
-
-    def of_entries(self, claim: UnitClaim) -> tuple[str, str, str]:
-        """SQL: which entries are the unit's; the place of their lane; its id.
-
-        An entry in a segment where no lookup finds it is of no lane.
-        """
-        terms = []
-        for sign, block in ((">=", claim.lower), ("<", claim.upper)):
-            if block is not None and block != [0]:
-                terms.append(f"r.ctid {sign} '({int(block[0])},0)'::tid")
-        belongs = execute(self.connection, CONSTRAINT, {"relation": claim.relation}).scalar() or "true"
-        shard = f"r.c{self.position + 1}"
-        names = {place: comparison.literal(lane.shard.name) for place, lane in enumerate(self.lanes)}
-        places = " ".join(f"WHEN {name} THEN {place}" for place, name in names.items())
-        ids = " ".join(f"WHEN {name} THEN {self.lanes[place].id}" for place, name in names.items())
-        misplaced = f"CASE WHEN ({belongs}) IS FALSE THEN"
-        return (
-            " AND ".join(terms) or "true",
-            # A bound may have braces: an array's.
-            f"{misplaced} {len(names)} ELSE CASE {shard} {places} ELSE {len(names)} END END",
-            f"{misplaced} NULL ELSE CASE {shard} {ids} END END",
-        )
-
-    def sides(self, one: InShard) -> Sides:
-        """Both sides of the entries of a lane."""
-        return Sides(self.job.generation_id, self.job.entry, self.position, one.lane, one.entry)
 
 
 def worker_of(database: Database, connection: Connection, verify_job: VerifyJob, worker: int) -> VerifyWorker:

@@ -6,7 +6,6 @@ In whichever snapshot: a holder comes with the first intent, and goes with the l
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Row
 
@@ -15,13 +14,12 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import cut, files_of
 from airflow_roir.engine.shards import holders, intents
+from airflow_roir.engine.shards.both_sides import BothSides
 from airflow_roir.engine.shards.holders import same, whole
+from airflow_roir.engine.shards.judge import Judge
 from airflow_roir.engine.shards.look import Seen, Verdict
 from airflow_roir.engine.verify import comparison, damage
 from airflow_roir.engine.verify.job import UnitClaim
-
-if TYPE_CHECKING:
-    from airflow_roir.engine.shards.compare import ApartWorker
 
 # Blocks of holders that are looked at in one transaction.
 BLOCKS = 1024
@@ -53,12 +51,13 @@ UPDATE roir.discrepancy SET outcome = 'mended', mended_at = clock_timestamp()
 class HeldKeys:
     """Looks at the holders of what one unit compares."""
 
-    def __init__(self, worker: ApartWorker) -> None:
-        self.worker = worker
-        self.connection = worker.connection
-        self.generation_id = worker.job.generation_id
-        entry, shard = worker.job.entry, worker.position
-        both = [*entry.key_positions, shard]
+    def __init__(self, both: BothSides, judge: Judge) -> None:
+        self.both = both
+        self.judge = judge
+        self.connection = both.connection
+        self.generation_id = both.job.generation_id
+        entry, shard = both.job.entry, both.position
+        key_and_shard = [*entry.key_positions, shard]
         identity = [comparison.text(entry.columns[i], f"r.c{i + 1}") for i in entry.identity_positions]
         key = [comparison.text(entry.columns[i], f"h.c{i + 1}") for i in entry.key_positions]
         self._names = {
@@ -70,8 +69,8 @@ class HeldKeys:
             "intent": intents.table(self.generation_id),
             "key_h_r": same(entry, entry.key_positions, "h.", "r."),
             "whole_r": whole(entry, "r."),
-            "both_b_h": same(entry, both, "b.", "h."),
-            "both_i_h": same(entry, both, "i.", "h."),
+            "both_b_h": same(entry, key_and_shard, "b.", "h."),
+            "both_i_h": same(entry, key_and_shard, "i.", "h."),
             "most": str(damage.MOST_NAMED),
         }
 
@@ -81,7 +80,7 @@ class HeldKeys:
             since = self._since()
             if since is None:
                 return 0
-            values = {"verification": self.worker.verify_job.verification_id, "unit": claim.id, "own": f"{OWN}%"}
+            values = {"verification": self.both.verify_job.verification_id, "unit": claim.id, "own": f"{OWN}%"}
             execute(self.connection, AGAIN, values)
             found = self._entries(claim, since)
         if claim.relation == self._first() and claim.lower in (None, [0]):
@@ -100,14 +99,14 @@ class HeldKeys:
             return int(execute(self.connection, query, {"name": name}).scalar_one())
 
     def _entries(self, claim: UnitClaim, since: datetime) -> int:
-        entries = self.worker.reading.hold(claim)
+        entries = self.both.reading.hold(claim)
         if entries is None:
             return 0
-        where, _, _ = self.worker.of_entries(claim)
+        where, _, _ = self.both.of_entries(claim)
         rows = execute(self.connection, ENTRIES.format(entries=entries, where=where, **self._names)).all()
         if self._since() != since:
             return 0
-        again = f"roir announce {argument(self.worker.job.run.index)} --by server"
+        again = f"roir announce {argument(self.both.job.run.index)} --by server"
         for row in rows:
             kind, said = "damaged", "the key of this entry has no holder, so that another shard may take it"
             if row.holder is not None:
@@ -115,7 +114,7 @@ class HeldKeys:
             self._note(claim, kind, row.identity, f"{OWN}{said}. Put it right, then: {again}")
         if rows:
             why = "a verification found entries whose keys are not their shard's (roir.discrepancy)"
-            holders.end(self.connection, self.generation_id, why, self.worker.job.run.owner)
+            holders.end(self.connection, self.generation_id, why, self.both.job.run.owner)
         return len(rows)
 
     def _alone(self, claim: UnitClaim, values: dict[str, object], since: datetime) -> int:
@@ -132,18 +131,18 @@ class HeldKeys:
                     return found
                 for row in rows:
                     self._note_alone(claim, row)
-                if rows and self.worker.verify_job.options.repair:
+                if rows and self.both.verify_job.options.repair:
                     holders.release(self.connection, self.generation_id, [row.spot for row in rows])
                     execute(self.connection, MENDED, values)
                 found += len(rows)
         return found
 
     def _note_alone(self, claim: UnitClaim, row: Row[tuple[list[str], str, str]]) -> None:
-        entry = self.worker.job.entry
+        entry = self.both.job.entry
         identity: list[str | None] = [*row.key, *([None] * (entry.identity - entry.key))]
-        identity[self.worker.position] = row.holder
+        identity[self.both.position] = row.holder
         said = "a holder keeps the key from other shards, and has neither an entry nor an intent"
         self._note(claim, "damaged", identity, OWN + said)
 
     def _note(self, claim: UnitClaim, kind: str, identity: list[str | None], said: str) -> None:
-        self.worker.judge.note(claim, kind, Seen(tuple(identity), Verdict.EXTRA, None, None), said)
+        self.judge.note(claim, kind, Seen(tuple(identity), Verdict.EXTRA, None, None), said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import insert
 
@@ -13,15 +13,13 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import read_control
+from airflow_roir.engine.shards.both_sides import BothSides
 from airflow_roir.engine.shards.look import Identity, Seen, Sides, Verdict, identities, look, look_locked
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.verify import damage
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.worker import UNITS
 from airflow_roir.operation import Status
-
-if TYPE_CHECKING:
-    from airflow_roir.engine.shards.compare import ApartWorker
 
 # Looked at in one statement on each side; under the lane's lock fewer.
 AT_ONCE, AT_ONCE_LOCKED = 200, 20
@@ -62,11 +60,12 @@ def batched(listed: Sequence[Identity], most: int) -> Iterator[Sequence[Identity
 class Judge:
     """Decides for one worker."""
 
-    def __init__(self, worker: ApartWorker) -> None:
+    def __init__(self, both: BothSides, worker: int) -> None:
+        self.both = both
         self.worker = worker
-        self.connection = worker.connection
-        self.verify_job = worker.verify_job
-        self.job = worker.job
+        self.connection = both.connection
+        self.verify_job = both.verify_job
+        self.job = both.job
 
     def decide(self, claim: UnitClaim, of: str, commit: Callable[[int, bool], int]) -> tuple[int, int]:
         """Look at the suspects until nothing about them is open; returns how many were looked at, and differ.
@@ -91,9 +90,9 @@ class Judge:
             if batch[0].looks > round_of_looks:
                 round_of_looks = batch[0].looks
                 time.sleep(REST_S)
-            names = {lane.shard.name for lane in self.worker.lanes}
+            names = {lane.shard.name for lane in self.both.lanes}
             misplaced = {
-                one for row in batch if row.unplaced and (one := tuple(row.identity))[self.worker.position] in names
+                one for row in batch if row.unplaced and (one := tuple(row.identity))[self.both.position] in names
             }
             seen = self.look([one for row in batch if (one := tuple(row.identity)) not in misplaced])
             twice |= {tuple(row.identity) for row in batch if row.entries > 1} - misplaced
@@ -109,25 +108,25 @@ class Judge:
     def look(self, wanted: Sequence[Identity]) -> list[Seen]:
         """Look at entries, of whichever lanes. Raises ShardAway."""
         by_lane: dict[Lane | None, list[Identity]] = {}
-        names = {lane.shard.name: lane for lane in self.worker.lanes}
+        names = {lane.shard.name: lane for lane in self.both.lanes}
         for identity in wanted:
-            by_lane.setdefault(names.get(identity[self.worker.position] or ""), []).append(identity)
+            by_lane.setdefault(names.get(identity[self.both.position] or ""), []).append(identity)
         seen: list[Seen] = []
         for lane, part in by_lane.items():
-            if lane is None or lane.id not in self.worker.live:
+            if lane is None or lane.id not in self.both.live:
                 # Of no shard that the index has.
                 sides = Sides(
-                    self.job.generation_id, self.job.entry, self.worker.position, lane or self.worker.lanes[0], None
+                    self.job.generation_id, self.job.entry, self.both.position, lane or self.both.lanes[0], None
                 )
                 seen += look(self.connection, None, sides, part)
                 continue
-            one = self.worker.sessions.of(lane)
-            with self.worker.sessions.reaching(lane):
-                found = look(self.connection, one.connection, self.worker.sides(one), part)
+            one = self.both.sessions.of(lane)
+            with self.both.sessions.reaching(lane):
+                found = look(self.connection, one.connection, self.both.of_lane(one), part)
                 seen += [this for this in found if this.verdict != Verdict.BUSY]
                 busy = [this.identity for this in found if this.verdict == Verdict.BUSY]
                 for some in batched(busy, AT_ONCE_LOCKED):
-                    seen += look_locked(self.connection, one.connection, self.worker.sides(one), some)
+                    seen += look_locked(self.connection, one.connection, self.both.of_lane(one), some)
         return seen
 
     def _write_down(
@@ -141,7 +140,7 @@ class Judge:
     ) -> int:
         """Keep what a look has decided; how many that are."""
         if not UNITS.is_held(self.connection, self.job.run, claim):
-            raise UNITS.fenced(self.job.run, self.worker.worker, claim)
+            raise UNITS.fenced(self.job.run, self.worker, claim)
         open_still = [one.identity for one in seen if one.verdict == Verdict.UNDECIDED and looks < MOST_LOOKS]
         remedy = damage.remedy_of_entries(self.job.run.index)
         for one in seen:
@@ -164,7 +163,7 @@ class Judge:
         ours = seen.ours
         twice = False
         if ours is not None:
-            ours = [*ours[: self.worker.position], identity[self.worker.position], *ours[self.worker.position :]]
+            ours = [*ours[: self.both.position], identity[self.both.position], *ours[self.both.position :]]
             identity = ours[: entry.identity]
             twice = seen.theirs is not None and seen.theirs[: entry.identity] != identity
         positions = [i for i in entry.identity_positions if entry.columns[i].primary_key]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, Row
 
@@ -18,14 +18,13 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.shards import announce, holders, outbox
+from airflow_roir.engine.shards.both_sides import BothSides
+from airflow_roir.engine.shards.judge import Judge
 from airflow_roir.engine.shards.look import Identity, Verdict, identities
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.operation import Status
 from airflow_roir.options import VerifyOptions
-
-if TYPE_CHECKING:
-    from airflow_roir.engine.shards.compare import ApartWorker
 
 # Touched, looked at and settled together.
 AT_ONCE = 200
@@ -58,11 +57,12 @@ RETURNING s.name
 class Mender:
     """Repairs what was found in one unit."""
 
-    def __init__(self, worker: ApartWorker, claim: UnitClaim) -> None:
-        self.worker = worker
+    def __init__(self, both: BothSides, judge: Judge, claim: UnitClaim) -> None:
+        self.both = both
+        self.judge = judge
         self.claim = claim
-        self.connection = worker.connection
-        self.job = worker.job
+        self.connection = both.connection
+        self.job = both.job
 
     def mend(self) -> bool:
         """False if a pause came between. What can't be repaired now keeps no outcome. Raises ShardAway."""
@@ -75,7 +75,7 @@ class Mender:
                     with self.connection.begin():
                         touched[lane.id] = execute(self.connection, NOW).scalar_one()
         for lane_id, moment in touched.items():
-            if not self._await_pass(self.worker.by_id[lane_id], moment):
+            if not self._await_pass(self.both.by_id[lane_id], moment):
                 return False
         for batch in self._batches():
             if not self._is_running():
@@ -85,7 +85,7 @@ class Mender:
 
     def _batches(self) -> Iterator[list[Row[Any]]]:
         values = {
-            "verification": self.worker.verify_job.verification_id,
+            "verification": self.both.verify_job.verification_id,
             "unit": self.claim.id,
             "after": 0,
             "limit": AT_ONCE,
@@ -110,12 +110,12 @@ class Mender:
 
     def _by_lane(self, batch: list[Row[Any]]) -> dict[Lane, list[Identity]]:
         found: dict[Lane, list[Identity]] = {}
-        names = {lane.shard.name: lane for lane in self.worker.lanes}
+        names = {lane.shard.name: lane for lane in self.both.lanes}
         strangers = []
         for row in batch:
             identity = self._identity(row)
-            lane = names.get(identity[self.worker.position] or "")
-            if lane is None or lane.id not in self.worker.live:
+            lane = names.get(identity[self.both.position] or "")
+            if lane is None or lane.id not in self.both.live:
                 strangers.append(identity)
             else:
                 found.setdefault(lane, []).append(identity)
@@ -125,17 +125,17 @@ class Mender:
 
     def _touch(self, lane: Lane, wanted: list[Identity]) -> bool:
         """Touch entries in their shard; False if their table was dropped: then they are deleted."""
-        one = self.worker.sessions.of(lane)
+        one = self.both.sessions.of(lane)
         if one.entry is None:
             self._delete(wanted, lane)
             return False
-        sides = self.worker.sides(one)
+        sides = self.both.of_lane(one)
         values: dict[str, Any] = {}
         listed = identities(one.entry, [tuple(sides.here(identity)) for identity in wanted], values)
         columns = ", ".join(one.entry.physical(one.entry.identity_positions, prefix="s."))
         # One that is there twice would be touched twice by one statement.
         rows = f"SELECT DISTINCT ON ({columns}) {columns} FROM ({listed}) s ORDER BY {columns}"
-        with self.worker.sessions.reaching(lane), one.connection.begin():
+        with self.both.sessions.reaching(lane), one.connection.begin():
             announce.nothing_to_announce(one.connection, lane.outbox)
             execute(one.connection, outbox.touch(lane.outbox, one.entry, rows), values)
         return True
@@ -175,7 +175,7 @@ class Mender:
         """Look again. What is written to all the while was shipped since, and each write of it will be."""
         by_identity = {self._identity(row): row.id for row in batch}
         for _ in range(LOOKS):
-            seen = self.worker.judge.look(list(by_identity))
+            seen = self.judge.look(list(by_identity))
             right = [one.identity for one in seen if one.verdict == Verdict.EQUAL]
             ids = [by_identity.pop(identity) for identity in right]
             with self.connection.begin():

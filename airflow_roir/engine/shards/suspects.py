@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_roir.engine.database import bound, execute
 from airflow_roir.engine.shards import sums
+from airflow_roir.engine.shards.both_sides import BothSides
 from airflow_roir.engine.shards.sessions import InShard
 from airflow_roir.engine.verify import comparison, damage
 from airflow_roir.engine.verify.job import UnitClaim
-
-if TYPE_CHECKING:
-    from airflow_roir.engine.shards.compare import ApartWorker
 
 # Rows that a session takes from a shard at once.
 FETCHED = 2_000
@@ -28,19 +26,19 @@ SELECT %(verification)s, %(unit)s, %(lane)s, true, x.identity::jsonb, x.hash
 class Suspects:
     """Writes down what one worker finds."""
 
-    def __init__(self, worker: ApartWorker) -> None:
-        self.worker = worker
-        self.connection = worker.connection
-        self.verify_job = worker.verify_job
-        self.job = worker.job
+    def __init__(self, both: BothSides) -> None:
+        self.both = both
+        self.connection = both.connection
+        self.verify_job = both.verify_job
+        self.job = both.job
 
     def of_buckets(self, claim: UnitClaim, commit: Callable[[int], int]) -> int:
         """Of the suspicious buckets; commit: ends the unit in the same transaction, told the rows. Raises ShardAway."""
         suspicious = self.verify_job.suspicious or ()
         buckets = self.verify_job.buckets
         if claim.side == "source":
-            lane = self.worker.by_id[claim.lane_id or 0]
-            place = self.worker.lanes.index(lane)
+            lane = self.both.by_id[claim.lane_id or 0]
+            place = self.both.lanes.index(lane)
             mine = [one for one in suspicious if one // sums.MOST_BUCKETS == place]
 
             def read(one: InShard, name: str, where: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -51,17 +49,17 @@ class Suspects:
                     rows = self._spool(claim, one, name, chosen, values)
                     return {"rows": commit(rows)}
 
-            found = self.worker.sessions.read(lane, claim, read)
+            found = self.both.sessions.read(lane, claim, read)
             if found is not None:
                 return int(found["rows"])
             with self.connection.begin():
                 return commit(0)
         with self.connection.begin():
-            name = self.worker.reading.hold(claim)
+            name = self.both.reading.hold(claim)
             rows = 0
             if name is not None:
-                where, place_of, of_lane = self.worker.of_entries(claim)
-                bucket = sums.bucket(self.worker.plain, self.worker.read(), self.worker.utf8, buckets, place_of)
+                where, place_of, of_lane = self.both.of_entries(claim)
+                bucket = sums.bucket(self.both.plain, self.both.read(), self.both.utf8, buckets, place_of)
                 chosen = f"{where} AND {bucket} = ANY ('{{{','.join(map(str, suspicious))}}}'::int[])"
                 execute(self.connection, damage.WITHOUT_INDEX)
                 rows = self._spool_entries(claim, name, chosen, of_lane)
@@ -78,12 +76,12 @@ class Suspects:
                 with self.connection.begin():
                     return {"rows": self._spool(claim, one, name, where, values)}
 
-            self.worker.sessions.read(self.worker.by_id[claim.lane_id or 0], claim, read)
+            self.both.sessions.read(self.both.by_id[claim.lane_id or 0], claim, read)
             return
         with self.connection.begin():
-            name = self.worker.reading.hold(claim)
+            name = self.both.reading.hold(claim)
             if name is not None:
-                where, _, lane = self.worker.of_entries(claim)
+                where, _, lane = self.both.of_entries(claim)
                 self._spool_entries(claim, name, where, lane)
 
     def _spool(self, claim: UnitClaim, one: InShard, name: str, where: str, values: dict[str, Any]) -> int:
@@ -93,7 +91,7 @@ class Suspects:
         hashed = sums.row_hash(one.entry, read, one.utf8)
         sql = f"SELECT ARRAY[{', '.join(texts)}]::text[] AS identity, {hashed} AS hash FROM {name} r WHERE {where}"
         rows = 0
-        sides = self.worker.sides(one)
+        sides = self.both.of_lane(one)
         streaming = {"no_parameters": True, "stream_results": True, "max_row_buffer": FETCHED}
         read_on = one.connection.exec_driver_sql(bound(one.connection, sql, values), execution_options=streaming)
         for part in read_on.partitions(FETCHED):
@@ -111,7 +109,7 @@ class Suspects:
     def _spool_entries(self, claim: UnitClaim, name: str, where: str, lane: str) -> int:
         entry = self.job.entry
         texts = [comparison.text(entry.columns[i], f"r.c{i + 1}") for i in entry.identity_positions]
-        hashed = sums.row_hash(self.worker.plain, self.worker.read(), self.worker.utf8)
+        hashed = sums.row_hash(self.both.plain, self.both.read(), self.both.utf8)
         sql = (
             "INSERT INTO roir.suspect (verification_id, unit_id, lane_id, of_source, identity, hash) "
             f"SELECT {self.verify_job.verification_id}, {claim.id}, {lane}, false, "
