@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
@@ -16,9 +15,6 @@ from airflow_roir.errors import InvalidInput
 from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, Phase, Status
 from airflow_roir.quantity import duration
 from airflow_roir.windows import parse_windows
-
-if TYPE_CHECKING:
-    from airflow_roir.engine.run import Run
 
 # The last of an operation: the view is about to show the generation, under short locks and within lock_patience_s.
 COMPARED = """
@@ -74,17 +70,17 @@ def is_last(connection: Connection, row: OperationRow) -> bool:
     return bool(execute(connection, COMPARED, values).scalar_one())
 
 
-def look(connection: Connection, run: Run, row: OperationRow) -> str | None:
+def look(connection: Connection, row: OperationRow, epoch: int, index: str) -> str | None:
     """Pause a run's operation where it may not work any more, in the caller's transaction; the reason, or None.
 
-    row: the operation's, just read. Costs nothing where no option asks for it. Raises Fenced, and IllegalTransition
-    where somebody has paused it meanwhile.
+    row: the operation's, just read. epoch: the run's; index: as the run names it. Costs nothing where no option asks
+    for it. Raises Fenced, and IllegalTransition where somebody has paused it meanwhile.
     """
-    if row.status != Status.RUNNING or row.epoch != run.epoch or (row.windows is None and row.max_duration_s is None):
+    if row.status != Status.RUNNING or row.epoch != epoch or (row.windows is None and row.max_duration_s is None):
         return None
     now = execute(connection, "SELECT clock_timestamp()").scalar_one()
-    refusal = past_duration(row, now) or outside_of_window(row, now, argument(run.index))
+    refusal = past_duration(row, now) or outside_of_window(row, now, argument(index))
     if refusal is None or is_last(connection, row):
         return None
-    operations.pause_operation(connection, row, refusal.by, refusal.reason, run.epoch)
+    operations.pause_operation(connection, row, refusal.by, refusal.reason, epoch)
     return refusal.reason

@@ -40,7 +40,7 @@ def give(dsn: str, **columns: object) -> None:
 
 def look(database: Database, run: Run) -> str | None:
     with database.transaction() as connection:
-        return allowed.look(connection, run, read_control(connection, run))
+        return allowed.look(connection, read_control(connection, run), run.epoch, run.index)
 
 
 def row(database: Database) -> Any:
@@ -229,7 +229,7 @@ def test_a_pause_in_the_same_moment_wins(database: Database, dsn: str) -> None:
         read = read_control(connection, run)
     operations.pause(database, "ix", "somebody")
     with pytest.raises(IllegalTransition), database.transaction() as connection:
-        allowed.look(connection, run, read)
+        allowed.look(connection, read, run.epoch, run.index)
     assert row(database).paused_by == "somebody"
 
 

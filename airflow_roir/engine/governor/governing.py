@@ -100,7 +100,7 @@ class Governor:
             row = read_control(connection, self._run)
             # Somebody may pause it in this very moment.
             with suppress(IllegalTransition):
-                if allowed.look(connection, self._run, row) is not None:
+                if allowed.look(connection, row, self._run.epoch, self._run.index) is not None:
                     row = read_control(connection, self._run)
         if row.status != Status.RUNNING:
             self._looked_at, self._unreadable_since, self._failing_since = None, None, None
