@@ -44,8 +44,6 @@ ENV PATH=/opt/roir/bin:$PATH \
     SPARK_CONF_DIR=/opt/spark/conf \
     PYSPARK_PYTHON=/opt/roir/bin/python \
     PYTHONUNBUFFERED=1
-# Spark starts in half the time with it. The secret is for this start alone.
-RUN _SPARK_AUTH_SECRET=unused roir spark-archive
 USER airflow
 WORKDIR /opt/airflow
 CMD ["roir", "--help"]

@@ -36,9 +36,6 @@ export UV_PYTHON_DOWNLOADS := never
 
 on = $(filter-out 0 no false,$(1))
 
-# The archive that `roir spark-archive` makes, with which Spark starts faster.
-ARCHIVE := $(VENV)/share/roir/.made
-
 # What a recipe begins with that starts Spark.
 with_java = export JAVA_HOME; JAVA_HOME="$$(scripts/ensure-java)";
 
@@ -57,12 +54,6 @@ $(BIN)/uv:
 # Redone only when what it is made from has changed. Everything is pinned by constraints.txt, uv itself too.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e . --group dev
-	@touch $@
-
-# Where it can't be made Spark starts as ever.
-$(ARCHIVE): $(STAMP)
-	@mkdir -p $(@D)
-	@$(with_java) $(BIN)/roir spark-archive || true
 	@touch $@
 
 .PHONY: env
@@ -84,11 +75,11 @@ pytest = $(with_java) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 by_hand = soak or bench or cluster or long or browser
 
 .PHONY: test
-test: $(ARCHIVE)  ## Something of every kind in some minutes; ARGS goes to pytest
+test: $(STAMP)  ## Something of every kind in some minutes; ARGS goes to pytest
 	@$(pytest) -m "not ($(by_hand) or sweep or slow)" $(ARGS)
 
 .PHONY: test-all
-test-all: $(ARCHIVE)  ## More members of the classes of which `make test` has some, and what takes a minute
+test-all: $(STAMP)  ## More members of the classes of which `make test` has some, and what takes a minute
 	@$(pytest) -m "(sweep or slow) and not ($(by_hand))" $(ARGS)
 
 .PHONY: sweeps
@@ -96,12 +87,12 @@ sweeps: $(STAMP)  ## The sweeps that take longer than CI has (interleavings, DDL
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 -m long $(ARGS)
 
 .PHONY: test-cluster
-test-cluster: $(ARCHIVE)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each
+test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each
 	@$(with_java) \
 	  $(BIN)/python -m pytest -m cluster tests/spark $(ARGS)
 
 .PHONY: test-browser
-test-browser: $(ARCHIVE)  ## The pages in Airflow's UI, in Chromium; needs Playwright, and CHROMIUM names the program
+test-browser: $(STAMP)  ## The pages in Airflow's UI, in Chromium; needs Playwright, and CHROMIUM names the program
 	@$(with_java) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser tests/airflow $(ARGS)
 
 .PHONY: model
@@ -119,7 +110,7 @@ test-pg: $(STAMP)  ## The engine's tests on PostgreSQL PG: 16, 17 and 18 (CONTRI
 	  $(BIN)/python -m pytest --pg $(PG) $$programs -rs tests/engine $(ARGS)
 
 .PHONY: soak
-soak: $(ARCHIVE)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)
+soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)
 	@$(with_java) \
 	  $(BIN)/python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
 
@@ -128,7 +119,7 @@ soak-shards: $(STAMP)  ## Shippers behind a failing network, killed servers, by 
 	ROIR_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m soak -s --timeout 0 tests/shards/test_faults.py $(ARGS)
 
 .PHONY: bench
-bench: $(ARCHIVE)  ## The build beside its peers and its limit; ARGS="--rows 200000 --rounds 1", "--data uuid", "--pg 15"
+bench: $(STAMP)  ## The build beside its peers and its limit; ARGS="--rows 200000 --rounds 1", "--data uuid", "--pg 15"
 	@$(with_java) \
 	  $(BIN)/python -m benchmarks.bench $(ARGS)
 
@@ -142,7 +133,7 @@ bench-start: $(STAMP)  ## From the command to the first row, and after the last;
 	  $(BIN)/python -m benchmarks.start $(ARGS)
 
 .PHONY: bench-pause
-bench-pause: $(ARCHIVE)  ## How soon a pause takes effect; ARGS="--rows 500000 --pauses 10 --airflow 0" for less
+bench-pause: $(STAMP)  ## How soon a pause takes effect; ARGS="--rows 500000 --pauses 10 --airflow 0" for less
 	@$(with_java) \
 	  $(BIN)/python -m benchmarks.pause $(ARGS)
 
@@ -179,12 +170,12 @@ bench-reindex: $(STAMP)  ## What REINDEX CONCURRENTLY of a partition's index doe
 	$(BIN)/python -m benchmarks.reindex $(ARGS)
 
 .PHONY: bench-governor
-bench-governor: $(ARCHIVE)  ## An application and a replica beside a build, without and with the governor; ARGS="--calm 10" for less
+bench-governor: $(STAMP)  ## An application and a replica beside a build, without and with the governor; ARGS="--calm 10" for less
 	@$(with_java) \
 	  $(BIN)/python -m benchmarks.governor $(ARGS)
 
 .PHONY: bench-shards
-bench-shards: $(ARCHIVE)  ## An index over shards: build, lag, commits, lookups; ARGS="--rows 200000 --rounds 1 --seconds 10"
+bench-shards: $(STAMP)  ## An index over shards: build, lag, commits, lookups; ARGS="--rows 200000 --rounds 1 --seconds 10"
 	@$(with_java) \
 	  $(BIN)/python -m benchmarks.shards $(ARGS)
 
@@ -231,12 +222,12 @@ docs-links: $(STAMP)  ## Ask every address outside that the pages name whether i
 	$(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck $(ARGS)
 
 .PHONY: demo
-demo: $(ARCHIVE)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
+demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
 	@$(with_java) \
 	  $(BIN)/python -m demo $(if $(call on,$(KEEP)),--keep) $(if $(SCALE),--scale $(SCALE))
 
 .PHONY: demo-shards
-demo-shards: $(ARCHIVE)  ## One index over the flights of three servers, with a writer, a pause, a kill, a shard that stops
+demo-shards: $(STAMP)  ## One index over the flights of three servers, with a writer, a pause, a kill, a shard that stops
 	@$(with_java) \
 	  $(BIN)/python -m demo.shards
 

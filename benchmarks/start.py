@@ -29,7 +29,7 @@ from typing import Any
 from airflow_roir.engine import prepare
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.options import BuildOptions
-from airflow_roir.spark import class_archive, log_file
+from airflow_roir.spark import log_file
 from airflow_roir.spark.marks import read_marks
 from airflow_roir.spark.server_socket import SOCKET
 from benchmarks.data import DATASETS
@@ -52,29 +52,17 @@ SELECT extract(epoch FROM at)::float8, action, coalesce(detail, '') FROM roir.ev
 """
 
 # In the order of the table's columns.
-SIDES = (
-    "build",
-    "build, no archive",
-    "resume",
-    "resume, no archive",
-    "build, warm",
-    "resume, warm",
-    "Airflow",
-    "Airflow, no archive",
-    "switch",
-    "switch, no archive",
-)
+SIDES = ("build", "resume", "build, warm", "resume, warm", "Airflow", "switch")
 
 Result = dict[str, dict[str, float]]
 
 
 class Bench:
-    """The scene, the settings of what runs on it, and what it leaves to be read. folder: for that, and the archive."""
+    """The scene, the settings of what runs on it, and what it leaves to be read. folder: for that."""
 
     def __init__(self, scene: Scene, folder: Path) -> None:
         self.scene = scene
         self.logs = folder / "logs"
-        self.cache = folder / "cache"
         self.environment = {
             **os.environ,
             "ROIR_DSN": scene.dsn,
@@ -123,13 +111,6 @@ class Bench:
         with log.open("rb") as file:
             file.seek(self._read_from.get((log, os.fstat(file.fileno()).st_ino), 0))
             return file.read().decode(errors="replace")
-
-    def archive(self, is_used: bool) -> dict[str, str]:
-        """The settings with which Spark's driver starts with an archive of its classes, made here, or without."""
-        settings = {class_archive.FOLDER: str(self.cache / ("made" if is_used else "none"))}
-        if is_used and not self.cache.exists():
-            self._run(settings, "spark-archive")
-        return settings
 
     def build(self, environment: Mapping[str, str]) -> Result:
         """`roir build`, to its end."""
@@ -195,24 +176,17 @@ def kept_spark(bench: Bench, environment: Mapping[str, str]) -> Iterator[dict[st
 def commands(bench: Bench, chosen: argparse.Namespace, stack: ExitStack) -> dict[str, Callable[[], Result]]:
     """The sides that are commands, by their titles."""
     sides: dict[str, Callable[[], Result]] = {}
-    for title, is_used in archives(chosen):
-        settings = bench.archive(is_used)
-        if "cli" in chosen.cases:
-            sides[f"build{title}"] = partial(bench.build, settings)
-        if "resume" in chosen.cases:
-            sides[f"resume{title}"] = partial(bench.resume, settings)
+    if "cli" in chosen.cases:
+        sides["build"] = partial(bench.build, {})
+    if "resume" in chosen.cases:
+        sides["resume"] = partial(bench.resume, {})
     if "warm" in chosen.cases:
-        settings = stack.enter_context(kept_spark(bench, bench.archive(True)))
+        settings = stack.enter_context(kept_spark(bench, {}))
         # It is kept because it has been used before.
         bench.build(settings)
         sides["build, warm"] = partial(bench.build, settings)
         sides["resume, warm"] = partial(bench.resume, settings)
     return sides
-
-
-def archives(chosen: argparse.Namespace) -> list[tuple[str, bool]]:
-    """With the archive, without it: what comes behind a side's title, and whether it is used."""
-    return [("" if used == "yes" else ", no archive", used == "yes") for used in chosen.archive]
 
 
 def summarize(rounds: list[Result]) -> Result:
@@ -287,9 +261,8 @@ def measure(bench: Bench, chosen: argparse.Namespace, known: dict[str, Any]) -> 
     if "airflow" in chosen.cases:
         from benchmarks.start_airflow import in_airflow
 
-        for title, is_used in archives(chosen):
-            for side, result in in_airflow(bench, chosen.rounds, bench.archive(is_used)):
-                take(side + title, result)
+        for side, result in in_airflow(bench, chosen.rounds):
+            take(side, result)
 
 
 def main() -> None:
@@ -297,7 +270,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cases = ("cli", "resume", "warm", "airflow")
     parser.add_argument("--cases", nargs="+", default=list(cases), choices=cases)
-    parser.add_argument("--archive", nargs="+", default=["yes", "no"], choices=("yes", "no"), help="of Spark's classes")
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="elsewhere, for a quick look")

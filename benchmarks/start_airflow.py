@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,9 @@ PAUSED_S = 20
 COPIED = "SELECT coalesce(sum(rows), 0) > 0 FROM roir.scan_range WHERE operation_id = %s"
 
 
-def in_airflow(bench: Bench, rounds: int, environment: Mapping[str, str]) -> Iterator[tuple[str, Result]]:
+def in_airflow(bench: Bench, rounds: int) -> Iterator[tuple[str, Result]]:
     """In each round a run of the DAG from its trigger, and one from the switch that resumes it, each to its end."""
-    given = {log_file.FOLDER: bench.environment[log_file.FOLDER], **environment}
-    with bench_airflow(bench.scene.server, given) as airflow:
+    with bench_airflow(bench.scene.server, {log_file.FOLDER: bench.environment[log_file.FOLDER]}) as airflow:
         for _ in range(rounds):
             yield "Airflow", triggered(bench, airflow)
             yield "switch", unpaused(bench, airflow)

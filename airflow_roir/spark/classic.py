@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -16,7 +16,6 @@ from typing import Any
 
 import airflow_roir
 from airflow_roir.errors import SparkFailed
-from airflow_roir.spark.class_archive import java_options, quoted
 from airflow_roir.spark.marks import mark
 from airflow_roir.spark.options import LOCAL_MASTER, SparkOptions, with_task_failures
 from airflow_roir.spark.package import write_package
@@ -34,6 +33,8 @@ LOCAL_SETTINGS = {"spark.python.daemon.module": "airflow_roir.spark.worker_daemo
 # Who has set one of these wants to hear of the application's end.
 LISTENING = ("spark.eventLog.enabled", "spark.extraListeners", "spark.plugins", "spark.metrics.conf")
 OPTIONS = "SPARK_SUBMIT_OPTS"
+# The driver only hands tasks out: what takes longest in its JVM is compiling what it runs once.
+QUICK = "-XX:TieredStopAtLevel=1"
 # Who ends a driver may wait only so long.
 REMOVING_S = 1.5
 
@@ -73,7 +74,7 @@ class Java:
             self.conf.set(key, value)
         if not is_submitted():
             self.conf.setMaster(with_task_failures(options.master or LOCAL_MASTER))
-            self._gateway = self._start(options.conf)
+            self._gateway = self._start()
         mark("java")
 
     @property
@@ -82,28 +83,21 @@ class Java:
         # What spark-submit was told it knows alone.
         return not is_submitted() and is_local(self.master)
 
-    def _start(self, conf: Mapping[str, str]) -> Any:
-        from pyspark.errors import PySparkRuntimeError
+    def _start(self) -> Any:
         from pyspark.java_gateway import launch_gateway
 
-        given = os.environ.get(OPTIONS, "")
-        ours = [*java_options(conf), f"-Djava.io.tmpdir={quoted(self.folder)}"]
         if self._unwanted.is_set():
             raise SparkFailed("ended before it was up")
+        given = os.environ.get(OPTIONS)
+        # What the user gives comes last, and holds.
+        os.environ[OPTIONS] = " ".join([QUICK, f"-Djava.io.tmpdir={quoted(self.folder)}", given or ""])
         try:
-            # What the user gives comes last, and holds.
-            os.environ[OPTIONS] = " ".join([*ours, given])
-            return launch_gateway(self.conf)
-        except PySparkRuntimeError:
-            if self._unwanted.is_set():
-                raise
-            # It has said why. Perhaps it was an option of ours, which this Java doesn't know.
-            os.environ[OPTIONS] = given
             return launch_gateway(self.conf)
         finally:
-            os.environ[OPTIONS] = given
-            if not given:
+            if given is None:
                 del os.environ[OPTIONS]
+            else:
+                os.environ[OPTIONS] = given
 
     def session(self, name: str) -> ClassicSession:
         """A session in it, under this name. Raises whatever PySpark raises."""
@@ -118,11 +112,11 @@ class Java:
         mark("session")
         return ClassicSession(context, self)
 
-    def end_gently(self, seconds: float | None = None) -> int:
-        """Let it end by itself; its exit code. For a JVM that was started here. Raises subprocess.TimeoutExpired."""
+    def end_gently(self, seconds: float) -> None:
+        """Let it end by itself. For a JVM that was started here. Raises subprocess.TimeoutExpired."""
         process = self._gateway.proc
         process.stdin.close()
-        return int(process.wait(seconds))
+        process.wait(seconds)
 
     def end(self) -> None:
         """Kill it, if it was started here. Silent if it has gone."""
@@ -219,6 +213,11 @@ class ClassicSession(Session):
     def _is_listened_to(self) -> bool:
         conf = self._context.getConf()
         return any(name.startswith(LISTENING) and value not in ("", "false") for name, value in conf.getAll())
+
+
+def quoted(path: Path) -> str:
+    """The path in an option for the JVM: Spark reads these as a shell would."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,12 +13,9 @@ import pytest
 
 from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.spark import class_archive, worker_daemon
-from airflow_roir.spark.class_archive import COLLECTOR, archive_path, java_options
-from airflow_roir.spark.java import use_java
+from airflow_roir.spark import worker_daemon
 from airflow_roir.spark.marks import MARKS, read_marks
 from tests.engine import steps
-from tests.spark.driving import Running, finish_and_check, prepared
 
 pytestmark = pytest.mark.sample(6)
 
@@ -122,90 +118,3 @@ def test_the_daemon_takes_pyspark_from_the_package_only_where_it_is_the_same(hom
     environment = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": os.pathsep.join(map(str, zips))}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert (".zip" in ran.stdout) == (home != Path(pyspark.__file__).parent)
-
-
-@pytest.mark.parametrize(
-    ("conf", "environment", "ours"),
-    [
-        ({}, {}, True),
-        ({"spark.driver.extraJavaOptions": "-XX:+UseG1GC"}, {}, False),
-        ({"spark.driver.extraJavaOptions": "-Da=b"}, {}, True),
-        ({}, {"SPARK_SUBMIT_OPTS": "-XX:+UseZGC"}, False),
-        ({}, {"JAVA_TOOL_OPTIONS": "-XX:+UseParallelGC"}, False),
-        ({}, {"SPARK_CONF_DIR": "."}, False),
-    ],
-)
-def test_no_collector_is_asked_for_beside_one_that_somebody_has_chosen(
-    tmp_path: Path, conf: dict[str, str], environment: dict[str, str], ours: bool
-) -> None:
-    if "SPARK_CONF_DIR" in environment:
-        (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -XX:+UseG1GC\n")
-        environment = {"SPARK_CONF_DIR": str(tmp_path)}
-    assert (COLLECTOR in java_options(conf, environment)) == ours
-
-
-def test_an_archive_that_others_could_have_written_is_not_used(tmp_path: Path) -> None:
-    environment = {"JAVA_HOME": str(tmp_path), class_archive.FOLDER: str(tmp_path)}
-    archive = archive_path(environment)
-
-    def is_used() -> bool:
-        return any(str(archive) in option for option in java_options({}, environment))
-
-    assert not is_used()
-    archive.write_bytes(b"")
-    archive.chmod(0o644)
-    assert is_used()
-    archive.chmod(0o664)
-    assert not is_used()
-    archive.chmod(0o644)
-    os.chown(archive, 12345, -1) if os.getuid() == 0 else archive.unlink()
-    assert not is_used()
-
-
-def test_each_java_and_each_pyspark_has_an_archive_of_its_own(tmp_path: Path) -> None:
-    homes = [tmp_path / "17", tmp_path / "21", tmp_path / "other"]
-    for home, version in zip(homes, ("17", "21", "17"), strict=True):
-        home.mkdir()
-        (home / "release").write_text(f'JAVA_VERSION="{version}"')
-    assert len({archive_path({"JAVA_HOME": str(home)}).name for home in homes}) == 3
-
-
-def test_an_archive_that_can_not_be_written_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    environment = {**os.environ, class_archive.FOLDER: str(tmp_path / "file" / "folder")}
-    ran = subprocess.run((*ROIR, "spark-archive"), env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
-    assert "name another folder by ROIR_CACHE_FOLDER" in ran.stderr
-    assert "Traceback" not in ran.stderr
-
-
-@pytest.mark.slow
-def test_the_archive_is_made_and_used(tmp_path: Path) -> None:
-    use_java()
-    loaded = tmp_path / "loaded"
-    environment = {**os.environ, class_archive.FOLDER: str(tmp_path / "cache")}
-    made = subprocess.run((*ROIR, "spark-archive"), env=environment, capture_output=True, text=True, check=True)
-    assert str(archive_path(environment)) in made.stdout
-    log = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={loaded}"}
-    start = [sys.executable, "-m", "airflow_roir.spark.archived_start"]
-    subprocess.run(start, env=environment | log, capture_output=True, check=True)
-    (line,) = (line for line in loaded.read_text().splitlines() if " org.apache.spark.SparkContext source: " in line)
-    assert "shared objects file (top)" in line
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("source")
-def test_a_java_that_knows_an_option_of_ours_no_more_starts_without_them(database: Database, tmp_path: Path) -> None:
-    java = Path(use_java()) / "bin" / "java"
-    wrapper = tmp_path / "bin" / "java"
-    wrapper.parent.mkdir()
-    wrapper.write_text(f'#!/bin/sh\ncase "$*" in *UseSerialGC*SparkSubmit*) exit 1;; esac\nexec {java} "$@"\n')
-    wrapper.chmod(0o755)
-    # Spark takes the java of JAVA_HOME; ours asks this one for its home, which would be the real one.
-    (tmp_path / "release").write_text('JAVA_VERSION="17.0.1"\n')
-    prepared(database)
-    begun = time.monotonic()
-    with Running(database, environment={"JAVA_HOME": str(tmp_path)}) as driver:
-        assert driver.wait() == 0, driver.said
-    assert "Spark is up" in driver.said, time.monotonic() - begun
-    finish_and_check(database)

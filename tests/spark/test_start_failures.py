@@ -16,7 +16,6 @@ import pytest
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput, SparkFailed
 from airflow_roir.spark import __main__ as application
-from airflow_roir.spark.class_archive import archive_path
 from airflow_roir.spark.driver_process import Driver, driver_environment, driver_order, waiting_command
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
@@ -74,17 +73,10 @@ def test_a_full_disk_takes_no_mark_and_ends_nothing(monkeypatch: pytest.MonkeyPa
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
 
 
-def test_an_archive_is_looked_for_where_folders_can_not_be_asked() -> None:
-    """As below somebody else's home, from which a user takes HOME along by `su`: any error but "not there"."""
-    assert archive_path({"XDG_CACHE_HOME": f"/{'x' * 300}"})
-    assert archive_path({"ROIR_CACHE_FOLDER": f"/{'x' * 300}"})
-
-
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     for name in ("ROIR_LOG_FOLDER", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert "~" not in str(archive_path({}))
     with pytest.raises(InvalidInput, match="ROIR_LOG_FOLDER"):
         spark_log(1)
 
