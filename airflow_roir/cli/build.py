@@ -62,13 +62,13 @@ from airflow_roir.windows import parse_windows
 @app.command()
 def init(context: typer.Context, ignore_publications: IgnorePublications = False) -> None:
     """Create or upgrade the control schema `roir` in the database."""
-    from airflow_roir.engine import checks, install, publications, schema
+    from airflow_roir.engine import checks, install, replication, schema
 
     database = database_of(context)
     with database.transaction() as connection:
         if schema.current(connection) is None:
             # A subscriber to all tables would stop at the control schema's first row.
-            publications.check(connection, ignore_publications)
+            replication.check_publications(connection, ignore_publications)
     show(f"the control schema roir is at version {install.init(database, say)}")
     with database.transaction() as connection:
         if untried := checks.untried_server(connection):

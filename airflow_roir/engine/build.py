@@ -28,7 +28,7 @@ from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.scan.carrying import Carrier
-from airflow_roir.engine.scan.reader import Stretch, columns_of, reader_of
+from airflow_roir.engine.scan.reader import Stretch, reader_of, selected
 from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.shards.copy_ranges import NOT_NOW, TOO_MANY, ShardAway, ShardPiece, ShardReaders
 from airflow_roir.engine.shards.marks import check_marks
@@ -139,7 +139,7 @@ class BuildWorker:
         self._source = SourceCheck(connection, job)
         self.reader = reader_of(connection, job)
         self.carrier = Carrier(connection, job)
-        self._columns = columns_of(job)
+        self._columns = selected(job)
         self._size = BatchSize(job.options.get("batch_ms", BuildOptions.batch_ms) / 1000)
 
     def claim(self) -> Claim | Stop:
@@ -313,7 +313,7 @@ class BuildWorker:
         values: dict[str, Any] = stretch.values
         # An index that is rebuilt from itself is a table of ours.
         if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source, [relation]):
-            columns = owner.columns_of(self.connection, base)
+            columns = owner.row_type(self.connection, base)
             item, values = owner.relation(self.connection, job.source, rows, columns, values, [relation])
             rows = f"SELECT * FROM {item}"
         copy = f"INSERT INTO {base} ({', '.join(job.entry.physical())}) {rows}"

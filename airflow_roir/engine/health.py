@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, rights, subscriptions
+from airflow_roir.engine import catalog, marks, operations, own_tables, replication, restore, rights
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute, has_vanished, sqlstate
@@ -217,9 +217,10 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             f"index {name}: {source.sql} has row-level security now; all who may read the view see the rows that "
             "the policies hide. Revoke SELECT on the view, or drop the index"
         )
-    for look in (subscriptions.found, partman.behind):
-        found += [f"index {name}: {line}" for line in look(connection, source)]
-    return found + publications.warnings(connection, name, row.ignore_publications)
+    more = [*replication.in_subscriptions(connection, source), *partman.behind(connection, source)]
+    if not row.ignore_publications:
+        more += replication.in_publications(connection)
+    return found + [f"index {name}: {line}" for line in more]
 
 
 def _capture(connection: Connection, name: str, source: Source) -> list[str]:

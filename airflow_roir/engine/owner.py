@@ -107,7 +107,7 @@ def of_now(connection: Connection, source: Source) -> Source:
     return replace(source, owner=execute(connection, query, {"oid": source.oid}).scalar() or source.owner)
 
 
-def columns_of(connection: Connection, table: str) -> str:
+def row_type(connection: Connection, table: str) -> str:
     """The columns of one of our tables, as a column definition list; without modifiers, which queries may lack."""
     return str(execute(connection, TYPES, {"relation": table}).scalar_one())
 

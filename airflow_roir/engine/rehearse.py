@@ -17,8 +17,7 @@ from airflow_roir.engine import (
     live_options,
     operations,
     owner,
-    publications,
-    subscriptions,
+    replication,
     tables,
 )
 from airflow_roir.engine.database import Database, execute
@@ -171,7 +170,7 @@ def look(
     check_options(definition, options, existing)
     live_options.work_columns(connection, options)
     if definition.shards:
-        publications.check(connection, options.ignore_publications)
+        replication.check_publications(connection, options.ignore_publications)
         return existing, definition, None
     # That of an index is known by its oid: another table may have taken its name since it was looked up.
     if existing is None:
@@ -209,8 +208,8 @@ def of_source(
     yield partial(checks.check_row_security, connection, source, options.ignore_row_security)
     yield partial(checks.check_row_locks, connection, source, unique)
     yield partial(checks.check_partition_key, connection, source)
-    yield partial(publications.check, connection, options.ignore_publications)
-    yield partial(subscriptions.check, connection, source)
+    yield partial(replication.check_publications, connection, options.ignore_publications)
+    yield partial(replication.check_subscriptions, connection, source)
     yield partial(checks.check_collations, connection, source)
     yield partial(checks.check_bounds, connection, source)
     if existing is not None:

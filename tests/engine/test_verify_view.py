@@ -17,7 +17,6 @@ from tests.engine.test_partitions import make
 
 pytestmark = pytest.mark.sample(2)
 
-QUERY = "SELECT {columns} FROM roir_data.g{generation} b"
 COLUMNS = "b.c1 AS k, b.c2 AS d, b.c3 AS id, b.c4 AS v"
 # What was done to the view, and what is said of it. shown: its query as it must be.
 WRONG = {
@@ -54,15 +53,31 @@ def warned(database: Database) -> list[str]:
         return health.warnings(connection)
 
 
+def _shown(dsn: str) -> str:
+    return str(sql(steps.session(dsn), "SELECT rtrim(pg_get_viewdef('ix'::regclass), ';')")[0][0])
+
+
 def differences(dsn: str) -> list[tuple[object, ...]]:
     return sql(steps.session(dsn), meeting.DIFFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [("WHERE b.c2 <> 7", "leaves entries out"), ("ORDER BY b.c1", "was replaced by another query")]
+)
+def test_a_view_that_leaves_entries_out_is_told_from_another_query(
+    database: Database, dsn: str, more: str, said: str
+) -> None:
+    steps.make_table(dsn, 20)
+    steps.make_index(database)
+    run_sql(dsn, f"CREATE OR REPLACE VIEW ix AS {_shown(dsn).partition(' WHERE')[0]} {more}")
+    assert said in " ".join(warned(database))
 
 
 @pytest.mark.parametrize("how", WRONG)
 def test_what_is_wrong_with_the_view_is_found_and_repaired(database: Database, dsn: str, how: str) -> None:
     """Seen to be exact without the look at the view."""
     hiding(database, dsn)
-    shown = sql(steps.session(dsn), "SELECT rtrim(pg_get_viewdef('ix'::regclass), ';')")[0][0]
+    shown = _shown(dsn)
     statement, said = WRONG[how]
     changed = shown.replace("c4 AS v", "c4 + 1 AS v")
     run_sql(dsn, statement.format(columns=COLUMNS, shown=shown, changed=changed))

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from airflow_roir.definition import QualifiedName, argument, parse_name
-from airflow_roir.engine import by_threads, catalog, live_options, operations, publications, tables
+from airflow_roir.engine import by_threads, catalog, live_options, operations, replication, tables
 from airflow_roir.engine.compact import choosing, worker
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
@@ -120,7 +120,9 @@ def begin(
             raise InvalidInput(f"index {name}: a segment is in two actions; each can be in one")
         generation = operations.active_generation(connection, found)
         # New segments are new tables, for a subscriber, too.
-        publications.check(connection, execute(connection, IGNORES, {"generation": generation.id}).scalar_one())
+        replication.check_publications(
+            connection, execute(connection, IGNORES, {"generation": generation.id}).scalar_one()
+        )
         source = catalog.read_source_by_oid(connection, found.source_oid)
         operation_id = insert_over_active(
             connection,

@@ -198,7 +198,7 @@ def _refused(connection: Connection, source: Source, entry: Entry, leaf: str, ti
         table = f"{DATA_SCHEMA}.size_{execute(connection, 'SELECT pg_backend_pid()').scalar_one()}"
         execute(connection, f"CREATE TABLE {table} ({entry.definitions()})")
         query = f"SELECT {read} FROM ONLY {leaf} r WHERE r.ctid = ANY (%(tids)s::tid[])"
-        types = owner.columns_of(connection, table)
+        types = owner.row_type(connection, table)
         item, values = owner.relation(connection, source, query, types, {"tids": list(tids)})
         put = f"INSERT INTO {table} SELECT * FROM {item}"
         execute(connection, put, values)

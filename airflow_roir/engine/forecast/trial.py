@@ -133,7 +133,7 @@ def _copy(
     if not parts:
         return 0, 0.0, 0
     query = f"SELECT * FROM ({' UNION ALL '.join(parts)}) s LIMIT {MOST_ROWS}"
-    item, values = owner.relation(connection, source, query, owner.columns_of(connection, into))
+    item, values = owner.relation(connection, source, query, owner.row_type(connection, into))
     explain = "EXPLAIN (ANALYZE, WAL, TIMING OFF, COSTS OFF, FORMAT JSON)"
     insert = f"INSERT INTO {into} ({', '.join(entry.physical())}) SELECT * FROM {item}"
     return _explained(connection, f"{explain} {insert}", values, into)

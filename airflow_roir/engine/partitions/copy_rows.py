@@ -21,6 +21,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import GIVEN_UP_BY_LOCK, check_name, find_blockers, lock_table, telling_of_names
 from airflow_roir.engine.partitions import unique_rows
 from airflow_roir.engine.retry.patience import Patience
+from airflow_roir.engine.scan.reader import last_key
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import AttachDisturbed, LockNotAcquired
@@ -95,24 +96,13 @@ def batch(
         lock_table(connection, name, relation, "ROW SHARE", only=True)
         # Whoever cancels the attach, or detaches the partition, has had the table for himself before, or waits for us.
         before = _position(connection, joining_id, name)
-        values: dict[str, Any] = {}
-        where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, None, values)
-        key = ", ".join(f"s.{quote(column)}" for column in source.primary_key)
-        texts = ", ".join(source.columns[column].text("s") for column in source.primary_key)
-        last = owner.rows(
-            connection,
-            source,
-            f"SELECT {texts} FROM (SELECT * FROM {name} s WHERE {where} ORDER BY {key} LIMIT {limits.attach_rows}) s "
-            f"ORDER BY {', '.join(f's.{quote(column)} DESC' for column in source.primary_key)} LIMIT 1",
-            ", ".join(f"k{i} text" for i in range(len(source.primary_key))),
-            values,
-            reads=[name],
-        ).first()
+        todo = ScanRange(None, None, before)
+        last, _ = last_key(connection, source, name, todo, limits.attach_rows, only="")
         if last is None:
             execute(connection, COPIED, {"id": joining_id})
             return None
-        values = {}
-        where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, list(last), values)
+        values: dict[str, Any] = {}
+        where = todo.condition(source.primary_key, source.comparands, last, values)
         columns, rest, bindings = (
             ", ".join(column.of("s") for column in entry.columns),
             f"{name} s WHERE {where} FOR SHARE",
@@ -122,7 +112,7 @@ def batch(
             # As the owner no row stays locked: then all of them, for this transaction.
             execute(connection, f"LOCK TABLE ONLY {name} IN SHARE ROW EXCLUSIVE MODE")
             query = f"SELECT {columns} FROM {name} s WHERE {where}"
-            types = owner.columns_of(connection, physical.base(generation_id))
+            types = owner.row_type(connection, physical.base(generation_id))
             rest, bindings = owner.relation(connection, source, query, types, values, [name])
             columns = "r.*"
         if entry.enforced and mode != CAPTURE:
@@ -137,7 +127,7 @@ def batch(
             )
         moved = {
             "id": joining_id,
-            "watermark": to_json(list(last)),
+            "watermark": to_json(last),
             "before": None if before is None else to_json(before),
         }
         # Whoever else brings it in too has been there: that does no harm, going back would.

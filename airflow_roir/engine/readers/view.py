@@ -176,17 +176,9 @@ def renamed_column(connection: Connection, name: QualifiedName, index_id: int) -
     )
 
 
-SHOWING = """
-SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') FROM pg_depend d
-  JOIN pg_rewrite r ON r.oid = d.objid JOIN pg_class c ON c.oid = r.ev_class
- WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
-   AND d.refobjid = to_regclass(%(base)s) AND c.relkind = 'v' AND c.relnamespace <> 'roir_data'::regnamespace
-"""
-
-
 def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str:
     """What to say if the view of an active generation isn't there under its name, with the remedy."""
-    shows = execute(connection, SHOWING, {"base": physical.base(generation_id)}).scalar()
+    shows = execute(connection, "SELECT roir.view_of(%(id)s)::text", {"id": generation_id}).scalar()
     renamed = f"view {shows} shows its entries now; rename that view back" if shows else "no view shows its entries"
     return (
         f"index {name}: there is no view of that name, or it isn't roir's: {renamed}. Or drop the index and "

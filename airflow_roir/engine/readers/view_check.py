@@ -75,7 +75,7 @@ def _seen(connection: Connection, name: QualifiedName, generation_id: int) -> st
         return "looks for entries of partitions that are leaving or joining where there are none"
     # A writable view may show all entries; the caller warns of its rights instead.
     if not must and not WHOLE.search(row.definition) and ("WHERE" in row.definition or not row.open):
-        return "leaves entries out"
+        return "leaves entries out" if "WHERE" in row.definition else "was replaced by another query"
     if not row.guarded and (older := view.began_before(connection, generation_id)):
         return f"doesn't refuse the older snapshot of {older[0]}, which may miss entries"
     return None

@@ -20,7 +20,7 @@ from airflow_roir.engine import owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import Job, SourceCheck, load_job
 from airflow_roir.engine.run import Run
-from airflow_roir.engine.scan.reader import Stretch, columns_of
+from airflow_roir.engine.scan.reader import Stretch, selected
 from airflow_roir.engine.scan.sharing import HELD, SAME_PLACE, TOGETHER
 from airflow_roir.errors import InvariantViolated, RoirError
 
@@ -135,7 +135,7 @@ class Carrier:
         One statement: the source is read once, for all columns, and in one snapshot.
         """
         jobs = [self.job, *(one.job for one in self.companions)]
-        names = {column: f"r{n}" for n, column in enumerate(dict.fromkeys(c for job in jobs for c in columns_of(job)))}
+        names = {column: f"r{n}" for n, column in enumerate(dict.fromkeys(c for job in jobs for c in selected(job)))}
         columns = ", ".join(f"{column} AS {name}" for column, name in names.items())
         rows = f"SELECT {columns} FROM ONLY {relation} WHERE {stretch.where}"
         values: dict[str, Any] = stretch.values
@@ -146,7 +146,7 @@ class Carrier:
             rows = f"SELECT * FROM {item}"
         puts = [
             f"INSERT INTO {physical.base(job.generation_id)} ({', '.join(job.entry.physical())}) "
-            f"SELECT {', '.join(names[column] for column in columns_of(job))} FROM rows"
+            f"SELECT {', '.join(names[column] for column in selected(job))} FROM rows"
             for job in jobs
         ]
         others = "".join(f", c{n} AS ({put})" for n, put in enumerate(puts[1:]))
@@ -155,7 +155,7 @@ class Carrier:
     def _types(self, job: Job) -> list[tuple[str, str]]:
         found = execute(self.connection, TYPES, {"base": physical.base(job.generation_id)})
         types = {row.name: row.type for row in found}
-        return [(c, types[name]) for c, name in zip(columns_of(job), job.entry.physical(), strict=True)]
+        return [(c, types[name]) for c, name in zip(selected(job), job.entry.physical(), strict=True)]
 
     def advance(self, changes: str, stands: str, values: Mapping[str, Any], stamp: str | None) -> None:
         """Move the companions' watermarks as its own, by compare-and-set, if the source still fits each of them.

@@ -23,6 +23,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.scan.batch_size import GROWTH, REMEMBERED
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import SourceChanged
 from airflow_roir.scan_range import Key, ScanRange
 
@@ -70,7 +71,7 @@ class KeyReader:
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
         """Looks the batch's last key up: exactly `rows` rows, but for the range's last batch."""
-        last, done = self._last_key(relation, scan, rows)
+        last, done = last_key(self.connection, self.source, relation, scan, rows)
         values: dict[str, str] = {}
         where = scan.condition(self.source.primary_key, self._casts, None if done else last, values)
         # What is bounded comes out of the index still: in the middle of a composite key the planner takes a batch for a
@@ -81,25 +82,30 @@ class KeyReader:
     def copied(self, scan: ScanRange, stretch: Stretch, rows: int) -> None:
         """Nothing to learn."""
 
-    def _last_key(self, relation: str, scan: ScanRange, limit: int) -> tuple[Key | None, bool]:
-        """The key of the batch's last row, and whether the range ends with this batch."""
-        values: dict[str, str] = {}
-        where = scan.condition(self.source.primary_key, self._casts, None, values)
-        # Qualified, or ORDER BY would sort the texts, which have the columns' names.
-        key = ", ".join(f"s.{quote(name)}" for name in self.source.primary_key)
-        texts = ", ".join(self.source.columns[name].text("s") for name in self.source.primary_key)
-        descending = ", ".join(f"s.{quote(name)} DESC" for name in self.source.primary_key)
-        # Within, so that the texts aren't made of each row that is passed over.
-        columns = ", ".join(quote(name) for name in self.source.primary_key)
-        head = f"SELECT {texts} FROM (SELECT {columns} FROM ONLY {relation} s WHERE {where} ORDER BY"
-        named = ", ".join(f"k{i} text" for i in range(len(self.source.primary_key)))
-        query = f"{head} {key} OFFSET {limit - 1} LIMIT 1) s"
-        found = owner.rows(self.connection, self.source, query, named, values, [relation]).first()
+
+def last_key(
+    connection: Connection, source: Source, relation: str, scan: ScanRange, rows: int, only: str = "ONLY"
+) -> tuple[Key | None, bool]:
+    """The key of a batch's last row, in the order of the primary key, and whether the range ends with that batch.
+
+    relation: the quoted name of the source, or of a table like it; only: '' reads what inherits from it, too. None, and
+    True, if no row is left.
+    """
+    values: dict[str, str] = {}
+    where = scan.condition(source.primary_key, source.comparands, None, values)
+    # Qualified, or ORDER BY would sort the texts, which have the columns' names.
+    key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
+    descending = ", ".join(f"s.{quote(name)} DESC" for name in source.primary_key)
+    texts = ", ".join(source.columns[name].text("s") for name in source.primary_key)
+    # Within, so that the texts aren't made of each row that is passed over.
+    columns = ", ".join(quote(name) for name in source.primary_key)
+    head = f"SELECT {texts} FROM (SELECT {columns} FROM {only} {relation} s WHERE {where} ORDER BY"
+    named = ", ".join(f"k{i} text" for i in range(len(source.primary_key)))
+    for order, is_last in ((f"{key} OFFSET {rows - 1} LIMIT 1", False), (f"{descending} LIMIT 1", True)):
+        found = owner.rows(connection, source, f"{head} {order}) s", named, values, [relation]).first()
         if found is not None:
-            return list(found), False
-        query = f"{head} {descending} LIMIT 1) s"
-        found = owner.rows(self.connection, self.source, query, named, values, [relation]).first()
-        return (None if found is None else list(found)), True
+            return list(found), is_last
+    return None, True
 
 
 # The file as it is, and whether a TRUNCATE has taken everything since the plan: what came then is touched.
@@ -166,7 +172,7 @@ def reader_of(connection: Connection, job: Job) -> Reader:
     return BlockReader(connection, job) if job.scan.by_blocks else KeyReader(connection, job)
 
 
-def columns_of(job: Job) -> list[str]:
+def selected(job: Job) -> list[str]:
     """SQL for the columns of an entry, in the relations that the ranges are pieces of."""
     if job.scan is Scan.INDEX:
         return job.entry.physical()

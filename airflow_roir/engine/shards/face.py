@@ -10,9 +10,9 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine import rights
-from airflow_roir.engine.catalog import columns_of as columns_in
+from airflow_roir.engine.catalog import columns_of
 from airflow_roir.engine.database import execute, said, sqlstate
-from airflow_roir.engine.shards.sources import columns_of
+from airflow_roir.engine.shards.sources import indexed_columns
 from airflow_roir.engine.source import Column, Source
 from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import InvalidInput
@@ -44,7 +44,7 @@ SELECT c.relname FROM pg_class c
 
 def create(connection: Connection, source: Source, definition: IndexDefinition, shard_column: str) -> QualifiedName:
     """Make the face for the table of one shard, which is alike in all. Raises InvalidInput."""
-    columns = [source.columns[name] for name in columns_of(source, definition)]
+    columns = [source.columns[name] for name in indexed_columns(source, definition)]
     if shard_column in source.columns:
         raise InvalidInput(
             f"table {source.name} has a column {quote(shard_column)} itself; choose another name for the column that "
@@ -86,7 +86,7 @@ def _check_names(connection: Connection, source: Source, columns: Sequence[Colum
 
 
 def _check_alike(connection: Connection, source: Source, face: QualifiedName, columns: Sequence[Column]) -> None:
-    made = columns_in(connection, execute(connection, OID, {"face": face.sql}).scalar_one())
+    made = columns_of(connection, execute(connection, OID, {"face": face.sql}).scalar_one())
     for one in columns:
         found = made[one.name]
         if (found.type, found.collation, found.domain) != (one.type, one.collation, False):

@@ -47,7 +47,7 @@ def check_owner(connection: Connection, source: Source) -> None:
         )
 
 
-def columns_of(source: Source, definition: IndexDefinition) -> list[str]:
+def indexed_columns(source: Source, definition: IndexDefinition) -> list[str]:
     """The columns that an entry holds: key, primary key and included ones, each once."""
     return [*identity_columns(source, definition), *definition.include]
 
@@ -59,7 +59,7 @@ def agree(sources: Mapping[str, Source], definition: IndexDefinition) -> None:
         for name, source in sources.items():
             if column not in source.columns:
                 raise InvalidInput(f"shard {quote(name)}: table {source.name} has no column {quote(column)}")
-    for column in columns_of(one, definition):
+    for column in indexed_columns(one, definition):
         for name, source in sources.items():
             if source.columns[column].virtual:
                 raise InvalidInput(
@@ -77,7 +77,7 @@ def agree(sources: Mapping[str, Source], definition: IndexDefinition) -> None:
                 f"the primary key of {one.name} is ({_listed(one.primary_key)}) in shard {quote(first)}, but "
                 f"({_listed(other.primary_key)}) in shard {quote(name)}; all shards must have the table alike"
             )
-        for column in columns_of(one, definition):
+        for column in indexed_columns(one, definition):
             ours, theirs = _shape(one.columns[column]), _shape(other.columns[column])
             if ours != theirs:
                 raise InvalidInput(

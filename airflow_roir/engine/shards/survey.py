@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, Scan, quote
-from airflow_roir.engine import catalog, checks, owner, publications
+from airflow_roir.engine import catalog, checks, owner, replication
 from airflow_roir.engine import plan as plans
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
@@ -224,7 +224,7 @@ def _checked(database: Database, one: Shard, definition: IndexDefinition, option
         checks.check_collations(connection, source)
         if definition.unique:
             unique.check(connection, one, source, definition)
-        publications.check(connection, options.ignore_publications, [SHARD_SCHEMA])
+        replication.check_publications(connection, options.ignore_publications, [SHARD_SCHEMA])
         _check_types(connection, source, definition)
         return source
 

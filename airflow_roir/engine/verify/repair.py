@@ -177,7 +177,7 @@ class Mender:
         columns = ", ".join(self.entry.physical())
         read = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(comparison.of_source(self.entry, "r")))
         query = f"SELECT {read} FROM {self.recorded} JOIN {self.source} r ON {self.row}"
-        item, values = self._asked(query, owner.columns_of(self.connection, self.base), ids)
+        item, values = self._asked(query, owner.row_type(self.connection, self.base), ids)
         chosen = f"SELECT {columns} FROM {item} WHERE {where}"
         execute(self.connection, f"INSERT INTO {table} ({columns}) {chosen} {conflict}", values)
 
