@@ -23,7 +23,7 @@ from airflow_roir.definition import argument
 from airflow_roir.engine import admission, finalize, long_pause, operations
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.compaction import BegunCompaction, CompactionReport
-from airflow_roir.engine.compact.telling import told
+from airflow_roir.engine.compact.report import told
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow

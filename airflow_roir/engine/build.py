@@ -30,8 +30,8 @@ from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.scan.carrying import Carrier
 from airflow_roir.engine.scan.reader import Stretch, reader_of, selected
 from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER
+from airflow_roir.engine.shards.batch_marks import check_marks
 from airflow_roir.engine.shards.copy_ranges import NOT_NOW, TOO_MANY, ShardAway, ShardPiece, ShardReaders
-from airflow_roir.engine.shards.marks import check_marks
 from airflow_roir.engine.shards.shard import set_away
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
 from airflow_roir.operation import Phase, Verb

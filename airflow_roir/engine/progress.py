@@ -25,8 +25,8 @@ from airflow_roir.engine.governor.report import Throttle, read_throttle
 from airflow_roir.engine.held_up import AtWork, HeldUp, Workers, at_work, cut, held_up, is_fresh
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards.progress import ShardStanding, standing
 from airflow_roir.engine.shards.shard import TABLE_OF
-from airflow_roir.engine.shards.standing import ShardStanding, standing
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import BUILDS, Kind, Phase, Status
 

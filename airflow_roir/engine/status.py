@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import health, long_pause, operations
 from airflow_roir.engine.as_json import number, plain_fields
-from airflow_roir.engine.compact.standing import Standing, standings
+from airflow_roir.engine.compact.progress import Standing, standings
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.held_up import cut
 from airflow_roir.engine.indexes import IndexFacts, read_indexes

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import clean_up
-from airflow_roir.engine.compact import applying, swap, touch
+from airflow_roir.engine.compact import applying, swap
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import rights
-from airflow_roir.engine.compact import copying, obstacles, touch, undo
+from airflow_roir.engine.compact import capture, copying, obstacles, undo
 from airflow_roir.engine.compact.cost_model import LEAST_WASTE
 from airflow_roir.engine.compact.unit import FEW_KEYS, UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, sqlstate, to_json
@@ -90,7 +90,7 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
             undo.drop(connection, claim.generation_id, claim.id)
             return leave_out(connection, FEW_KEYS)
         attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
-        touch.install(connection, claim, job.entry, names)
+        capture.install(connection, claim, job.entry, names)
         oids = oids_of(connection, names)
         by_relation = {file.relation: file for file in files_of(connection, oids)}
         files = [by_relation[oid] for oid in oids]

@@ -24,7 +24,7 @@ from airflow_roir.engine.compact.fresh_size import (
     leaves_of,
     tree_pages,
 )
-from airflow_roir.engine.compact.measured import Measured, measure
+from airflow_roir.engine.compact.pgstattuple import Measured, measure
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.relation_size import RelationSize, relation_sizes

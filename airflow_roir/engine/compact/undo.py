@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine.compact import touch
+from airflow_roir.engine.compact import capture
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim, beside
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job
@@ -86,7 +86,7 @@ def _release(connection: Connection, attempts: Attempts, generation_id: int, uni
     held = execute(connection, TRIGGERS, {"function": function}).all()
     attempts.lock(connection, [row.segment for row in held], "ACCESS EXCLUSIVE")
     for row in held:
-        execute(connection, f"DROP TRIGGER {touch.TRIGGER} ON {row.segment}")
+        execute(connection, f"DROP TRIGGER {capture.TRIGGER} ON {row.segment}")
     drop(connection, generation_id, unit_id)
 
 

@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import sums
-from airflow_roir.engine.shards.look import Sides
+from airflow_roir.engine.shards.recheck import Sides
 from airflow_roir.engine.shards.sessions import InShard, Sessions
 from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.engine.shards.units import live_lanes

@@ -22,7 +22,7 @@ from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.scan.reader import KeyReader, Stretch
-from airflow_roir.engine.shards import home, marks, outbox, prepare
+from airflow_roir.engine.shards import batch_marks, home, outbox, prepare
 from airflow_roir.engine.shards.copies import ReadFailed, stream
 from airflow_roir.engine.shards.shard import IS_AWAY, Lane, Shard, by_id, lanes_of, set_reached
 from airflow_roir.engine.source import Source
@@ -188,7 +188,7 @@ class ShardReaders:
                 values = {**found.stretch.values, "shard_name": side.lane.shard.name}
                 rows = stream(side.connection, found.query, values, here, base, self._own(side.lane))
                 try:
-                    marks.leave(side.connection, side.lane.outbox, piece.id, found.mark)
+                    batch_marks.leave(side.connection, side.lane.outbox, piece.id, found.mark)
                 except DBAPIError as error:
                     raise self._failed(side.lane, error) from error
                 return found.stretch, rows, found.mark
@@ -217,9 +217,9 @@ class ShardReaders:
             )
         if not row.is_leaf:
             return self._gone(side, relation, piece.scan)
-        mark = marks.of(side.connection, side.lane.outbox, piece.id)
+        mark = batch_marks.of(side.connection, side.lane.outbox, piece.id)
         if mark < (piece.mark or 0):
-            raise marks.lost(self.job.run.index, side.lane.shard)
+            raise batch_marks.lost(self.job.run.index, side.lane.shard)
         shape = self._shape(side, relation, str(row.shape))
         stretch = shape.reader.next(name, piece.scan, limit(row.row_bytes))
         if stretch.settings:

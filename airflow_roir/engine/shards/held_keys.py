@@ -17,7 +17,7 @@ from airflow_roir.engine.shards import holders, intents
 from airflow_roir.engine.shards.both_sides import BothSides
 from airflow_roir.engine.shards.holders import same, whole
 from airflow_roir.engine.shards.judge import Judge
-from airflow_roir.engine.shards.look import Seen, Verdict
+from airflow_roir.engine.shards.recheck import Seen, Verdict
 from airflow_roir.engine.verify import comparison, damage
 from airflow_roir.engine.verify.job import UnitClaim
 

@@ -14,7 +14,7 @@ from airflow_roir.engine import tables
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.shards.both_sides import BothSides
-from airflow_roir.engine.shards.look import Identity, Seen, Sides, Verdict, identities, look, look_locked
+from airflow_roir.engine.shards.recheck import Identity, Seen, Sides, Verdict, identities, look, look_locked
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.verify import damage
 from airflow_roir.engine.verify.job import UnitClaim

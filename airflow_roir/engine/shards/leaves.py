@@ -24,7 +24,7 @@ from airflow_roir.engine.shards import holders, outbox, visit
 from airflow_roir.engine.shards.apply import check
 from airflow_roir.engine.shards.bounds import Unreadable, within
 from airflow_roir.engine.shards.lanes import Claim, Route
-from airflow_roir.engine.shards.look import identities
+from airflow_roir.engine.shards.recheck import identities
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA
 from airflow_roir.engine.verify import comparison
 

@@ -20,7 +20,7 @@ from airflow_roir.engine.run import read_control
 from airflow_roir.engine.shards import announce, holders, outbox
 from airflow_roir.engine.shards.both_sides import BothSides
 from airflow_roir.engine.shards.judge import Judge
-from airflow_roir.engine.shards.look import Identity, Verdict, identities
+from airflow_roir.engine.shards.recheck import Identity, Verdict, identities
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.operation import Status
