@@ -98,7 +98,7 @@ SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kin
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
     """What is wrong with the published index of an operation, or with all published indexes: lines with the remedy.
 
-    The lines tell the present state, and what was gone or altered for a while, by the marks (`shards/batch_marks.py`). Where DDL
+    The lines tell the present state, and what was gone or altered for a while, by the marks (`marks.py`). Where DDL
     of others takes a relation away during the look, it is repeated once.
 
     Raises DBAPIError if that happens to the repetition, too.

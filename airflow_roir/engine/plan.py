@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,6 +16,7 @@ from airflow_roir.engine.catalog import SourceSize, identity_columns, size_of
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.source import Source
+from airflow_roir.errors import InvariantViolated
 from airflow_roir.options import BuildOptions
 
 Bound = tuple[str, ...]
@@ -227,3 +228,37 @@ def cut(values: Sequence[tuple[Bound, int]], pieces: int) -> tuple[list[Bound], 
         seen += count
         run += count
     return bounds, max(largest, run)
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """A segment by its ordinal, and its bounds, half-open; None is unbounded.
+
+    Texts can't be compared, but each range begins where another one ends.
+    """
+
+    ordinal: int
+    lower: Bound | None
+    upper: Bound | None
+
+
+def in_key_order(pieces: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
+    """All of them from the least key on. Ordinals tell no order: a compaction gives new segments new ones.
+
+    Raises InvariantViolated if they don't cover all keys without a gap.
+    """
+    by_lower = {piece.lower: piece for piece in pieces}
+    count = len(by_lower)
+    found: list[KeyRange] = []
+    at: Bound | None = None
+    while at in by_lower:
+        piece = by_lower.pop(at)
+        found.append(piece)
+        at = piece.upper
+        if at is None:
+            break
+    if len(found) != count or (found and found[-1].upper is not None):
+        raise InvariantViolated(
+            f"segments {sorted(piece.ordinal for piece in by_lower.values())} don't join up with the others"
+        )
+    return tuple(found)

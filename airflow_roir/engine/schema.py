@@ -64,7 +64,7 @@ def is_unguarded(connection: Connection) -> bool:
 
 
 def is_lost(connection: Connection) -> bool:
-    """True if there is the control schema without the schema of entries (`lost_entries`)."""
+    """True if there is the control schema without the schema of entries (`install.give_up`)."""
     query = "SELECT to_regnamespace('roir') IS NOT NULL AND to_regnamespace('roir_data') IS NULL"
     return bool(execute(connection, query).scalar_one())
 

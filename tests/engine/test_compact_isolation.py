@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import clean_up
-from airflow_roir.engine.compact import applying, swap
+from airflow_roir.engine.compact import applying, capture, swap
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -131,13 +131,13 @@ def tells(dsn: str, database: Database) -> None:
 
 def no_trigger(patch: pytest.MonkeyPatch) -> None:
     """Nothing is written down."""
-    _text(patch, touch, "AFTER INSERT OR UPDATE OR DELETE", "AFTER TRUNCATE")
-    _text(patch, touch, "FOR EACH ROW", "FOR EACH STATEMENT")
+    _text(patch, capture, "AFTER INSERT OR UPDATE OR DELETE", "AFTER TRUNCATE")
+    _text(patch, capture, "FOR EACH ROW", "FOR EACH STATEMENT")
 
 
 def no_trigger_on_delete(patch: pytest.MonkeyPatch) -> None:
     """What is deleted isn't written down."""
-    _text(patch, touch, "AFTER INSERT OR UPDATE OR DELETE", "AFTER INSERT OR UPDATE")
+    _text(patch, capture, "AFTER INSERT OR UPDATE OR DELETE", "AFTER INSERT OR UPDATE")
 
 
 def list_cleared_first(patch: pytest.MonkeyPatch) -> None:

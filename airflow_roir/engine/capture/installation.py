@@ -21,8 +21,7 @@ from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.key_ranges import KeyRange, in_key_order
-from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.plan import Bound, KeyRange, in_key_order
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.generation_state import GenerationStatus
