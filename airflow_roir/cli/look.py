@@ -89,7 +89,7 @@ class Look:
     def _as_dict(self, operation: OperationStatus) -> dict[str, Any]:
         facts = operation.as_dict()
         # Warnings and lost partitions are the index's.
-        del facts["warnings"], facts["partitions_gone"]
+        del facts["warnings"]
         found = self.progress.get(operation.operation_id)
         held = None if found is None else {"by": found.held_up.by, "text": found.held_up.text}
         waits = [one.as_dict() for one in self.waits_of(operation.index)]

@@ -86,7 +86,6 @@ class OperationStatus:
     granted: float | None
     throttle_seconds: dict[str, float]
     shares_scan_of: tuple[str, ...] = ()
-    partitions_gone: tuple[str, ...] = ()
     long_pause: str | None = None
     compaction: Standing | None = None
     warnings: tuple[str, ...] = ()
@@ -186,17 +185,6 @@ def operation_status(database: Database, operation_id: int) -> OperationStatus:
         return _read(connection, [operation_id])[0]
 
 
-# Partitions whose entries the readers of the index still see.
-GONE = """
-SELECT o.id, array_agg(c.name ORDER BY c.name)::text[] AS names
-  FROM roir.operation o
-  JOIN roir.generation g ON g.index_id = o.index_id AND g.status = 'active'
-  JOIN roir.index i ON i.id = g.index_id
- CROSS JOIN LATERAL roir.partition_changes(g.id, i.source_oid::oid) c
- WHERE o.id = ANY (%(ids)s) AND c.gone GROUP BY o.id
-"""
-
-
 def _newest(connection: Connection, index_id: int | None) -> list[OperationStatus]:
     """The newest operation of an index, or of every one."""
     ids = list(execute(connection, NEWEST, {"index": index_id}).scalars())
@@ -204,7 +192,6 @@ def _newest(connection: Connection, index_id: int | None) -> list[OperationStatu
 
 
 def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
-    gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
     # All of them are read at once, where there is more than one to tell of.
     pauses = long_pause.long_pauses(connection, ids[0] if len(ids) == 1 else None)
     shared = sharing.others(connection, ids)
@@ -260,7 +247,6 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             granted=number(row.granted),
             throttle_seconds=dict(row.throttle_seconds),
             shares_scan_of=shared.get(row.operation_id, ()),
-            partitions_gone=gone.get(row.operation_id, ()),
             compaction=compactions.get(row.operation_id),
             long_pause=next((one.text for one in pauses if one.operation_id == row.operation_id), None),
         )

@@ -20,6 +20,7 @@ from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.finalize import finalize_run
+from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.source import Source
@@ -155,7 +156,7 @@ class Trial:
             return (f"error: {error}",) if not self.published else ()
 
     def _gone(self) -> list[str]:
-        """What `partitions_gone` of the status says."""
+        """What the warnings of the index say."""
         values = {"generation": self.job.generation_id, "source": self.job.source.oid}
         query = "SELECT name FROM roir.partition_changes(%(generation)s, %(source)s) WHERE gone"
         return list(execute(self.connection, query, values).scalars())
@@ -316,7 +317,7 @@ def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
             finalize_run(database, run)
         except (RoirError, DBAPIError) as error:
             return "" if str(error) else "an error without words"
-    told = [line for one in status(database) for line in (*one.warnings, *one.partitions_gone)]
+    told = [line for one in indexes(database) for line in one.warnings]
     if not exact(database, oid) and not told:
         return "wrong before the clean-up, and the status says nothing"
     done = clean_up.clean_up(database)

@@ -388,7 +388,7 @@ def test_every_field_and_value_of_the_status_is_described() -> None:
     shown = {name for names, _ in rows for name in names.split(", ")}
     # The command adds what a look tells, and `waits`, which an index without an operation has too. Its warnings are
     # those of the index.
-    stored = {field.name for field in fields(OperationStatus)} - {"warnings", "partitions_gone"}
+    stored = {field.name for field in fields(OperationStatus)} - {"warnings"}
     assert shown == {*stored, "workers_alive", "held_up", "waits"}
     of_index = {name for names, _ in rows_of(OPERATIONS, "of an index") for name in names.split(", ")}
     # Those are a view of their own: --segments.
