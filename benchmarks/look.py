@@ -18,7 +18,7 @@ import psycopg2
 
 from airflow_roir.engine import install, operations, prepare
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.progress import progress
+from airflow_roir.engine.progress.snapshot import progress
 from airflow_roir.engine.run import start_run
 from airflow_roir.options import BuildOptions
 from airflow_roir.page.sessions import Sessions

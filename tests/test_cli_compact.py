@@ -12,7 +12,7 @@ from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.compaction import BegunCompaction
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.progress import progress
+from airflow_roir.engine.progress.snapshot import progress
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import Fenced, OperationFailed
 from airflow_roir.options import CompactOptions

@@ -21,8 +21,8 @@ from airflow_roir.operation import Status
 from airflow_roir.quantity import counted, duration, left, percent, rate, size
 
 if TYPE_CHECKING:
-    from airflow_roir.engine.bars import Bars
-    from airflow_roir.engine.progress import Progress
+    from airflow_roir.engine.progress.bars import Bars
+    from airflow_roir.engine.progress.snapshot import Progress
     from airflow_roir.engine.status import OperationStatus
 
 NARROWEST = 20

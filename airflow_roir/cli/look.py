@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import sqlstate
-from airflow_roir.engine.progress import progress
+from airflow_roir.engine.progress.snapshot import progress
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT
 from airflow_roir.engine.status import OperationStatus, Overview, overview
 from airflow_roir.errors import NotFound
@@ -19,7 +19,7 @@ from airflow_roir.quantity import duration
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.lock_waits import LockWait
-    from airflow_roir.engine.progress import Progress
+    from airflow_roir.engine.progress.snapshot import Progress
 
 ENDED = (Status.COMPLETED, Status.ABORTED)
 PAUSING = "pausing"

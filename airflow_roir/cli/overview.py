@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_roir.engine.indexes import IndexFacts
-    from airflow_roir.engine.progress import Progress
+    from airflow_roir.engine.progress.snapshot import Progress
     from airflow_roir.engine.status import OperationStatus
 
 INDEX_COLUMNS = ("index", "generation", "published", "verified", "rows", "size", "of a table of")

@@ -444,7 +444,7 @@ def _choose(found: list[Found], kind: str, connection: str | None, operation: in
 
 
 def _progress(connection_id: str, operation: int) -> dict[str, Any]:
-    from airflow_roir.engine.progress import progress
+    from airflow_roir.engine.progress.snapshot import progress
 
     with databases.reading(connection_id) as database:
         return progress(database, operation_id=operation).as_dict()

@@ -11,10 +11,11 @@ import psycopg2.extras
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, bars, operations
+from airflow_roir.engine import abort, operations
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.progress import MOST_SAMPLES, Progress, progress
+from airflow_roir.engine.progress import bars
+from airflow_roir.engine.progress.snapshot import MOST_SAMPLES, Progress, progress
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.run import Run, end_run, settle
 from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged

@@ -16,7 +16,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import Governor
 from airflow_roir.engine.governor.report import MOST_POINTS, lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.progress import Progress, progress
+from airflow_roir.engine.progress.snapshot import Progress, progress
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.quantity import lost

@@ -9,7 +9,7 @@ from airflow_roir.engine import abort, build, catalog, fold, operations, publish
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import attach, detach
-from airflow_roir.engine.progress import Progress, progress
+from airflow_roir.engine.progress.snapshot import Progress, progress
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify import compare, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, load

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_roir.engine import abort, drop, indexes, progress, revert, status
+from airflow_roir.engine import abort, drop, indexes, revert, status
+from airflow_roir.engine.progress import snapshot
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make
@@ -55,7 +56,7 @@ def test_from_the_build_to_the_drop(shards: Make) -> None:
     [facts] = indexes.indexes(made.database)
     assert (facts.source, facts.apart, facts.state) == ("public.t in s0, s1", True, "published")
     assert not [line for line in facts.warnings if "ships" not in line]
-    assert progress.progress(made.database, "public.ix").source == "public.t in s0, s1"
+    assert snapshot.progress(made.database, "public.ix").source == "public.t in s0, s1"
 
     second, run = apart.begin(made, shards="s1,s2", keys=None, include=None, table=None)
     assert second.kind == "rebuild"

@@ -19,10 +19,10 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.as_json import number, plain_fields
-from airflow_roir.engine.bars import Bars, bars
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.report import Throttle, read_throttle
-from airflow_roir.engine.held_up import AtWork, HeldUp, Workers, at_work, cut, held_up, is_fresh
+from airflow_roir.engine.progress.bars import Bars, bars
+from airflow_roir.engine.progress.bottleneck import AtWork, HeldUp, Workers, at_work, cut, held_up, is_fresh
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards.progress import ShardStanding, standing
