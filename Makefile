@@ -205,6 +205,10 @@ bench-young: $(STAMP)  ## A year of writes, and how indexes age: no care, REINDE
 bench-page: $(STAMP)  ## What a look at a build costs the server; ARGS="--ranges 1000" for less
 	$(BIN)/python -m benchmarks.look $(ARGS)
 
+.PHONY: options
+options: $(STAMP)  ## Write what is made from airflow_roir/options.py: SQL of live options, tables of the docs
+	$(BIN)/python scripts/options.py
+
 .PHONY: charts
 charts: $(STAMP)  ## Draw all pictures again: charts from benchmarks/results, states from the code
 	$(BIN)/python -m benchmarks.pictures

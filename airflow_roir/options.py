@@ -1,36 +1,158 @@
-"""The options of operations: what they are, which change while an operation lives, and what is refused."""
+"""The options of operations, each declared once: a field of its operations' class, with all that is said of it.
+
+The fields are what the commands take (`cli/given.py`), the operators (`task/given.py`) and the forms of the DAGs
+(`task/forms.py`), what SQL knows of options that change while an operation lives (migrations/sql/live_options.sql), and
+the tables of docs/operations.md; `make options` writes the last two. So a new option is a field here, and its use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, TypeVar
 
 from airflow_roir.definition import Scan
 from airflow_roir.errors import InvalidInput
+from airflow_roir.span import LONGEST_S
 from airflow_roir.windows import parse_windows
 
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
-MAX_BATCH_ROWS = 10_000_000  # a batch is one transaction, which a crash undoes whole
-MAX_ROWS_PER_SECOND = 1_000_000_000  # more than any server reads
-# What users may ask for. The engine itself takes any, but a commit for every few rows makes a build last for days.
-MIN_BATCH_ROWS = 1_000
-MIN_ROWS_PER_SECOND = 100
-MAX_SLICES = 10_000  # of a verification: an hour each, more than a year
-MAX_RANGES = 100_000  # one row each in the control schema, which workers look through for the next one
-
-# What can change while an operation lives: columns of its row, which nothing else repeats.
-LIVE_NUMBERS = ("parallelism", "batch_rows", "max_rows_per_second")
-WORK_OPTIONS = ("throttle", "windows", "max_duration_s", "priority", "warn_after_s", "abort_after_s")
-# Of an index over shards alone.
-LIVE_APART = ("shard_parallelism",)
-LIVE_OPTIONS = (*LIVE_NUMBERS, *LIVE_APART, *WORK_OPTIONS)
-COVERING = ("auto", "all", "none")
-VERIFY = ("after", "before", "both", "none")
 VERIFY_BEFORE = ("before", "both")
-ON_DUPLICATE = ("pause", "stop")
 AUTO, SOURCE = "auto", "source"
-SCAN = (AUTO, SOURCE, *(scan.value for scan in Scan))
+
+
+class Kind(Enum):
+    """What the values of an option are. Those of SPAN are seconds, which users may give as `2h`, too."""
+
+    NUMBER = "whole number"
+    SPAN = "span"
+    SHARE = "share, in per cent"
+    CHOICE = "choice"
+    TRUTH = "true or false"
+    # Texts. The server reads limits, `windows.parse_windows` windows.
+    LIMITS = "limits of signals"
+    WINDOWS = "windows"
+
+    @property
+    def is_text(self) -> bool:
+        """True if a user may write what he likes, and whoever reads it says what is wrong."""
+        return self in (Kind.LIMITS, Kind.WINDOWS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option: which values it has, and what is said of it.
+
+    help: one line, without a full stop. default: what the engine takes if it isn't given; None is the operation's own,
+    or what `begins` says. least, most: of a number. asked: the least that users may give; the engine takes fewer.
+    zero: what 0, or `off`, stands for, if it is none of something. empty: what happens if it isn't given, for people.
+    choices: the values, each with what a form says of it. example: how a user may write it.
+
+    live: it changes while an operation lives, and is a column of the operation's row. begins: what the row begins with
+    if it isn't given. in_store: the Task State Store has it. apart: only indexes over shards have it.
+
+    flag: of the command line, if that isn't its name. offered: to users; else it is the engine's own. planned: `roir
+    plan` looks at it. title: its label in a form; None if no form has it. form: what a form says in place of `help`.
+    """
+
+    kind: Kind
+    help: str
+    name: str = ""
+    default: Any = None
+    least: int = 0
+    most: int = 0
+    asked: int | None = None
+    zero: str | None = None
+    empty: str | None = None
+    choices: Mapping[str, str] | None = None
+    example: str | None = None
+    live: bool = False
+    begins: int | None = None
+    in_store: bool = True
+    apart: bool = False
+    flag: str | None = None
+    offered: bool = True
+    planned: bool = False
+    title: str | None = None
+    form: str | None = None
+
+    @property
+    def is_optional(self) -> bool:
+        """True if None is a value."""
+        return self.default is None
+
+    @property
+    def none(self) -> str | None:
+        """How it is shown that there is none of it."""
+        return self.zero and ("off" if self.kind.is_text else self.zero)
+
+    @property
+    def least_asked(self) -> int:
+        return self.least if self.asked is None else self.asked
+
+    def check(self, value: Any, asked: bool = False) -> None:
+        """Raise InvalidInput for a value that can't be used. asked: by a user; of None he has given none."""
+        if value is None and (self.is_optional or asked):
+            return
+        if wanted := self._wanted(value, self.least_asked if asked else self.least):
+            raise InvalidInput(f"{self.name} is {value!r}; it must be {wanted}")
+        if self.kind is Kind.WINDOWS:
+            parse_windows(value)
+
+    def _wanted(self, value: Any, least: int) -> str | None:
+        """What would be right in its place; None if it is."""
+        if self.kind.is_text:
+            return None if isinstance(value, str) else "text"
+        if self.kind is Kind.TRUTH:
+            return None if isinstance(value, bool) else "true or false"
+        if self.kind is Kind.CHOICE:
+            assert self.choices is not None
+            return None if isinstance(value, str) and value in self.choices else f"one of {', '.join(self.choices)}"
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if self.kind is Kind.SHARE:
+            fits = (is_number or isinstance(value, float)) and 0 < value <= 100
+            return None if fits else "more than 0 and at most 100, in per cent"
+        if is_number and (least <= value <= self.most or (value == 0 and self.zero is not None)):
+            return None
+        return f"a whole number from {least} to {self.most}" + (f", or 0 for {self.zero}" if self.zero else "")
+
+
+Declared = TypeVar("Declared", bound="WorkOptions")
+
+
+def option(kind: Kind, default: Any, help: str, **about: Any) -> Any:
+    """A field of a class of options, declared as an `Option` says."""
+    said = Option(kind=kind, default=default, help=help, **about)
+    return field(default=default, metadata={Option: said})
+
+
+def _number(default: int | None, help: str, least: int, most: int, **about: Any) -> Any:
+    return option(Kind.NUMBER, default, help, least=least, most=most, **about)
+
+
+def _span(default: int | None, help: str, least: int = 1, most: int = LONGEST_S, **about: Any) -> Any:
+    return option(Kind.SPAN, default, help, least=least, most=most, **about)
+
+
+def _choice(default: str, help: str, choices: Mapping[str, str], **about: Any) -> Any:
+    return option(Kind.CHOICE, default, help, choices=choices, **about)
+
+
+def _truth(default: bool, help: str, **about: Any) -> Any:
+    return option(Kind.TRUTH, default, help, **about)
+
+
+def _lock_timeout_ms() -> Any:
+    return _number(500, "How long an attempt at a lock may keep writers waiting", 1, 60_000, offered=False)
+
+
+def _lock_patience_s(default: int) -> Any:
+    return _span(default, "How long attempts at a lock are repeated", 0, 86_400, offered=False)
+
+
+def _parallelism(help: str) -> Any:
+    return _number(2, help, 1, MAX_PARALLELISM, empty="2", live=True, planned=True, title="Parallelism")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +168,82 @@ class WorkOptions:
     abort_after_s: a pause that has lasted for so long is ended by an abort; 0, the default, is never.
     """
 
-    throttle: str | None = None
-    windows: str | None = None
-    max_duration_s: int | None = None
-    priority: int | None = None
-    warn_after_s: int | None = None
-    abort_after_s: int | None = None
+    throttle: str | None = option(
+        Kind.LIMITS,
+        None,
+        "Limits of signals of the server, above which it works less, or waits",
+        example="replica_lag=100MB commit_latency=20ms",
+        zero="none",
+        empty="none",
+        live=True,
+        title="Throttle",
+    )
+    windows: str | None = option(
+        Kind.WINDOWS,
+        None,
+        "When it may work, as CRON for DURATION in ZONE, several by semicolons; outside it pauses",
+        example="0 22 * * 1-5 for 8h in Europe/Berlin",
+        zero="always",
+        empty="always",
+        live=True,
+        title="Windows",
+    )
+    max_duration_s: int | None = _span(
+        None,
+        "Pause after so long since it began or was resumed",
+        example="6h, 90min",
+        zero="no limit",
+        empty="no limit",
+        live=True,
+        title="Longest duration",
+    )
+    priority: int | None = _number(
+        None,
+        "Of those in the queue the greatest goes first",
+        -100,
+        100,
+        empty="0",
+        live=True,
+        begins=0,
+        title="Priority",
+    )
+    warn_after_s: int | None = _span(
+        None,
+        "Warn of a pause that lasts for so long",
+        example="12h, 2d",
+        zero="never",
+        empty="1d",
+        live=True,
+        begins=86_400,
+        in_store=False,
+        title="Warn of a pause after",
+        form="A paused build captures all the while",
+    )
+    abort_after_s: int | None = _span(
+        None,
+        "Abort once a pause lasts for so long, and remove what was built",
+        example="3d",
+        zero="never",
+        empty="never",
+        live=True,
+        in_store=False,
+        title="Abort a paused one after",
+    )
 
-    def check_work(self) -> None:
-        """Raise InvalidInput for a value that can't be used, but for the throttle's."""
-        check_live_options({name: getattr(self, name) for name in WORK_OPTIONS})
+    def __post_init__(self) -> None:
+        for one in options_of(type(self)):
+            one.check(getattr(self, one.name))
+
+    @classmethod
+    def asked(cls: type[Declared], **given: Any) -> Declared:
+        """The options that a user gives, with the default for None. Raises InvalidInput, also below `Option.asked`."""
+        for one in options_of(cls):
+            one.check(given.get(one.name), asked=True)
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def live(self) -> dict[str, Any]:
+        """The options that change while the operation lives."""
+        return {one.name: getattr(self, one.name) for one in options_of(type(self)) if one.live}
 
     def fixed(self) -> dict[str, Any]:
         """The options that stay as they are while the operation lives, for JSON."""
@@ -71,7 +259,7 @@ class BuildOptions(WorkOptions):
         trade; fewer under a rate limit).
     batch_ms: target time per batch, in milliseconds; the size adapts.
     ranges, segments: pieces of the scan and of the base; None lets the plan choose.
-    max_rows_per_second: a rate limit for the copy over all workers; None is none.
+    max_rows_per_second: a rate limit for the copy over all workers; None and 0 are none.
     scan: what the entries are copied from: the source in the order of its primary `key`; the source `block` by block;
         the `index` that is rebuilt. `auto` takes blocks if the key's order isn't that of the rows, and the index if it
         is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan). `source` is the same, but
@@ -92,70 +280,136 @@ class BuildOptions(WorkOptions):
     on_duplicate: of a unique index. `pause` builds on, lists all duplicates, and pauses before the switch. `stop`
         pauses at the first one.
     census: list the duplicates of a unique index that doesn't exist, then remove all that was built.
-    shard_parallelism: of an index apart, workers that read one shard at the same time; None is as many as there are.
+    shard_parallelism: of an index apart, workers that read one shard at the same time; None and 0 are as many as there
+        are.
     max_lag_s: of an index apart, in seconds: it is published if each shard was shipped up to that long ago.
     """
 
-    parallelism: int = 2
-    batch_rows: int = 100_000
-    batch_ms: int = 1_000
-    ranges: int | None = None
-    segments: int | None = None
-    max_rows_per_second: int | None = None
-    scan: str = "auto"
-    covering: str = "auto"
-    lock_timeout_ms: int = 500
-    lock_patience_s: int = 600
-    revert_window_s: int = 3600
-    ignore_row_security: bool = False
-    ignore_publications: bool = False
-    verify: str = "after"
-    on_duplicate: str = "pause"
-    census: bool = False
-    shard_parallelism: int | None = None
-    max_lag_s: int = 60
+    parallelism: int = _parallelism("Workers at the same time")
+    batch_rows: int = _number(
+        100_000,
+        "The most rows of the source in a batch, which is one transaction",
+        1,
+        10_000_000,  # a batch is one transaction, which a crash undoes whole
+        asked=1_000,  # a commit for every few rows makes a build last for days
+        empty="100,000",
+        live=True,
+        title="Most rows per batch",
+        form="A batch is one transaction, and a pause takes effect at its end. The size adapts so that a batch takes "
+        "about a second",
+    )
+    batch_ms: int = _number(1_000, "Target time per batch, to which its size adapts, in ms", 1, 600_000)
+    ranges: int | None = _number(
+        None,
+        "Pieces of the scan",
+        1,
+        100_000,  # one row each in the control schema, which workers look through for the next one
+        empty="the plan chooses",
+        planned=True,
+        title="Ranges",
+    )
+    segments: int | None = _number(
+        None, "Pieces of the index, each sealed as one unit", 1, 1_000, empty="the plan chooses", planned=True
+    )
+    max_rows_per_second: int | None = _number(
+        None,
+        "A rate limit for the copy, over all workers",
+        1,
+        1_000_000_000,  # more than any server reads
+        asked=100,
+        zero="no limit",
+        empty="no limit",
+        live=True,
+        planned=True,
+        title="Rate limit, rows per second",
+    )
+    scan: str = _choice(
+        AUTO,
+        "What to copy: the table by primary key or by block, or the index that is rebuilt; auto takes the fastest, "
+        "source as well, but never the index",
+        {
+            AUTO: "the fastest",
+            SOURCE: "the fastest, but not the index",
+            Scan.KEY.value: "the table by primary key",
+            Scan.BLOCK.value: "the table by block",
+            Scan.INDEX.value: "the index that is rebuilt",
+        },
+        planned=True,
+        title="Scan",
+        form="What to copy, and in which order",
+    )
+    covering: str = _choice(
+        "auto",
+        "Included columns that index-only scans see: auto (those of bounded size), all, none",
+        {"auto": "those of bounded size", "all": "", "none": ""},
+        planned=True,
+    )
+    lock_timeout_ms: int = _lock_timeout_ms()
+    lock_patience_s: int = _lock_patience_s(600)
+    revert_window_s: int = _span(
+        3600, "How long a replaced generation is kept and maintained", 0, example="2h, 90min", empty="1h"
+    )
+    ignore_row_security: bool = _truth(
+        False,
+        "The view may show rows that the table's policies hide",
+        planned=True,
+        title="Ignore row-level security",
+    )
+    ignore_publications: bool = _truth(
+        False,
+        "A publication may contain the index's own tables: its subscribers skip unknown tables",
+        planned=True,
+        title="Ignore publications",
+    )
+    verify: str = _choice(
+        "after",
+        "Compare index and table: after the build, and publish only if they match; before a rebuild; both; none",
+        {
+            "after": "the new index, before it is published",
+            "before": "the index that a rebuild replaces",
+            "both": "",
+            "none": "",
+        },
+        title="Verify",
+        form="After: compare the new index with the table, and publish only if they match. Before: count what is wrong "
+        "in the index that a rebuild replaces",
+    )
+    on_duplicate: str = _choice(
+        "pause",
+        "Where rows share a key of a unique index: pause once all are listed, or stop at the first",
+        {"pause": "list all, then pause", "stop": "pause at the first"},
+        planned=True,
+        title="On duplicates",
+        form="Of a unique index. Resume the build once each key is left once",
+    )
+    census: bool = _truth(
+        False,
+        "Only list the duplicates of a unique index: all that was built is removed",
+        planned=True,
+        title="Census",
+    )
+    shard_parallelism: int | None = _number(
+        None,
+        "Of an index over shards: the most workers that read one shard at the same time",
+        1,
+        MAX_PARALLELISM,
+        zero="no limit",
+        empty="no limit",
+        live=True,
+        apart=True,
+        title="Parallelism per shard",
+    )
+    max_lag_s: int = _span(
+        60,
+        "Of an index over shards: publish it once each shard was shipped up to so long ago",
+        example="60s, 10min",
+        empty="60s",
+        title="Longest lag at the publish",
+    )
 
-    def __post_init__(self) -> None:
-        _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
-        if self.shard_parallelism is not None:
-            _in_range("shard_parallelism", self.shard_parallelism, 1, MAX_PARALLELISM)
-        _in_range("max_lag_s", self.max_lag_s, 1, 365 * 86_400)
-        _in_range("batch_rows", self.batch_rows, 1, MAX_BATCH_ROWS)
-        _in_range("batch_ms", self.batch_ms, 1, 600_000)
-        _in_range("lock_timeout_ms", self.lock_timeout_ms, 1, 60_000)
-        _in_range("lock_patience_s", self.lock_patience_s, 0, 86_400)
-        _in_range("revert_window_s", self.revert_window_s, 0, 365 * 86_400)
-        if self.ranges is not None:
-            _in_range("ranges", self.ranges, 1, MAX_RANGES)
-        if self.segments is not None:
-            _in_range("segments", self.segments, 1, 1_000)
-        if self.max_rows_per_second is not None:
-            _in_range("max_rows_per_second", self.max_rows_per_second, 1, MAX_ROWS_PER_SECOND)
-        for name in ("ignore_row_security", "ignore_publications", "census"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise InvalidInput(f"{name} is {value!r}; it must be true or false")
-        if self.verify not in VERIFY:
-            raise InvalidInput(f"verify is {self.verify!r}; it must be one of {', '.join(VERIFY)}")
-        if self.on_duplicate not in ON_DUPLICATE:
-            raise InvalidInput(f"on_duplicate is {self.on_duplicate!r}; it must be one of {', '.join(ON_DUPLICATE)}")
-        if self.scan not in SCAN:
-            raise InvalidInput(f"scan is {self.scan!r}; it must be one of {', '.join(SCAN)}")
-        if self.covering not in COVERING:
-            raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
-        self.check_work()
-
-    @classmethod
-    def asked(cls, **given: Any) -> BuildOptions:
-        """The options that a user gives, with the default for None; a limit of 0 is none.
-
-        Raises InvalidInput, also for batches and rates below `MIN_BATCH_ROWS` and `MIN_ROWS_PER_SECOND`.
-        """
-        check_live_options({name: given.get(name) for name in LIVE_OPTIONS})
-        found = {name: value for name, value in given.items() if value is not None}
-        for name in ("max_rows_per_second", "shard_parallelism"):
-            if found.get(name) == 0:
-                del found[name]
-        return cls(**found)
+    def for_comparison(self) -> VerifyOptions:
+        """The options of a verification before the build: as many workers, at the same times and as hard."""
+        return VerifyOptions(parallelism=self.parallelism, **{name: getattr(self, name) for name in WORK_OPTIONS})
 
 
 @dataclass(frozen=True)
@@ -170,24 +424,40 @@ class VerifyOptions(WorkOptions):
     amcheck: also check the structure of the index's B-trees; needs the extension of that name.
     """
 
-    parallelism: int = 2
-    sample: float | None = None
-    max_seconds: int | None = None
-    slices: int | None = None
-    repair: bool = False
-    amcheck: bool = False
+    parallelism: int = _parallelism("Workers at the same time")
+    sample: float | None = option(
+        Kind.SHARE,
+        None,
+        "Compare only this percentage of the index, chosen at random",
+        example="1%, 0.5",
+        empty="all of it",
+        title="Sample, per cent",
+    )
+    max_seconds: int | None = _span(
+        None,
+        "Stop after so long of work; the rest isn't compared",
+        example="2h, 90min",
+        empty="no limit",
+        flag="--max-duration",
+        title="Longest duration",
+    )
+    slices: int | None = _number(
+        None,
+        "Compare the index in this many verifications, each of which continues where the last one stopped",
+        1,
+        10_000,  # an hour each, more than a year
+        empty="in one",
+        title="Slices",
+    )
+    repair: bool = _truth(False, "Repair each discrepancy, in a short transaction", title="Repair")
+    amcheck: bool = _truth(
+        False, "Check the structure of the B-trees, too, by PostgreSQL's extension amcheck", title="Check the B-trees"
+    )
 
     def __post_init__(self) -> None:
-        _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
-        if self.sample is not None and not (isinstance(self.sample, int | float) and 0 < self.sample <= 100):
-            raise InvalidInput(f"sample is {self.sample!r}; it must be more than 0 and at most 100, in per cent")
-        if self.max_seconds is not None:
-            _in_range("max_seconds", self.max_seconds, 1, 365 * 86_400)
-        if self.slices is not None:
-            _in_range("slices", self.slices, 1, MAX_SLICES)
+        super().__post_init__()
         if self.slices is not None and self.sample is not None:
             raise InvalidInput("give either sample or slices: slices together compare all of the index")
-        self.check_work()
 
     @property
     def is_partial(self) -> bool:
@@ -208,47 +478,29 @@ class CompactOptions(WorkOptions):
     lock_timeout_ms, lock_patience_s: as of a build, for each short lock.
     """
 
-    parallelism: int = 2
-    verify: bool = True
-    lock_timeout_ms: int = 500
-    lock_patience_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        check_live_options({"parallelism": self.parallelism})
-        if not self.lock_timeout_ms >= 1 or self.lock_patience_s < 0:
-            raise InvalidInput("lock_timeout_ms must be at least 1, lock_patience_s at least 0")
-        self.check_work()
+    parallelism: int = _parallelism("Segments at the same time")
+    verify: bool = _truth(True, "Compare new segments with the old ones before they are swapped")
+    lock_timeout_ms: int = _lock_timeout_ms()
+    lock_patience_s: int = _lock_patience_s(60)
 
 
-def check_live_options(options: Mapping[str, int | str | None]) -> None:
+def options_of(declared: type[WorkOptions]) -> tuple[Option, ...]:
+    """The options of a class of them, its own before those of when and how hard it may work."""
+    found = [replace(one.metadata[Option], name=one.name) for one in fields(declared)]
+    work = {one.name for one in fields(WorkOptions)}
+    return tuple(sorted(found, key=lambda one: one.name in work))
+
+
+WORK_OPTIONS = tuple(one.name for one in options_of(WorkOptions))
+# What can change while an operation lives. A build has all of it.
+LIVE = {one.name: one for one in options_of(BuildOptions) if one.live}
+LIVE_OPTIONS = tuple(LIVE)
+
+
+def check_live_options(options: Mapping[str, Any]) -> None:
     """Raise InvalidInput for a value that a user may not give to an operation; None is none given.
 
-    Where 0 is a value it is none: no limit, never. `roir.change_options` checks the same, and reads the throttle.
+    `roir.change_options` checks the same, and reads the throttle.
     """
     for name, value in options.items():
-        if name in ("throttle", "windows"):
-            if not isinstance(value, str | None):
-                raise InvalidInput(f"{name} is {value!r}; it must be text")
-            if name == "windows":
-                parse_windows(value)
-        elif value is not None:
-            least, most, none = _LIVE[name]
-            if none is None or value != 0 or isinstance(value, bool):
-                _in_range(name, value, least, most, "" if none is None else f", or 0 for {none}")
-
-
-_LIVE: dict[str, tuple[int, int, str | None]] = {
-    "parallelism": (1, MAX_PARALLELISM, None),
-    "batch_rows": (MIN_BATCH_ROWS, MAX_BATCH_ROWS, None),
-    "max_rows_per_second": (MIN_ROWS_PER_SECOND, MAX_ROWS_PER_SECOND, "no limit"),
-    "shard_parallelism": (1, MAX_PARALLELISM, "no limit"),
-    "max_duration_s": (1, 365 * 86_400, "no limit"),
-    "priority": (-100, 100, None),
-    "warn_after_s": (1, 365 * 86_400, "never"),
-    "abort_after_s": (1, 365 * 86_400, "never"),
-}
-
-
-def _in_range(name: str, value: Any, low: int, high: int, besides: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number from {low} to {high}{besides}")
+        LIVE[name].check(value, asked=True)

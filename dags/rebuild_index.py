@@ -15,14 +15,7 @@ from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import (
-    MAX_BATCH_ROWS,
-    MAX_PARALLELISM,
-    MAX_RANGES,
-    MIN_BATCH_ROWS,
-    MIN_ROWS_PER_SECOND,
-    WORK_OPTIONS,
-)
+from airflow_roir.options import MAX_PARALLELISM, WORK_OPTIONS
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 WHAT = "What to build"
@@ -117,18 +110,18 @@ PARAMS = {
     "batch_rows": Param(
         100_000,
         type="integer",
-        minimum=MIN_BATCH_ROWS,
-        maximum=MAX_BATCH_ROWS,
+        minimum=1000,
+        maximum=10_000_000,
         title="Most rows per batch",
         description="A batch is one transaction, and a pause takes effect at its end. The size adapts so that a batch "
-        f"takes about a second. At least {MIN_BATCH_ROWS:,}: each batch costs a commit.",
+        f"takes about a second. At least {1000:,}: each batch costs a commit.",
         section=HOW,
     ),
     "ranges": Param(
         None,
         type=["null", "integer"],
         minimum=1,
-        maximum=MAX_RANGES,
+        maximum=100_000,
         title="Ranges",
         description="Pieces of the scan. Empty: the plan chooses.",
         section=HOW,
@@ -136,7 +129,7 @@ PARAMS = {
     "max_rows_per_second": Param(
         None,
         type=["null", "integer"],
-        minimum=MIN_ROWS_PER_SECOND,
+        minimum=100,
         title="Rate limit, rows per second",
         description="For the copy, over all workers. Empty: no limit. You can change it while the build runs.",
         section=HOW,

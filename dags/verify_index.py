@@ -19,7 +19,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import MAX_PARALLELISM, MAX_SLICES, WORK_OPTIONS
+from airflow_roir.options import MAX_PARALLELISM, WORK_OPTIONS
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 WHAT = "What to verify"
@@ -49,7 +49,7 @@ PARAMS = {
         None,
         type=["null", "integer"],
         minimum=1,
-        maximum=MAX_SLICES,
+        maximum=10_000,
         title="Slices",
         description="Compare the index in this many runs; each continues where the last one stopped. Empty: in one "
         "run.",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, func, update
+from sqlalchemy import Connection, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
@@ -18,21 +18,16 @@ from airflow_roir.engine.database import Database, execute, said, sqlstate, to_j
 from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput
-from airflow_roir.options import LIVE_OPTIONS, WorkOptions, check_live_options
+from airflow_roir.options import LIVE, Kind, Option, WorkOptions, check_live_options
 from airflow_roir.windows import parse_windows
 
-WARN_AFTER_S = 86_400
-# What is shown of an option that has no value.
-NONE = {"warn_after_s": "never", "abort_after_s": "never", "windows": "off", "max_rows_per_second": "no limit"}
-NONE |= {"max_duration_s": "no limit", "shard_parallelism": "no limit"}
 
+def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, options: WorkOptions) -> None:
+    """Give an unfinished operation the live options of whoever takes it up, in the caller's transaction.
 
-def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, **given: int | str | None) -> None:
-    """Give an unfinished operation the options of whoever takes it up, in the caller's transaction.
-
-    given: as in `operations.change_options`; None keeps the operation's own. Raises InvalidInput for a new value that
-    can't be used.
+    None keeps the operation's own. Raises InvalidInput for a new value that can't be used.
     """
+    given = options.live()
     changes = {name: value for name, value in given.items() if value is not None and value != getattr(row, name)}
     check_live_options(changes)
     with refused():
@@ -66,34 +61,36 @@ def _throttle_of(connection: Connection, throttle: str | None) -> Any:
         return execute(connection, "SELECT roir.throttle_of(%(throttle)s)", {"throttle": throttle}).scalar()
 
 
-def work_columns(connection: Connection, options: WorkOptions) -> dict[str, Any]:
-    """The columns of a new operation's row that hold its work options. Raises InvalidInput."""
-    none = {"max_duration_s", "abort_after_s"}
-    columns = {name: getattr(options, name) or None for name in none}
-    return {
-        **columns,
-        "throttle": _throttle_of(connection, options.throttle),
-        "windows": parse_windows(options.windows).text or None,
-        "priority": options.priority or 0,
-        "warn_after_s": (WARN_AFTER_S if options.warn_after_s is None else options.warn_after_s) or None,
-        "working_since": func.clock_timestamp(),
-    }
+def columns(connection: Connection, options: WorkOptions) -> dict[str, Any]:
+    """The columns of a new operation's row that hold its live options. Raises InvalidInput."""
+    given = options.live()
+    return {name: _column(connection, option, given[name]) for name, option in LIVE.items() if name in given}
+
+
+def _column(connection: Connection, option: Option, value: Any) -> Any:
+    if option.kind is Kind.LIMITS:
+        return _throttle_of(connection, value)
+    if option.kind is Kind.WINDOWS:
+        return parse_windows(value).text or None
+    if value is None:
+        value = option.begins
+    return value or None if option.zero else value
 
 
 def told(before: operations.OperationRow, after: operations.OperationRow) -> str:
     """What a change has changed, for people. before, after: the operation's row, one and the same operation's."""
     changes = [
-        f"{name} {_shown(name, getattr(before, name))} -> {_shown(name, getattr(after, name))}"
-        for name in LIVE_OPTIONS
+        f"{name} {_shown(option, getattr(before, name))} -> {_shown(option, getattr(after, name))}"
+        for name, option in LIVE.items()
         if getattr(before, name) != getattr(after, name)
     ]
     return f"changed: {', '.join(changes)}" if changes else "nothing changes: these values are in effect already"
 
 
-def _shown(name: str, value: Any) -> str:
-    if name == "throttle":
-        return throttle_text(value) or "off"
-    return NONE.get(name, "off") if value is None else str(value)
+def _shown(option: Option, value: Any) -> str:
+    if option.kind is Kind.LIMITS:
+        value = throttle_text(value) or None
+    return str(option.none if value is None else value)
 
 
 def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, insert
+from sqlalchemy import Connection, Row, func, insert
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import parse_name
@@ -90,7 +90,8 @@ def insert_operation(
                 kind=kind.value,
                 status=Status.RUNNING.value,
                 phase=phase.value,
-                **live_options.work_columns(connection, options),
+                **live_options.columns(connection, options),
+                working_since=func.clock_timestamp(),
                 options=options.fixed(),
                 fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
                 format_version=format_version,
@@ -112,7 +113,6 @@ def insert_over_active(
     *,
     source: Source,
     actor: str,
-    parallelism: int,
     batch_rows: int,
 ) -> int:
     """Write the row of an operation over the generation that readers see; returns its id.
@@ -133,7 +133,6 @@ def insert_over_active(
             source=source,
             entry=Entry.from_json(generation.entry),
             actor=actor,
-            parallelism=parallelism,
             batch_rows=batch_rows,
             rows_estimate=0,
         )

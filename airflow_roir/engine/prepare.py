@@ -38,7 +38,7 @@ from airflow_roir.engine.unique.early import hashing
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase, Status
-from airflow_roir.options import LIVE_OPTIONS, BuildOptions
+from airflow_roir.options import BuildOptions
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -212,10 +212,6 @@ def _prepare(
         entry=entry,
         actor=actor,
         format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,
-        parallelism=options.parallelism,
-        batch_rows=options.batch_rows,
-        max_rows_per_second=options.max_rows_per_second,
-        shard_parallelism=options.shard_parallelism,
         scan_of=shared.of if shared else None,
         rows_estimate=plan.rows,
         notice=" ".join(warnings) or None,
@@ -322,7 +318,7 @@ def _adopt(
         )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, str(name))
-    live_options.adopt_options(connection, row, actor, **{name: getattr(options, name) for name in LIVE_OPTIONS})
+    live_options.adopt_options(connection, row, actor, options)
     operations.record_event(connection, existing.id, row.id, actor, "adopt", f"in phase {row.phase}")
     return PreparedOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
 

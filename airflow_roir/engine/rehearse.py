@@ -168,7 +168,7 @@ def look(
     existing, definition = whole_definition(connection, definition)
     assert definition.source is not None
     check_options(definition, options, existing)
-    live_options.work_columns(connection, options)
+    live_options.columns(connection, options)
     if definition.shards:
         replication.check_publications(connection, options.ignore_publications)
         return existing, definition, None

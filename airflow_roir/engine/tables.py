@@ -35,7 +35,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from airflow_roir.definition import Scan
 from airflow_roir.generation_state import CaptureMode, GenerationStatus, PartitionStatus, SegmentStatus, UnitStatus
 from airflow_roir.operation import Kind, Phase, Status
-from airflow_roir.options import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND
+from airflow_roir.options import LIVE, MAX_PARALLELISM
 
 SCHEMA = "roir"
 DATA_SCHEMA = "roir_data"
@@ -382,9 +382,11 @@ operation = Table(
         name="phase_of_kind",
     ),
     CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_says_why"),
-    CheckConstraint(f"parallelism BETWEEN 1 AND {MAX_PARALLELISM}", name="parallelism"),
-    CheckConstraint(f"batch_rows BETWEEN 1 AND {MAX_BATCH_ROWS}", name="batch_rows"),
-    CheckConstraint("max_duration_s > 0", name="max_duration"),
+    *(
+        CheckConstraint(f"{one.name} BETWEEN {one.least} AND {one.most}", name=f"{one.name}_check")
+        for one in LIVE.values()
+        if not one.kind.is_text
+    ),
     CheckConstraint(
         "jsonb_typeof(throttle) = 'object'"
         """ AND NOT throttle @? '$.keyvalue() ? ((@.key == "replicas" && @.value.type() != "array") """
@@ -393,11 +395,6 @@ operation = Table(
         name="throttle",
     ),
     CheckConstraint(f"granted BETWEEN 0 AND {MAX_PARALLELISM}", name="granted"),
-    CheckConstraint("warn_after_s > 0", name="warn_after"),
-    CheckConstraint("abort_after_s > 0", name="abort_after"),
-    CheckConstraint("priority BETWEEN -100 AND 100", name="priority"),
-    CheckConstraint(f"max_rows_per_second BETWEEN 1 AND {MAX_ROWS_PER_SECOND}", name="rate"),
-    CheckConstraint(f"shard_parallelism BETWEEN 1 AND {MAX_PARALLELISM}", name="shard_parallelism"),
 )
 Index(
     "operation_one_live",

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.operation import Phase
-from airflow_roir.options import LIVE_APART, LIVE_NUMBERS
+from airflow_roir.options import LIVE
 from airflow_roir.task.duplicates import push_duplicates
-from airflow_roir.task.live_options import LIVE_WORK
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator
 
@@ -31,7 +30,7 @@ class BuildIndexOperator(SparkDrivingOperator):
     """
 
     done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})
-    live_options: tuple[str, ...] = (*LIVE_NUMBERS, *LIVE_WORK)
+    live_options: tuple[str, ...] = tuple(name for name, one in LIVE.items() if one.in_store and not one.apart)
 
     def execute(self, context: Context) -> int:
         """Drive the operation until it is sealed, or leave."""
@@ -41,7 +40,7 @@ class BuildIndexOperator(SparkDrivingOperator):
             generation = self.read(database).generation_id
             with database.transaction() as connection:
                 if lanes_of(connection, generation):
-                    self.live_options = (*LIVE_NUMBERS, *LIVE_APART, *LIVE_WORK)
+                    self.live_options = tuple(name for name, one in LIVE.items() if one.in_store)
             self.offer_live_options(context, database)
             row = self.take_turn(database, context["ti"])
             driven = row is None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 
 from airflow_roir.errors import InvalidInput
-from airflow_roir.options import check_live_options
+from airflow_roir.options import LIVE, check_live_options
 from airflow_roir.task.form_values import optional_text, whole_number
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ log = logging.getLogger(__name__)
 # The key under which the store holds the options that row and store last had in common: whatever differs from them was
 # changed since. Also for who reads the store.
 IN_EFFECT = "in_effect"
-# What any operation has to change there; a build has `LIVE_NUMBERS` besides.
-LIVE_WORK = ("throttle", "windows", "max_duration_s", "priority")
-# Of these the values are text, and none is shown as this word: an empty field changes nothing.
-TEXTS = ("throttle", "windows")
+# Of texts none is shown as this word: an empty field changes nothing.
+TEXTS = tuple(name for name, option in LIVE.items() if option.kind.is_text)
 OFF = "off"
 
 

@@ -18,11 +18,12 @@ from airflow_roir.hooks.spark import resolve_spark
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.operation import Status
+from airflow_roir.options import VerifyOptions, options_of
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order
 from airflow_roir.spark.kept_driver import KeptDriver, ordered
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text
-from airflow_roir.task.live_options import IN_EFFECT, LIVE_WORK, OFF, TEXTS, Apply, LiveOptions, write
+from airflow_roir.task.live_options import IN_EFFECT, OFF, TEXTS, Apply, LiveOptions, write
 from airflow_roir.task.log_folder import log_folder_of
 from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator
@@ -69,7 +70,7 @@ class SparkDrivingOperator(DrivingOperator):
     template_fields: Sequence[str] = (*DrivingOperator.template_fields, "spark")
     operator_extra_links = (LiveOptionsLink(), IndexBuildLink())
     # What the Task State Store holds for the user to change, each a column of the operation's row.
-    live_options: tuple[str, ...] = ("parallelism", *LIVE_WORK)
+    live_options: tuple[str, ...] = tuple(one.name for one in options_of(VerifyOptions) if one.live and one.in_store)
 
     def __init__(self, *, spark: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -12,7 +12,6 @@ from typing import Any
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import MAX_SLICES
 
 with DAG(
     dag_id="verify_indexes_weekly",
@@ -27,7 +26,7 @@ with DAG(
             7,
             type="integer",
             minimum=1,
-            maximum=MAX_SLICES,
+            maximum=10_000,
             title="Slices",
             description="In how many runs all of an index is compared: 7 nights are a week.",
         ),

@@ -9,6 +9,13 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
            ('wal_rate', 'bytes'), ('checkpoints', 'number')
 $$;
 
+-- What is no limit would be an error in whoever reads the view of all operations.
+ALTER TABLE roir.operation
+    ADD CONSTRAINT operation_throttle CHECK (jsonb_typeof(throttle) = 'object'
+        AND NOT throttle @? '$.keyvalue() ? ((@.key == "replicas" && @.value.type() != "array")
+                                             || (@.key != "replicas" && @.value.type() != "number"))'
+        AND NOT throttle @? 'strict $.replicas[*] ? (@.type() != "string")');
+
 -- Limits as users write them, `replica_lag=100MB commit_latency=20ms replicas=r1,r2`, laid over those that there are.
 -- `name=off` takes one away, `off` all. Bytes and seconds are written as PostgreSQL reads them: 100MB, 1.5s, 10min.
 CREATE FUNCTION roir.throttle_of(wish text, present jsonb DEFAULT '{}') RETURNS jsonb

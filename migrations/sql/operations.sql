@@ -108,35 +108,28 @@ DECLARE
     c record;
     limits jsonb;
     new jsonb := '{}';
+    others text;
     done text[];
 BEGIN
     SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
     was := to_jsonb(o) || jsonb_build_object('throttle', roir.throttle_text(o.throttle));
     wishes := jsonb_strip_nulls(wishes);
-    IF o.kind IN ('verify', 'compact')
-       AND wishes ?| ARRAY['batch_rows', 'max_rows_per_second', 'shard_parallelism'] THEN
+    SELECT string_agg(l.name, ', ' ORDER BY l.ordinal) INTO others FROM roir.live_options() l
+     WHERE wishes ? l.name AND l.of_builds AND o.kind IN ('verify', 'compact');
+    IF others IS NOT NULL THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = format('a %s has no batches, no rate limit and no parallelism per shard; the other options change',
+            MESSAGE = format('%s: a %s has no such option; the other options change', others,
                              CASE o.kind WHEN 'verify' THEN 'verification' ELSE 'compaction' END);
     END IF;
-    IF wishes ? 'shard_parallelism' AND NOT EXISTS (
-            SELECT FROM roir.index i WHERE i.id = o.index_id AND i.shard_table IS NOT NULL) THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'shard_parallelism is for an index over shards, which this one is not';
+    SELECT string_agg(l.name, ', ' ORDER BY l.ordinal) INTO others FROM roir.live_options() l
+     WHERE wishes ? l.name AND l.apart
+       AND NOT EXISTS (SELECT FROM roir.index i WHERE i.id = o.index_id AND i.shard_table IS NOT NULL);
+    IF others IS NOT NULL THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('%s is for an index over shards, which this one is not', others);
     END IF;
-    FOR c IN SELECT v.*, was ->> v.name AS old, wishes ->> v.name AS wish FROM (VALUES
-            (1, 'parallelism', 1, 256, NULL),
-            -- The table allows fewer. A user's batches of a few rows cost a commit each, and the build never ends.
-            (2, 'batch_rows', 1000, 10000000, NULL),
-            (3, 'max_rows_per_second', 100, 1000000000, 'no limit'),
-            (4, 'shard_parallelism', 1, 256, 'no limit'),
-            (5, 'max_duration_s', 1, 31536000, 'no limit'),
-            (6, 'priority', -100, 100, NULL),
-            (7, 'warn_after_s', 1, 31536000, 'never'),
-            (8, 'abort_after_s', 1, 31536000, 'never'),
-            (9, 'throttle', NULL, NULL, 'off'),
-            (10, 'windows', NULL, NULL, 'off'))
-            v (ordinal, name, least, most, none)
-        WHERE wishes ? v.name ORDER BY v.ordinal
+    FOR c IN SELECT l.*, was ->> l.name AS old, wishes ->> l.name AS wish FROM roir.live_options() l
+              WHERE wishes ? l.name ORDER BY l.ordinal
     LOOP
         IF c.name = 'throttle' THEN
             limits := roir.throttle_of(c.wish, o.throttle);
@@ -147,53 +140,43 @@ BEGIN
                 RAISE invalid_parameter_value USING MESSAGE = format('windows: %s is no window', left(c.wish, 200)),
                     HINT = 'write CRON for DURATION in ZONE: 0 22 * * 1-5 for 8h in Europe/Berlin';
             END IF;
-        ELSIF c.none IS NOT NULL AND c.wish = '0' THEN
+        ELSIF c.nothing IS NOT NULL AND c.wish = '0' THEN
             c.wish := NULL;
-        ELSIF c.wish::numeric NOT BETWEEN c.least AND c.most THEN
+        ELSIF c.wish::numeric NOT BETWEEN c.lowest AND c.highest THEN
             CONTINUE WHEN c.wish = c.old;
             RAISE invalid_parameter_value USING
-                MESSAGE = format('%s is %s; it must be from %s to %s%s', c.name, c.wish, c.least, c.most,
-                                 ', or 0 for ' || c.none);
+                MESSAGE = format('%s is %s; it must be from %s to %s%s', c.name, c.wish, c.lowest, c.highest,
+                                 ', or 0 for ' || c.nothing);
         END IF;
         CONTINUE WHEN c.wish IS NOT DISTINCT FROM c.old OR o.status NOT IN ('running', 'paused');
-        new := new || jsonb_build_object(c.name, c.wish);
-        done := done || format('%s %s -> %s', c.name, coalesce(c.old, c.none), coalesce(c.wish, c.none));
+        new := new || jsonb_build_object(c.name, CASE c.name WHEN 'throttle' THEN limits ELSE to_jsonb(c.wish) END);
+        done := done || format('%s %s -> %s', c.name, coalesce(c.old, c.nothing), coalesce(c.wish, c.nothing));
         INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
         VALUES (o.index_id, o.id, change_options.actor, 'change ' || c.name,
                 substr(done[cardinality(done)], length(c.name) + 2));
     END LOOP;
     IF done IS NOT NULL THEN
-        o := jsonb_populate_record(o, new - 'throttle');
-        UPDATE roir.operation x
-           SET parallelism = o.parallelism, batch_rows = o.batch_rows, max_rows_per_second = o.max_rows_per_second,
-               shard_parallelism = o.shard_parallelism, max_duration_s = o.max_duration_s, priority = o.priority, warn_after_s = o.warn_after_s,
-               abort_after_s = o.abort_after_s, windows = o.windows, throttle = coalesce(limits, x.throttle),
-               granted = CASE WHEN limits = '{}' THEN NULL ELSE x.granted END,
-               granted_at = CASE WHEN limits = '{}' THEN NULL ELSE x.granted_at END,
-               notice = NULL
-         WHERE x.id = o.id AND x.status IN ('running', 'paused');
+        o := jsonb_populate_record(o, new || '{"notice": null}');
+        IF limits = '{}' THEN
+            o.granted := NULL;
+            o.granted_at := NULL;
+        END IF;
+        PERFORM roir.write_options(o);
     END IF;
     RETURN array_to_string(done, ', ');
 END $$;
 
--- Changes a live operation's options, whoever drives it, running or paused.
-CREATE FUNCTION roir.change(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
-                            max_rows_per_second integer DEFAULT NULL, throttle text DEFAULT NULL,
-                            windows text DEFAULT NULL, max_duration_s integer DEFAULT NULL, priority integer DEFAULT NULL,
-                            warn_after_s integer DEFAULT NULL, abort_after_s integer DEFAULT NULL,
-                            actor text DEFAULT session_user, shard_parallelism integer DEFAULT NULL)
+-- What roir.change does (live_options.sql).
+CREATE FUNCTION roir.request_change(index text, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
-    wishes jsonb := jsonb_strip_nulls(jsonb_build_object(
-        'parallelism', parallelism, 'batch_rows', batch_rows, 'max_rows_per_second', max_rows_per_second,
-        'shard_parallelism', shard_parallelism, 'throttle', throttle, 'windows', windows, 'max_duration_s', max_duration_s, 'priority', priority,
-        'warn_after_s', warn_after_s, 'abort_after_s', abort_after_s));
     done text;
 BEGIN
-    IF wishes = '{}' THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'nothing to change: give parallelism, batch_rows, '
-            'max_rows_per_second, shard_parallelism, throttle, windows, max_duration_s, priority, warn_after_s or abort_after_s';
+    IF jsonb_strip_nulls(wishes) = '{}' THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('nothing to change: give one of %s',
+                             (SELECT string_agg(l.name, ', ' ORDER BY l.ordinal) FROM roir.live_options() l));
     END IF;
     done := roir.change_options(o.id, wishes, actor);
     IF o.status NOT IN ('running', 'paused') THEN
@@ -203,19 +186,11 @@ BEGIN
     RETURN coalesce('changed: ' || done, 'nothing changes: these values are in effect already');
 END $$;
 
--- paused -> running, for a run that waits for it (a DAG run goes on by itself), with other options where given.
-CREATE FUNCTION roir.resume(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
-                            max_rows_per_second integer DEFAULT NULL, throttle text DEFAULT NULL,
-                            windows text DEFAULT NULL, max_duration_s integer DEFAULT NULL, priority integer DEFAULT NULL,
-                            warn_after_s integer DEFAULT NULL, abort_after_s integer DEFAULT NULL,
-                            actor text DEFAULT session_user, shard_parallelism integer DEFAULT NULL)
+-- What roir.resume does (live_options.sql).
+CREATE FUNCTION roir.request_resume(index text, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
-    wishes jsonb := jsonb_strip_nulls(jsonb_build_object(
-        'parallelism', parallelism, 'batch_rows', batch_rows, 'max_rows_per_second', max_rows_per_second,
-        'shard_parallelism', shard_parallelism, 'throttle', throttle, 'windows', windows, 'max_duration_s', max_duration_s, 'priority', priority,
-        'warn_after_s', warn_after_s, 'abort_after_s', abort_after_s));
 BEGIN
     PERFORM roir.change_options(o.id, wishes, actor);
     IF o.status <> 'paused' THEN
@@ -230,7 +205,7 @@ BEGIN
      WHERE id = o.id AND status = 'paused';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'resume',
-            (SELECT string_agg(w.key || ' ' || w.value, ', ') FROM jsonb_each_text(wishes) w));
+            (SELECT string_agg(w.key || ' ' || w.value, ', ') FROM jsonb_each_text(jsonb_strip_nulls(wishes)) w));
     RETURN 'resumed; a waiting DAG run continues automatically; if none waits: roir resume ' || roir.argument(index);
 END $$;
 

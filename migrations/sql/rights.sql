@@ -275,14 +275,13 @@ CREATE FUNCTION roir.refuse_change() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     free text[] := ARRAY['status', 'paused_at', 'paused_by', 'pause_reason', 'queued_at', 'queued_seen_at', 'notice',
-                         'phase_seconds', 'ticked_at', 'heartbeat_at', 'working_since', 'parallelism', 'batch_rows',
-                         'max_rows_per_second', 'shard_parallelism', 'max_duration_s', 'priority', 'warn_after_s',
-                         'abort_after_s', 'windows', 'throttle', 'granted', 'granted_at'];
+                         'phase_seconds', 'ticked_at', 'heartbeat_at', 'working_since', 'granted', 'granted_at'];
     changed text;
 BEGIN
     IF has_schema_privilege('roir_data', 'CREATE') THEN
         RETURN NEW;
     END IF;
+    free := free || ARRAY(SELECT l.name FROM roir.live_options() l);
     IF NEW.status = 'aborting' AND OLD.status <> 'aborting' AND NEW.epoch > OLD.epoch THEN
         free := free || ARRAY['epoch', 'owner'];
     END IF;

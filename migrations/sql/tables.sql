@@ -170,10 +170,7 @@ CREATE TABLE roir.operation (
     phase text NOT NULL CONSTRAINT operation_phase
         CHECK (phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact', 'done')),
     epoch bigint NOT NULL DEFAULT '0',
-    parallelism integer NOT NULL CONSTRAINT operation_parallelism CHECK (parallelism BETWEEN 1 AND 256),
-    batch_rows integer NOT NULL CONSTRAINT operation_batch_rows CHECK (batch_rows BETWEEN 1 AND 10000000),
-    max_rows_per_second integer CONSTRAINT operation_rate CHECK (max_rows_per_second BETWEEN 1 AND 1000000000),
-    shard_parallelism integer CONSTRAINT operation_shard_parallelism CHECK (shard_parallelism BETWEEN 1 AND 256),
+    -- Those that stay as they are; live_options.sql adds a column for each that may change.
     options jsonb NOT NULL,
     rows_estimate bigint NOT NULL,
     fingerprint text NOT NULL,
@@ -191,24 +188,14 @@ CREATE TABLE roir.operation (
     error text,
     notice text,
     spark_ui text,
-    throttle jsonb NOT NULL DEFAULT '{}',
     granted double precision,
     granted_at timestamptz,
     throttled text,
     throttled_since timestamptz,
-    windows text,
-    max_duration_s integer CONSTRAINT operation_max_duration CHECK (max_duration_s > 0),
     working_since timestamptz,
-    warn_after_s integer CONSTRAINT operation_warn_after CHECK (warn_after_s > 0),
-    abort_after_s integer CONSTRAINT operation_abort_after CHECK (abort_after_s > 0),
-    priority integer NOT NULL DEFAULT '0' CONSTRAINT operation_priority CHECK (priority BETWEEN -100 AND 100),
     queued_at timestamptz,
     queued_seen_at timestamptz,
     scan_of bigint,
-    -- What is no limit would be an error in whoever reads the view of all operations.
-    CONSTRAINT operation_throttle CHECK (jsonb_typeof(throttle) = 'object'
-        AND NOT throttle @? '$.keyvalue() ? ((@.key == "replicas" && @.value.type() != "array") || (@.key != "replicas" && @.value.type() != "number"))'
-        AND NOT throttle @? 'strict $.replicas[*] ? (@.type() != "string")'),
     CONSTRAINT operation_granted CHECK (granted BETWEEN 0 AND 256),
     CONSTRAINT operation_completed_is_done CHECK ((status = 'completed') = (phase = 'done')),
     CONSTRAINT operation_finished CHECK ((status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)),

@@ -16,6 +16,7 @@ SQL = Path(__file__).parents[1] / "sql"
 # Each stands on those before it: the server looks at the body of an SQL function when it is created.
 TOPICS = (
     "tables",
+    "live_options",
     "trees",
     "verification",
     "compaction",

@@ -19,7 +19,7 @@ from airflow_roir import run_notes
 from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import MIN_BATCH_ROWS, MIN_ROWS_PER_SECOND, BuildOptions, VerifyOptions
+from airflow_roir.options import LIVE, BuildOptions, VerifyOptions
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 SECRET = "never-to-be-seen"
@@ -182,9 +182,9 @@ def test_every_field_of_the_form_is_explained(bag: DagBag) -> None:
         {"index": ""},
         {"index": "i", "parallelism": 0},
         {"index": "i", "parallelism": "two"},
-        {"index": "i", "batch_rows": MIN_BATCH_ROWS - 1},
+        {"index": "i", "batch_rows": LIVE["batch_rows"].least_asked - 1},
         {"index": "i", "ranges": 0},
-        {"index": "i", "max_rows_per_second": MIN_ROWS_PER_SECOND - 1},
+        {"index": "i", "max_rows_per_second": LIVE["max_rows_per_second"].least_asked - 1},
         {"index": "i", "postgres_conn_id": ""},
         {"index": "i", "verify": "sometimes"},
     ],

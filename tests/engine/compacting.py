@@ -19,7 +19,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 
 # Attempts at locks end at once, so that a test decides who gives way.
-AT_ONCE = {"lock_timeout_ms": 20, "lock_patience_s": 0.0}
+AT_ONCE = {"lock_timeout_ms": 20, "lock_patience_s": 0}
 # A unit of a table that fits into a few blocks takes some ten steps.
 MOST_STEPS = 60
 # What a unit makes, wherever it still is: tables, functions, triggers.

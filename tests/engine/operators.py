@@ -125,7 +125,7 @@ def _revert(database: Database) -> None:
 
 
 def _compact(database: Database) -> None:
-    run = compacting.begin(database, compacting.act("rewrite", 1), lock_timeout_ms=60, lock_patience_s=2.0)
+    run = compacting.begin(database, compacting.act("rewrite", 1), lock_timeout_ms=60, lock_patience_s=2)
     held_up = 0
     one = compacting.worker(database, run)
     with closing(one.connection):

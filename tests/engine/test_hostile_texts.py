@@ -115,7 +115,7 @@ WAYS: dict[str, Callable[[Database, str], object]] = {
     "prepare, keys": build_of(keys=""),
     "prepare, quoted keys": build_of(keys='"{}"'),
     "prepare, include": build_of(include=""),
-    "work, throttle": lambda database, text: WorkOptions(throttle=text).check_work(),
+    "work, throttle": lambda database, text: WorkOptions(throttle=text),
     "detach": lambda database, text: detach.detach_partition(database, text, "test"),
     "attach, table": lambda database, text: attach.attach_partition(database, text, "loaded", "DEFAULT", "test"),
     "attach, partition": lambda database, text: attach.attach_partition(database, "t", text, "DEFAULT", "test"),

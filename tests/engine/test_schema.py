@@ -111,7 +111,7 @@ def test_a_newer_schema_is_refused(database: Database) -> None:
     [
         ("0001", "DROP TABLE roir.home"),
         ("0001", "DROP TABLE roir.lane CASCADE"),
-        ("0001", "DROP FUNCTION roir.hide_if_free(bigint)"),
+        ("0001", "DROP FUNCTION roir.live_options()"),
         ("0002", ""),
         ("0021", ""),
     ],

@@ -11,13 +11,7 @@ from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput
-from airflow_roir.options import (
-    MAX_BATCH_ROWS,
-    MAX_PARALLELISM,
-    MAX_ROWS_PER_SECOND,
-    MIN_BATCH_ROWS,
-    MIN_ROWS_PER_SECOND,
-)
+from airflow_roir.options import LIVE
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -97,16 +91,17 @@ def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -
     )
     assert sql(user, f"{heads} AND x LIKE 'lock_timeout=%%'", ()) == [(f"lock_timeout={DEFAULT.attempt_ms}ms",)]
     steps.begin(database, "ix", '"Weird ""S""".t', "k")
-    for name, least, most in (
-        ("parallelism", 1, MAX_PARALLELISM),
-        ("batch_rows", MIN_BATCH_ROWS, MAX_BATCH_ROWS),
-        ("max_rows_per_second", MIN_ROWS_PER_SECOND, MAX_ROWS_PER_SECOND),
-    ):
+    for name, option in LIVE.items():
+        if option.kind.is_text or option.apart:
+            continue
+        least, most = option.least_asked, option.most
+        # 0 is none.
+        too_small = -1 if option.zero and least == 1 else least - 1
         # What the limits allow is refused all the same: nothing is paused.
         for value, refusal, said in (
             (least, psycopg2.errors.ObjectNotInPrerequisiteState, "no paused operation"),
             (most, psycopg2.errors.ObjectNotInPrerequisiteState, "no paused operation"),
-            (least - 1, psycopg2.errors.InvalidParameterValue, f"{name} is {least - 1}; it must be from {least} to"),
+            (too_small, psycopg2.errors.InvalidParameterValue, f"{name} is {too_small}; it must be from {least} to"),
             (most + 1, psycopg2.errors.InvalidParameterValue, f"it must be from {least} to {most}"),
         ):
             with pytest.raises(refusal, match=said):

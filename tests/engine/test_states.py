@@ -24,7 +24,7 @@ from airflow_roir.generation_state import (
     UnitStatus,
 )
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, find_transition
-from airflow_roir.options import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND
+from airflow_roir.options import LIVE
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -160,12 +160,12 @@ def test_the_database_has_every_state_and_no_other(database: Database, dsn: str,
         "UPDATE roir.operation SET status = 'completed'",
         "UPDATE roir.operation SET status = 'aborted', finished_at = NULL",
         "UPDATE roir.operation SET status = 'failed'",  # without an error
-        f"UPDATE roir.operation SET parallelism = {MAX_PARALLELISM + 1}",
-        f"UPDATE roir.operation SET batch_rows = {MAX_BATCH_ROWS + 1}",
-        f"UPDATE roir.operation SET max_rows_per_second = {MAX_ROWS_PER_SECOND + 1}",
-        "UPDATE roir.operation SET parallelism = 0",
-        "UPDATE roir.operation SET batch_rows = 0",
-        "UPDATE roir.operation SET max_rows_per_second = 0",
+        *(
+            f"UPDATE roir.operation SET {name} = {value}"
+            for name, option in LIVE.items()
+            if not option.kind.is_text
+            for value in (option.least - 1, option.most + 1)
+        ),
         "UPDATE roir.generation SET status = 'retired', capture_mode = 'active', drop_after = NULL",
         "UPDATE roir.segment SET status = 'sealed', claim_epoch = 1, claim_worker = 1",
     ],

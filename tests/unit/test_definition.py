@@ -20,7 +20,7 @@ from airflow_roir.definition import (
     quote,
 )
 from airflow_roir.errors import InvalidInput
-from airflow_roir.options import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_RANGES, BuildOptions
+from airflow_roir.options import BuildOptions, CompactOptions, Kind, Option, VerifyOptions, WorkOptions, options_of
 
 NAMES = st.text(
     st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=15
@@ -115,34 +115,51 @@ def test_a_definition_that_contradicts_itself_is_refused(
         IndexDefinition.parse("ix", table, keys, include)
 
 
-COUNTS = {
-    "parallelism": MAX_PARALLELISM,
-    "batch_rows": MAX_BATCH_ROWS,
-    "ranges": MAX_RANGES,
-    "segments": 1_000,
-    "max_rows_per_second": 1_000_000_000,
-    "lock_timeout_ms": 60_000,
+CLASSES = (BuildOptions, VerifyOptions, CompactOptions)
+NUMBERS = [
+    (declared, one) for declared in CLASSES for one in options_of(declared) if one.kind in (Kind.NUMBER, Kind.SPAN)
+]
+WRONG: dict[Kind, tuple[Any, ...]] = {
+    Kind.NUMBER: (True, False, "2", 2.0, float("nan"), 10**18, -(10**18), [1]),
+    Kind.SPAN: (True, False, "2h", 2.0, float("nan"), 10**18, -1, [1]),
+    Kind.SHARE: (0, -1, 100.1, float("nan"), True, "1", "1%", [1]),
+    Kind.CHOICE: ("nonsense", "", " ", "None", 1, True, ["none"]),
+    Kind.TRUTH: ("true", 1, 0, "", []),
+    Kind.LIMITS: (1, True, ["lock_waits=5"]),
+    Kind.WINDOWS: ("nonsense", "* * * * *", 1, True, ["0 22 * * 1-5 for 8h"]),
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
-@pytest.mark.parametrize("value", [0, -1, True, False, "2", 2.0, float("nan"), 10**18, [1]])
-def test_an_option_that_is_no_count_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(InvalidInput, match=name):
-        BuildOptions(**{name: value})
+@pytest.mark.parametrize("declared", CLASSES)
+def test_each_option_refuses_what_is_none_of_its_values_by_name(declared: type[WorkOptions]) -> None:
+    for one in options_of(declared):
+        for value in (*WRONG[one.kind], *(() if one.is_optional else (None,))):
+            with pytest.raises(InvalidInput, match=one.name):
+                declared(**{one.name: value})
 
 
-@pytest.mark.parametrize(("name", "most"), COUNTS.items())
-def test_an_option_may_be_as_large_as_the_limit_and_no_larger(name: str, most: int) -> None:
-    assert getattr(BuildOptions(**{name: most}), name) == most  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=f"{name} is {most + 1}; it must be a whole number from 1 to {most}"):
-        BuildOptions(**{name: most + 1})  # type: ignore[arg-type]
+@pytest.mark.parametrize(("declared", "one"), NUMBERS, ids=lambda part: getattr(part, "name", None))
+def test_an_option_may_be_as_small_and_as_large_as_its_limits(declared: type[WorkOptions], one: Option) -> None:
+    zero = "" if one.zero is None else f", or 0 for {one.zero}"
+    for value in (one.least, one.most):
+        assert getattr(declared(**{one.name: value}), one.name) == value
+    for value in {one.least - 1, one.most + 1} - ({0} if one.zero else set()):
+        said = f"{one.name} is {value}; it must be a whole number from {one.least} to {one.most}{zero}"
+        with pytest.raises(InvalidInput, match=said):
+            declared(**{one.name: value})
+    assert getattr(declared.asked(**{one.name: one.least_asked}), one.name) == one.least_asked
+    if one.zero or one.least_asked > one.least:
+        with pytest.raises(InvalidInput, match=f"from {one.least_asked} to {one.most}{zero}"):
+            declared.asked(**{one.name: one.least_asked - 1 or -1})
+    if one.zero:
+        assert getattr(declared.asked(**{one.name: 0}), one.name) == 0
 
 
-def test_durations_may_be_zero_and_coverings_are_named() -> None:
-    assert BuildOptions(lock_patience_s=0, revert_window_s=0).fixed()["lock_patience_s"] == 0
-    with pytest.raises(InvalidInput, match="auto, all, none"):
-        BuildOptions(covering="some")
+def test_nothing_given_is_the_default_and_an_unknown_name_is_refused() -> None:
+    for declared in CLASSES:
+        assert declared.asked(**dict.fromkeys(one.name for one in options_of(declared))) == declared()
+        with pytest.raises(TypeError, match="parallelisms"):
+            declared.asked(parallelisms=2)
 
 
 def test_an_argument_is_what_a_shell_reads_and_does_nothing_to_a_terminal() -> None:

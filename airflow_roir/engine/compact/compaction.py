@@ -24,7 +24,7 @@ from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationPaused, OperationRunning
 from airflow_roir.operation import Kind, Phase, Status
-from airflow_roir.options import WORK_OPTIONS, CompactOptions
+from airflow_roir.options import CompactOptions
 
 # Ordinals are never given again: a statement that was planned for a segment must not meet another one of its name.
 NEXT_ORDINAL = """
@@ -133,7 +133,6 @@ def begin(
             options,
             source=source,
             actor=actor,
-            parallelism=options.parallelism,
             batch_rows=database.limits.unit_rows,
         )
         rows = _write_units(connection, operation_id, generation.id, actions)
@@ -257,8 +256,7 @@ def _adopt(
         )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, str(name))
-    given = {option: getattr(options, option) for option in ("parallelism", *WORK_OPTIONS)}
-    live_options.adopt_options(connection, row, actor, **given)
+    live_options.adopt_options(connection, row, actor, options)
     operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
     units = execute(connection, UNITS, {"operation": row.id}).all()
     return BegunCompaction(row.id, str(name), len(units), adopted=True)

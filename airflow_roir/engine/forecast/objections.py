@@ -107,7 +107,7 @@ def _look(
         return None
     existing, whole = found
     notes(lambda: rehearse.check_options(whole, options, existing))
-    notes(lambda: live_options.work_columns(connection, options))
+    notes(lambda: live_options.columns(connection, options))
     assert whole.source is not None
     name = whole.source
     if whole.shards:

@@ -22,7 +22,7 @@ from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationFailed, OperationRunning
 from airflow_roir.operation import Kind, Phase, Status
-from airflow_roir.options import WORK_OPTIONS, VerifyOptions
+from airflow_roir.options import VerifyOptions
 
 # For writers that ran a capture function which was replaced.
 PATIENCE_S = 5.0
@@ -75,7 +75,6 @@ def begin(
             options,
             source=source,
             actor=actor,
-            parallelism=options.parallelism,
             batch_rows=database.limits.unit_rows,
         )
         if (found.shard_column is not None) != (surveyed is not None and surveyed.generation_id == generation.id):
@@ -150,8 +149,7 @@ def _adopt(
         )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, name)
-    given = {name: getattr(options, name) for name in ("parallelism", *WORK_OPTIONS)}
-    live_options.adopt_options(connection, row, actor, **given)
+    live_options.adopt_options(connection, row, actor, options)
     operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
     return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
 

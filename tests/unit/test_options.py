@@ -1,0 +1,12 @@
+"""What is made from the declared options is what lies in the repository."""
+
+from __future__ import annotations
+
+import runpy
+
+from tests.unit.test_docs import ROOT
+
+
+def test_what_is_made_from_the_options_is_up_to_date() -> None:
+    for path, content in runpy.run_path(str(ROOT / "scripts" / "options.py"))["files"]().items():
+        assert path.read_text() == content, f"{path.relative_to(ROOT)} differs: make options"
