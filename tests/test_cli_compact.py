@@ -125,7 +125,10 @@ def test_a_paused_compaction_is_shown_and_resumed(dsn: str, index: None, databas
         1,
     )
     assert [phase.name for phase in looked.phases] == ["compact"]
-    assert "no batches" in here(dsn, "change", "ix", "--batch-rows", "5000", code=2).stderr
+    assert (
+        "batch_rows: a compaction has no such option"
+        in here(dsn, "change", "ix", "--batch-rows", "5000", code=2).stderr
+    )
     assert "parallelism 1 -> 2" in here(dsn, "change", "ix", "--parallelism", "2").stdout
     resumed = here(dsn, "resume", "ix", "--take-over", "--master", "local[2]")
     assert "3 units of 3 swapped in" in resumed.stdout

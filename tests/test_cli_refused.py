@@ -62,7 +62,7 @@ CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "--covering": WORD,
         "--verify": WORD,
         "--on-duplicate": WORD,
-        "--revert-window": ("-1", "many", "", "1h"),
+        "--revert-window": ("-1", "many", "1x"),
         "--shard-parallelism": ("-1", "many", "257"),
         "--max-lag": SPAN,
         "--shard-column": ("s",),

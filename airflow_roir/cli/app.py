@@ -11,8 +11,6 @@ import typer
 
 from airflow_roir import __version__
 from airflow_roir.errors import InvalidInput
-from airflow_roir.options import MAX_PARALLELISM, MIN_BATCH_ROWS
-from airflow_roir.span import seconds
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
@@ -47,10 +45,6 @@ Beside = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Parallelism = Annotated[int | None, typer.Option(help=f"Workers at the same time, 1 to {MAX_PARALLELISM}.")]
-BatchRows = Annotated[
-    int | None, typer.Option(help=f"The most source rows per batch; each batch commits. At least {MIN_BATCH_ROWS:,}.")
-]
 Master = Annotated[str | None, typer.Option(help="Spark master: local[n], spark://…, sc://…")]
 Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value; may be repeated.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over even from a run that is alive.")]
@@ -58,27 +52,6 @@ Reason = Annotated[str, typer.Option(help="Why; kept with the operation.")]
 TableName = Annotated[str | None, typer.Option("--table", help="The source, for a new index.")]
 Keys = Annotated[str | None, typer.Option("--keys", help="Key columns, comma-separated, in order.")]
 Include = Annotated[str | None, typer.Option("--include", help="Included columns, comma-separated.")]
-Ranges = Annotated[int | None, typer.Option(help="Pieces of the scan; by default the plan chooses.")]
-Segments = Annotated[
-    int | None, typer.Option(help="Pieces of the index, each sealed as one unit; by default the plan chooses.")
-]
-MaxRows = Annotated[
-    int | None, typer.Option("--max-rows-per-second", help="A rate limit for the copy, over all workers; 0: no limit.")
-]
-BatchMs = Annotated[int, typer.Option("--batch-ms", help="Target time per batch, in ms; the size adapts.")]
-Scan = Annotated[
-    str,
-    typer.Option(
-        help="What to copy: the table by primary key or by block, or the index that is rebuilt; auto takes the fastest."
-    ),
-]
-Covering = Annotated[
-    str, typer.Option(help="Included columns that index-only scans see: auto (those of bounded size), all, none.")
-]
-IgnoreRowSecurity = Annotated[
-    bool,
-    typer.Option("--ignore-row-security", help="The view may show rows that the table's policies hide."),
-]
 IgnorePublications = Annotated[
     bool,
     typer.Option(
@@ -95,20 +68,6 @@ Unique = Annotated[
 NullsNotDistinct = Annotated[
     bool, typer.Option("--nulls-not-distinct", help="Nor the same NULLs in the key; with --unique.")
 ]
-OnDuplicate = Annotated[
-    str,
-    typer.Option(
-        "--on-duplicate",
-        help="Where rows share a key of a unique index: pause once all are listed, or stop at the first.",
-    ),
-]
-Census = Annotated[
-    bool,
-    typer.Option("--census", help="Only list the duplicates of a unique index, and keep nothing of it."),
-]
-Verify = Annotated[
-    str, typer.Option(help="Compare index and table: after the build, before a rebuild, both, none.", show_default=True)
-]
 Shards = Annotated[
     str | None,
     typer.Option(help="The shards that have the table, comma-separated: an index apart from its source."),
@@ -116,56 +75,6 @@ Shards = Annotated[
 ShardColumn = Annotated[
     str | None, typer.Option("--shard-column", help="The view's column that tells the shard; by default shard.")
 ]
-ShardParallelism = Annotated[
-    int | None, typer.Option("--shard-parallelism", help="The most workers that read one shard at the same time.")
-]
-MaxLag = Annotated[
-    str | None,
-    typer.Option("--max-lag", help="Publish once each shard was shipped up to so long ago; by default 60s."),
-]
-RevertWindow = Annotated[
-    int, typer.Option("--revert-window", help="Seconds for which a replaced generation is kept and maintained.")
-]
-Throttle = Annotated[
-    str | None,
-    typer.Option(help="Limits of signals of the server: replica_lag=100MB commit_latency=20ms; off: none."),
-]
-Windows = Annotated[
-    str | None,
-    typer.Option(help="When it may work: 0 22 * * 1-5 for 8h in Europe/Berlin; several by semicolons; off: always."),
-]
-MaxDuration = Annotated[
-    str | None,
-    typer.Option("--max-duration", help="Pause after so long since it began or was resumed: 2h, 90min; 0: no limit."),
-]
-Priority = Annotated[
-    int | None, typer.Option(help="Of those in the queue the greatest goes first, -100 to 100; by default 0.")
-]
-WarnAfter = Annotated[
-    str | None, typer.Option("--warn-after", help="Warn of a pause that lasts for so long; by default 1d, 0: never.")
-]
-AbortAfter = Annotated[
-    str | None, typer.Option("--abort-after", help="Abort once a pause lasts for so long: 3d; by default 0: never.")
-]
-
-
-def work_options(
-    throttle: str | None,
-    windows: str | None,
-    max_duration: str | None,
-    priority: int | None,
-    warn_after: str | None,
-    abort_after: str | None,
-) -> dict[str, Any]:
-    """The options that say when and how hard an operation works, as the engine has them. Raises InvalidInput."""
-    return {
-        "throttle": throttle,
-        "windows": windows,
-        "max_duration_s": seconds("--max-duration", max_duration),
-        "priority": priority,
-        "warn_after_s": seconds("--warn-after", warn_after),
-        "abort_after_s": seconds("--abort-after", abort_after),
-    }
 
 
 def _show_version(wanted: bool) -> None:

@@ -4,58 +4,35 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any
 
 import typer
 
 from airflow_roir.cli.app import (
-    AbortAfter,
     AsJson,
-    BatchMs,
-    BatchRows,
     Beside,
-    Census,
     Conf,
-    Covering,
     IgnorePublications,
-    IgnoreRowSecurity,
     Include,
     Index,
     Indexes,
     Keys,
     Master,
-    MaxDuration,
-    MaxLag,
-    MaxRows,
     NullsNotDistinct,
-    OnDuplicate,
-    Parallelism,
-    Priority,
-    Ranges,
-    RevertWindow,
-    Scan,
-    Segments,
     ShardColumn,
-    ShardParallelism,
     Shards,
     TableName,
     TakeOver,
-    Throttle,
     Unique,
-    Verify,
-    WarnAfter,
-    Windows,
     app,
     database_of,
     dsn_of,
     say,
     show,
-    work_options,
 )
+from airflow_roir.cli.given import Given, is_live, takes
 from airflow_roir.definition import IndexDefinition, parse_beside
 from airflow_roir.errors import InvalidInput
-from airflow_roir.options import SOURCE, VERIFY_BEFORE, BuildOptions, VerifyOptions
-from airflow_roir.span import seconds
+from airflow_roir.options import SOURCE, VERIFY_BEFORE, BuildOptions
 from airflow_roir.windows import parse_windows
 
 
@@ -84,6 +61,7 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
 
 
 @app.command()
+@takes(BuildOptions)
 def build(
     context: typer.Context,
     indexes: Indexes,
@@ -92,30 +70,10 @@ def build(
     include: Include = None,
     unique: Unique = False,
     nulls_not_distinct: NullsNotDistinct = False,
-    on_duplicate: OnDuplicate = BuildOptions.on_duplicate,
-    census: Census = False,
-    parallelism: Parallelism = None,
-    batch_rows: BatchRows = None,
-    batch_ms: BatchMs = BuildOptions.batch_ms,
-    ranges: Ranges = None,
-    segments: Segments = None,
-    max_rows_per_second: MaxRows = None,
-    scan: Scan = BuildOptions.scan,
-    covering: Covering = "auto",
     shards: Shards = None,
     shard_column: ShardColumn = None,
-    shard_parallelism: ShardParallelism = None,
-    max_lag: MaxLag = None,
-    revert_window: RevertWindow = BuildOptions.revert_window_s,
-    ignore_row_security: IgnoreRowSecurity = False,
-    ignore_publications: IgnorePublications = False,
-    verify: Verify = BuildOptions.verify,
-    throttle: Throttle = None,
-    windows: Windows = None,
-    max_duration: MaxDuration = None,
-    priority: Priority = None,
-    warn_after: WarnAfter = None,
-    abort_after: AbortAfter = None,
+    *,
+    given: Given,
     beside: Beside = None,
     master: Master = None,
     conf: Conf = None,
@@ -127,34 +85,15 @@ def build(
     """
     from airflow_roir.cli.spark import CommandSpark
 
-    work = work_options(throttle, windows, max_duration, priority, warn_after, abort_after)
     index = indexes[0]
     definitions = [
         IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct, shards, shard_column),
         *(parse_beside(one, table) for one in beside or ()),
         *map(IndexDefinition.parse, indexes[1:]),
     ]
-    if len(definitions) > 1 and scan == BuildOptions.scan:
-        scan = SOURCE
-    options = _options(
-        parallelism=parallelism,
-        batch_rows=batch_rows,
-        batch_ms=batch_ms,
-        ranges=ranges,
-        segments=segments,
-        max_rows_per_second=max_rows_per_second,
-        scan=scan,
-        covering=covering,
-        revert_window_s=revert_window,
-        ignore_row_security=ignore_row_security,
-        ignore_publications=ignore_publications,
-        verify=verify,
-        on_duplicate=on_duplicate,
-        census=census,
-        shard_parallelism=shard_parallelism,
-        max_lag_s=seconds("--max-lag", max_lag),
-        **work,
-    )
+    if len(definitions) > 1 and given["scan"] == BuildOptions.scan:
+        given["scan"] = SOURCE
+    options = BuildOptions.asked(**given)
     if len(definitions) > 1 and shards:
         raise InvalidInput("an index over shards is built alone: give one index, without --with")
     if len(definitions) > 1:
@@ -178,8 +117,8 @@ def build(
         from airflow_roir.engine.verify import verification
 
         database = database_of(context)
-        if verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
-            compare = VerifyOptions(parallelism=options.parallelism, **work)
+        if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
+            compare = options.for_comparison()
             begun = verification.begin(database, index, compare, operations.default_actor(), "before", say)
             say(f"the index before its rebuild: {carry_on_verification(database, begun.index, spark)}")
         prepared = prepare.prepare(database, definition, options, report=say)
@@ -189,19 +128,12 @@ def build(
 
 
 @app.command()
+@takes(BuildOptions, is_live, changes=True)
 def resume(
     context: typer.Context,
     index: Index,
-    parallelism: Parallelism = None,
-    batch_rows: BatchRows = None,
-    max_rows_per_second: MaxRows = None,
-    shard_parallelism: ShardParallelism = None,
-    throttle: Throttle = None,
-    windows: Windows = None,
-    max_duration: MaxDuration = None,
-    priority: Priority = None,
-    warn_after: WarnAfter = None,
-    abort_after: AbortAfter = None,
+    *,
+    given: Given,
     master: Master = None,
     conf: Conf = None,
     take_over: TakeOver = False,
@@ -228,18 +160,11 @@ def resume(
     # What is wrong with them is said before anything is changed.
     command_spark = CommandSpark(database.dsn, master, conf)
     command_spark.check()
-    given = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
-    given |= {"shard_parallelism": shard_parallelism}
-    given |= work_options(throttle, windows, max_duration, priority, warn_after, abort_after)
     if any(value is not None for value in given.values()):
         operations.change_options(database, index, actor=operations.default_actor(), **given)
     say(f"operation {row.id} continues in phase {row.phase}")
     with command_spark as spark:
         carry_on(database, index, spark, take_over, as_json)
-
-
-def _options(**given: Any) -> BuildOptions:
-    return BuildOptions.asked(**given)
 
 
 def _opens_now(windows: str | None) -> bool:

@@ -5,39 +5,23 @@ from __future__ import annotations
 import typer
 
 from airflow_roir.cli.app import (
-    AbortAfter,
-    BatchRows,
     Index,
-    MaxDuration,
-    MaxRows,
-    Parallelism,
-    Priority,
-    ShardParallelism,
-    Throttle,
-    WarnAfter,
-    Windows,
     app,
     database_of,
     say,
     show,
-    work_options,
 )
+from airflow_roir.cli.given import Given, is_live, takes
+from airflow_roir.options import BuildOptions
 
 
 @app.command()
+@takes(BuildOptions, is_live, changes=True)
 def change(
     context: typer.Context,
     index: Index,
-    parallelism: Parallelism = None,
-    batch_rows: BatchRows = None,
-    max_rows_per_second: MaxRows = None,
-    shard_parallelism: ShardParallelism = None,
-    throttle: Throttle = None,
-    windows: Windows = None,
-    max_duration: MaxDuration = None,
-    priority: Priority = None,
-    warn_after: WarnAfter = None,
-    abort_after: AbortAfter = None,
+    *,
+    given: Given,
 ) -> None:
     """Change an unfinished operation, running or paused. Workers follow at their next batch."""
     from airflow_roir.engine import live_options, operations
@@ -49,11 +33,7 @@ def change(
         database,
         index,
         actor=operations.default_actor(),
-        parallelism=parallelism,
-        batch_rows=batch_rows,
-        max_rows_per_second=max_rows_per_second,
-        shard_parallelism=shard_parallelism,
-        **work_options(throttle, windows, max_duration, priority, warn_after, abort_after),
+        **given,
     )
     show(live_options.told(before, after))
     for line in slow_operation(database, after):

@@ -7,27 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from airflow_roir.cli.app import (
-    AbortAfter,
     AsJson,
     Conf,
     Index,
     Master,
-    MaxDuration,
-    Parallelism,
-    Priority,
-    Throttle,
-    WarnAfter,
-    Windows,
     app,
     database_of,
     print_json,
     say,
     show,
     terminal_width,
-    work_options,
 )
+from airflow_roir.cli.given import Given, takes
 from airflow_roir.definition import argument
 from airflow_roir.errors import InvalidInput
+from airflow_roir.options import CompactOptions
 from airflow_roir.quantity import counted, duration, size
 
 if TYPE_CHECKING:
@@ -37,13 +31,13 @@ if TYPE_CHECKING:
     from airflow_roir.engine.compact.choice import Action, Choice
     from airflow_roir.engine.compact.compaction import BegunCompaction
     from airflow_roir.engine.database import Database
-    from airflow_roir.options import CompactOptions
 
 COLUMNS = ("action", "segments", "now", "after", "reads a day", "saves", "costs", "written", "WAL", "work")
 TEXTS = 2
 
 
 @app.command()
+@takes(CompactOptions)
 def compact(
     context: typer.Context,
     index: Index,
@@ -59,17 +53,9 @@ def compact(
         str | None,
         typer.Option("--segment-size", help="The size of a segment, 2GB: larger ones are split, small ones merged."),
     ] = None,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Don't compare new segments with the old ones before they are swapped.")
-    ] = False,
-    parallelism: Parallelism = None,
+    *,
+    given: Given,
     without_spark: Annotated[bool, typer.Option("--without-spark", help="Work by threads of this command.")] = False,
-    throttle: Throttle = None,
-    windows: Windows = None,
-    max_duration: MaxDuration = None,
-    priority: Priority = None,
-    warn_after: WarnAfter = None,
-    abort_after: AbortAfter = None,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
@@ -87,13 +73,8 @@ def compact(
     from airflow_roir.cli.execute import carry_on_compaction, compact_by_threads, print_compaction
     from airflow_roir.cli.spark import CommandSpark
     from airflow_roir.engine import live_options
-    from airflow_roir.options import CompactOptions
 
-    options = CompactOptions(
-        parallelism=CompactOptions.parallelism if parallelism is None else parallelism,
-        verify=not no_verify,
-        **work_options(throttle, windows, max_duration, priority, warn_after, abort_after),
-    )
+    options = CompactOptions.asked(**given)
     live_options.check_throttle(database, options.throttle)
     with CommandSpark(database.dsn, master, conf) as spark:
         if not without_spark:

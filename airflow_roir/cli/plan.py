@@ -8,20 +8,10 @@ import typer
 
 from airflow_roir.cli.app import (
     AsJson,
-    Census,
-    Covering,
-    IgnorePublications,
-    IgnoreRowSecurity,
     Include,
     Index,
     Keys,
-    MaxRows,
     NullsNotDistinct,
-    OnDuplicate,
-    Parallelism,
-    Ranges,
-    Scan,
-    Segments,
     ShardColumn,
     Shards,
     TableName,
@@ -33,6 +23,7 @@ from airflow_roir.cli.app import (
     show,
     show_as_it_is,
 )
+from airflow_roir.cli.given import Given, takes
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
@@ -51,6 +42,7 @@ MOST_MEASURED_S = 3_600
 
 
 @app.command()
+@takes(BuildOptions, lambda option: option.planned)
 def plan(
     context: typer.Context,
     index: Index,
@@ -59,18 +51,10 @@ def plan(
     include: Include = None,
     unique: Unique = False,
     nulls_not_distinct: NullsNotDistinct = False,
-    on_duplicate: OnDuplicate = BuildOptions.on_duplicate,
-    census: Census = False,
     shards: Shards = None,
     shard_column: ShardColumn = None,
-    parallelism: Parallelism = None,
-    ranges: Ranges = None,
-    segments: Segments = None,
-    scan: Scan = BuildOptions.scan,
-    covering: Covering = "auto",
-    ignore_row_security: IgnoreRowSecurity = False,
-    ignore_publications: IgnorePublications = False,
-    max_rows_per_second: MaxRows = None,
+    *,
+    given: Given,
     measure: Annotated[
         int, typer.Option(help="Seconds for which the table's writes are counted; 0 asks the statistics.")
     ] = 0,
@@ -84,18 +68,7 @@ def plan(
 
     if not 0 <= measure <= MOST_MEASURED_S:
         raise InvalidInput(f"measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
-    options = BuildOptions.asked(
-        parallelism=parallelism,
-        ranges=ranges,
-        segments=segments,
-        scan=scan,
-        covering=covering,
-        ignore_row_security=ignore_row_security,
-        ignore_publications=ignore_publications,
-        on_duplicate=on_duplicate,
-        census=census,
-        max_rows_per_second=max_rows_per_second,
-    )
+    options = BuildOptions.asked(**given)
     database = database_of(context)
     definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct, shards, shard_column)
     against = objections.find(database, definition, options)

@@ -24,7 +24,7 @@ from airflow_roir.engine import operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import RoirError
-from airflow_roir.options import VERIFY_BEFORE, WORK_OPTIONS, BuildOptions, VerifyOptions
+from airflow_roir.options import VERIFY_BEFORE, BuildOptions
 from airflow_roir.spark import guard
 
 # The worst first.
@@ -82,10 +82,7 @@ def _compare(
     from airflow_roir.cli.spark import CommandSpark
 
     with CommandSpark(database.dsn, master, conf) as spark:
-        compare = VerifyOptions(
-            parallelism=options.parallelism, **{name: getattr(options, name) for name in WORK_OPTIONS}
-        )
-        begun = verification.begin(database, index, compare, operations.default_actor(), "before", say)
+        begun = verification.begin(database, index, options.for_comparison(), operations.default_actor(), "before", say)
         say(f"{index} before its rebuild: {carry_on_verification(database, begun.index, spark)}")
 
 

@@ -1,0 +1,116 @@
+"""The options of operations as options of commands: `@takes(BuildOptions)` adds them, from their declarations."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from airflow_roir.options import Kind, Option, WorkOptions, options_of
+from airflow_roir.span import seconds
+
+# What stands in a command's signature where its options come: afterwards it has them, by their names.
+Given = Annotated[dict[str, Any], "the options of an operation that were given"]
+
+Command = Callable[..., None]
+
+
+def takes(
+    declared: type[WorkOptions],
+    fits: Callable[[Option], bool] = lambda option: option.offered,
+    changes: bool = False,
+) -> Callable[[Command], Command]:
+    """Give a command the options of a class in place of its parameter `given`, which then has what they say.
+
+    fits: which of them. changes: of an operation that has begun, so that what isn't given stays. Flags that aren't
+    given are None then, and what else isn't given is None or the default.
+    """
+    options = [one for one in options_of(declared) if fits(one)]
+
+    def around(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        taken: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            taken += [_parameter(one, changes) for one in options] if parameter.name == "given" else [parameter]
+
+        @functools.wraps(command)
+        def called(**values: Any) -> None:
+            given = {one.name: _value(one, values.pop(_dest(one))) for one in options}
+            command(given=given, **values)
+
+        called.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in taken}
+        return called
+
+    return around
+
+
+def is_live(option: Option) -> bool:
+    """Whether it changes while an operation lives."""
+    return option.live
+
+
+def flag_of(option: Option) -> str:
+    """`--max-duration`, of `max_duration_s`; a truth that holds by default can be switched off: `--no-verify`."""
+    if option.flag is not None:
+        return option.flag
+    name = option.name.removesuffix("_s") if option.kind is Kind.SPAN else option.name
+    return ("--no-" if option.default is True else "--") + name.replace("_", "-")
+
+
+def help_of(option: Option, changes: bool = False) -> str:
+    """One line: what it is, which values it has, and what holds without it."""
+    text = option.help
+    if option.kind is Kind.TRUTH and option.default is True:
+        text = f"Don't {text[0].lower()}{text[1:]}"
+    if option.kind is Kind.NUMBER:
+        text += f", {option.least_asked:,} to {option.most:,}"
+    elif option.example is not None:
+        text += f": {option.example}"
+    none = f"{'off' if option.kind.is_text else 0}: {option.zero}" if option.zero else None
+    if none is not None and not changes and option.zero == option.empty:
+        none += ", the default"
+    elif option.empty is not None and not changes:
+        none = f"by default {option.empty}" + (f", {none}" if none else "")
+    return text + (f"; {none}." if none else ".")
+
+
+def _dest(option: Option) -> str:
+    return flag_of(option).removeprefix("--").replace("-", "_")
+
+
+def _parameter(option: Option, changes: bool) -> inspect.Parameter:
+    sort: Any = str | None
+    default: Any = None
+    metavar = None
+    if option.kind is Kind.TRUTH:
+        sort, default = bool, False
+    elif option.kind is Kind.SHARE:
+        metavar = "PERCENTAGE"
+    elif option.kind is Kind.NUMBER:
+        sort = int | None
+    if option.kind in (Kind.NUMBER, Kind.CHOICE) and not option.live:
+        default = option.default
+    about = typer.Option(flag_of(option), help=help_of(option, changes), metavar=metavar, show_default=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(_dest(option), kind, default=default, annotation=Annotated[sort, about])
+
+
+def _value(option: Option, value: Any) -> Any:
+    """As the classes of options have it. Raises InvalidInput, typer.BadParameter."""
+    if value is None:
+        return None
+    if option.kind is Kind.SPAN:
+        return seconds(flag_of(option), value)
+    if option.kind is Kind.TRUTH:
+        return not value if option.default else value
+    if option.kind is Kind.SHARE:
+        try:
+            return float(value.removesuffix("%"))
+        except ValueError:
+            flag = flag_of(option)
+            raise typer.BadParameter(f"{flag} takes a percentage, such as 1% or 1, not {value!r}") from None
+    return value
