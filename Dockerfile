@@ -23,8 +23,7 @@ RUN mkdir -p /usr/share/man/man1 \
  && apt-get install -y --no-install-recommends curl openjdk-17-jre-headless procps \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 50000 --gid 0 --home-dir /opt/airflow --no-create-home --shell /bin/bash airflow \
- && install -d -o airflow -g root -m 775 /opt/airflow /opt/airflow/dags /opt/airflow/logs /opt/spark/conf /opt/spark/work \
- && install -d -o airflow -g root -m 700 /opt/spark/server
+ && install -d -o airflow -g root -m 775 /opt/airflow /opt/airflow/dags /opt/airflow/logs /opt/spark/conf /opt/spark/work
 COPY --from=build /opt/roir /opt/roir
 # Who reaches the master's port may run code on every worker, hence the shared secret, and the encryption, since tasks
 # carry a database password. Each role gets the secret as _SPARK_AUTH_SECRET, which Spark reads by itself; a driver

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_roir.engine import operations
 from airflow_roir.spark import log_file
 from benchmarks.airflow import CONNECTION, DAG, bench_airflow
 from benchmarks.scene import INDEX
+from benchmarks.start_bench import Bench, Result
 from servers.airflow import StandaloneAirflow, wait_until
-
-if TYPE_CHECKING:
-    from benchmarks.start import Bench, Result
 
 PATIENCE_S = 240
 # At this rate a build lasts so long that it is paused after its first batches.

@@ -123,7 +123,7 @@ NAMED = ("pause", "resume", "abort", "revert", "drop", "change", "verify", "comp
 def test_each_option_that_has_a_value_is_here() -> None:
     here = {command[0]: set(options) for command, options in CASES.items()}
     known = get_command(cli.app).commands  # type: ignore[attr-defined]
-    for name in known.keys() - {"shard", "spark-server"}:
+    for name in known.keys() - {"shard"}:
         options = {one.opts[0] for one in known[name].params if not getattr(one, "is_flag", False)}
         valued = {option for option in options if option.startswith("--")}
         assert valued - FREE <= here.get(name, set()), name

@@ -27,7 +27,6 @@ from airflow_roir.cli import (  # noqa: F401
     role,
     shard,
     ship,
-    spark_server,
     status,
     verify,
 )

@@ -35,7 +35,6 @@ from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Phase, Status
 from airflow_roir.options import VerifyOptions
 from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import SETTLE_S, Driver
-from airflow_roir.spark.kept_driver import KeptDriver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
@@ -275,7 +274,7 @@ def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
         raise typer.Exit(1)
 
 
-def _follow(driver: Driver | KeptDriver, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
+def _follow(driver: Driver, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
     """Wait for the driver; what it says goes to stderr. Ctrl-C pauses first, and waits for the open batches.
 
     has_paused: asked while Spark starts, when a pause need not wait for anything.
@@ -302,7 +301,7 @@ def _quietly(pause: Callable[[], None]) -> None:
         pause()
 
 
-def _wait(driver: Driver | KeptDriver, has_paused: Callable[[], bool]) -> int:
+def _wait(driver: Driver, has_paused: Callable[[], bool]) -> int:
     paused = threading.Event()
 
     def look() -> None:

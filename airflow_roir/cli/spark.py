@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -16,10 +16,6 @@ from airflow_roir.spark.driver_process import TERMINATE_S, Driver, driver_enviro
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.spark.options import SECRETS_GO, SparkOptions, is_connect
-from airflow_roir.spark.server_socket import socket_path
-
-if TYPE_CHECKING:
-    from airflow_roir.spark.kept_driver import KeptDriver
 
 
 class CommandSpark:
@@ -33,7 +29,7 @@ class CommandSpark:
         self._dsn = dsn
         # What takes the driver's lines, from a thread.
         self.relay: Callable[[str], None] = tell
-        self._driver: Driver | KeptDriver | None = None
+        self._driver: Driver | None = None
         # The index and the owner of the order that it has now.
         self._ordered: tuple[str, str] | None = None
         self._ending = ExitStack()
@@ -41,28 +37,20 @@ class CommandSpark:
         self._waiting_log: Path | None = None
 
     def start(self, operation_id: int | None = None) -> None:
-        """Start Spark, if it doesn't run and none is kept. Raises JavaMissing.
+        """Start Spark, if it doesn't run. Raises JavaMissing.
 
         operation_id: where it is known already: its stretches share a log.
         """
         if self._driver is None or self._driver.wait(0) is not None:
-            self._driver = self._kept() or self._own(operation_id)
+            self._driver = self._new(operation_id)
 
     def check(self) -> None:
         """Raise JavaMissing if a driver couldn't start here: for what is prepared before Spark starts."""
-        if not is_connect(self._options.master) and not socket_path().exists():
-            use_java()
-
-    def _kept(self) -> KeptDriver | None:
-        if not socket_path().exists():
-            return None
-        from airflow_roir.spark.kept_driver import kept_driver
-
-        return kept_driver(self._options, self._dsn, lambda line: self.relay(line))
-
-    def _own(self, operation_id: int | None) -> Driver:
         if not is_connect(self._options.master):
             use_java()
+
+    def _new(self, operation_id: int | None) -> Driver:
+        self.check()
         log = spark_log(f"of-{os.getpid()}" if operation_id is None else operation_id)
         if operation_id is None:
             self._waiting_log = log
@@ -73,7 +61,7 @@ class CommandSpark:
             takes_orders=True,
         )
 
-    def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Driver | KeptDriver:
+    def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Driver:
         """Let it drive an operation; the driver, to wait for. Raises JavaMissing, SparkFailed."""
         self.start(operation_id)
         assert self._driver is not None
@@ -111,14 +99,14 @@ class CommandSpark:
                 if self._is_released:
                     self._driver.wait(TERMINATE_S)
                 self._driver.kill()
-                if self._ordered is not None and isinstance(self._driver, Driver):
+                if self._ordered is not None:
                     self._driver.settle(self._dsn, *self._ordered)
             if self._waiting_log is not None:
                 # Nothing has begun. A driver that had to be killed has left it.
                 self._waiting_log.unlink(missing_ok=True)
 
     def _end_at_once(self) -> None:
-        if isinstance(self._driver, Driver):
+        if self._driver is not None:
             self._driver.kill(0)
 
 

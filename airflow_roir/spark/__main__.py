@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -35,11 +34,9 @@ from airflow_roir.spark.options import SparkOptions
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.governor.surroundings import Surroundings
-    from airflow_roir.spark.session import Start
+    from airflow_roir.spark.start import SparkStart
 
 BEREAVED = "the process that started this run has died (an Airflow task, for example)"
-# What takes long to import comes while Java starts.
 # After an order that ended so, Spark is as good as before.
 GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code, OperationQueued.exit_code)
 
@@ -49,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     2 bad input, 1 any other error."""
     guard.begin()
     given = sys.argv[1:] if arguments is None else arguments
-    options = order_parser().parse_args(given)
+    options = _parser().parse_args(given)
     # No environment of Spark's processes needs it.
     dsn = os.environ.pop("ROIR_DSN", None)
     if not dsn:
@@ -95,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
             discard()
 
 
-def order_parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     """Of the arguments, which an order has, too."""
     parser = argparse.ArgumentParser(prog="python -m airflow_roir.spark", description=__doc__)
     parser.add_argument("--index", help="the index: name or schema.name, quoted as in SQL")
@@ -121,21 +118,19 @@ def _run(
     from airflow_roir.spark.start import SparkStart
 
     with SparkStart(spark, f"roir {options.index}" if options.index else "roir") as start:
+        # What takes long to import comes while Java starts.
         from airflow_roir.engine.database import Database
-        from airflow_roir.engine.operations import default_actor
         from airflow_roir.spark import supervise  # noqa: F401
 
         def drive(of: argparse.Namespace) -> int:
-            owner = of.owner or f"{default_actor()} pid {os.getpid()}"
-            database = Database(dsn, f"roir {of.index} driver")
-            return Job(database, of, owner, start).run(voice, log.path)
+            return _drive(Database(dsn, f"roir {of.index} driver"), of, start, voice, log.path)
 
         try:
             if not options.later:
                 return drive(options)
             code = 0
             while code in GOES_ON and not _is_interrupted() and (order := sys.stdin.readline()):
-                of = order_parser().parse_args([*given, *json.loads(order)])
+                of = _parser().parse_args([*given, *json.loads(order)])
                 log.name(of.spark_log)
                 code = drive(of)
                 say(f"{ENDED}{code}", code, voice)
@@ -145,68 +140,47 @@ def _run(
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-class Job:
-    """The work of one call, told line by line."""
+def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, voice: TextIO, log: Path | None) -> int:
+    """Drive one operation, told line by line; its exit code. log: the file of Spark's own, only told."""
+    from sqlalchemy.exc import DBAPIError
 
-    def __init__(
-        self,
-        database: Database,
-        options: argparse.Namespace,
-        owner: str,
-        spark: Start,
-        check: Callable[[], None] = lambda: None,
-        surroundings: Surroundings | None = None,
-    ) -> None:
-        """check, surroundings: see `supervise.drive`."""
-        self._database = database
-        self._options = options
-        self._owner = owner
-        self._spark = spark
-        self._check = check
-        self._surroundings = surroundings
+    from airflow_roir.engine.operations import default_actor
+    from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
+    from airflow_roir.spark.supervise import drive
 
-    def run(self, voice: TextIO, log: Path | None) -> int:
-        """Its exit code. voice: where the lines go; log: the file of Spark's own, only told."""
-        from sqlalchemy.exc import DBAPIError
-
-        from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
-        from airflow_roir.spark.supervise import drive
-
-        try:
-            status = drive(
-                self._database,
-                self._options.index,
-                self._owner,
-                self._spark,
-                self._options.take_over,
-                lambda line: report(line, voice),
-                lift_pause=not self._options.keep_pause,
-                log=log,
-                check=self._check,
-                surroundings=self._surroundings,
-                operation=self._options.operation,
-            )
-        except RoirError as error:
-            return say(str(error), error.exit_code, voice)
-        except DBAPIError as error:
-            gone = "; nothing can be written there now. What is committed stays: resume once the server is back"
-            return say(f"{reason_of(error)}{gone if trouble_of(error) is Trouble.LOST else ''}", 1, voice)
-        except KeyboardInterrupt:
-            # Whether the pause could be written isn't known here.
-            more = f"interrupted; continue with: roir resume {argument(self._options.index)}"
-            return say(more, OperationPaused.exit_code, voice)
-        except Exception as error:
-            # A defect: its stack is for the other log, too, but the reader of this one must know.
-            with suppress(OSError):
-                traceback.print_exc()
-            return say(f"{type(error).__name__}: {error}{'' if log is None else f'; its stack is in {log}'}", 1, voice)
-        if status.status == Status.PAUSED:
-            return say(
-                f"paused by {status.paused_by} at {status.percent_complete:g} %: {status.pause_reason}",
-                OperationPaused.exit_code,
-                voice,
-            )
-        return 0
+    try:
+        status = drive(
+            database,
+            options.index,
+            options.owner or f"{default_actor()} pid {os.getpid()}",
+            spark,
+            options.take_over,
+            lambda line: report(line, voice),
+            lift_pause=not options.keep_pause,
+            log=log,
+            operation=options.operation,
+        )
+    except RoirError as error:
+        return say(str(error), error.exit_code, voice)
+    except DBAPIError as error:
+        gone = "; nothing can be written there now. What is committed stays: resume once the server is back"
+        return say(f"{reason_of(error)}{gone if trouble_of(error) is Trouble.LOST else ''}", 1, voice)
+    except KeyboardInterrupt:
+        # Whether the pause could be written isn't known here.
+        more = f"interrupted; continue with: roir resume {argument(options.index)}"
+        return say(more, OperationPaused.exit_code, voice)
+    except Exception as error:
+        # A defect: its stack is for the other log, too, but the reader of this one must know.
+        with suppress(OSError):
+            traceback.print_exc()
+        return say(f"{type(error).__name__}: {error}{'' if log is None else f'; its stack is in {log}'}", 1, voice)
+    if status.status == Status.PAUSED:
+        return say(
+            f"paused by {status.paused_by} at {status.percent_complete:g} %: {status.pause_reason}",
+            OperationPaused.exit_code,
+            voice,
+        )
+    return 0
 
 
 def _interrupt(_signal: int, _frame: Any) -> None:

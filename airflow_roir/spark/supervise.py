@@ -18,7 +18,6 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
-from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.retry.patience import BackOff
 from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_clock, start_run
@@ -60,20 +59,16 @@ def drive(
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
     log: Path | None = None,
-    check: Callable[[], None] = lambda: None,
-    surroundings: Surroundings | None = None,
     operation: int | None = None,
 ) -> OperationStatus:
     """Take the index's live operation through the phases that are for workers, on Spark, in a run of its own.
 
-    log: the file that Spark's own log goes to; only told. check: called about once a second while workers work, raises
-    what shall end the run. surroundings: of the throttle, by default what the environment says. operation: as of
-    `start_run`. Returns the operation's status: phase `fold` when sealed, `done` when verified or compacted, or
-    `paused`. Raises what `start_run` raises, SparkFailed, and WorkerFailed for what workers reported; the operation
-    then holds the reason.
+    log: the file that Spark's own log goes to; only told. operation: as of `start_run`. Returns the operation's status:
+    phase `fold` when sealed, `done` when verified or compacted, or `paused`. Raises what `start_run` raises,
+    SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
     """
     run = start_run(database, index, owner, take_over, lift_pause, report, operation)
-    with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
+    with driving(database, run), heartbeat(database, run), governing(database, run, report):
         mark("begun")
         if _control(database, run, report).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
@@ -84,7 +79,7 @@ def drive(
             with _pages_shown(database, run, session.pages, report):
                 # A stage of a verification may have to be followed by another one in the same phase.
                 while (phase := Phase(_control(database, run, report).phase)) in ENGINE:
-                    _PhaseOnSpark(session, database, run, phase, report, check).run()
+                    _PhaseOnSpark(session, database, run, phase, report).run()
             mark("done")
         if line := database.retry(lambda: lost_line(database, run.operation_id)):
             report(line)
@@ -114,10 +109,8 @@ class _PhaseOnSpark:
         run: Run,
         phase: Phase,
         report: Callable[[str], None],
-        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._spark = spark
-        self._check = check
         self._database = database
         self._run = run
         self._phase = phase
@@ -177,7 +170,6 @@ class _PhaseOnSpark:
     def _supervise(self) -> None:
         workers = self._workers
         while True:
-            self._check()
             row = _control(self._database, self._run, self._news.say)
             if failures := self._hear(workers.collect()):
                 raise failures[0]

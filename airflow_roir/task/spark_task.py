@@ -19,8 +19,7 @@ from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.operation import Status
 from airflow_roir.options import VerifyOptions, options_of
-from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order
-from airflow_roir.spark.kept_driver import KeptDriver, ordered
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.live_options import IN_EFFECT, OFF, TEXTS, Apply, LiveOptions, write
@@ -75,7 +74,7 @@ class SparkDrivingOperator(DrivingOperator):
     def __init__(self, *, spark: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.spark = spark
-        self._driver: Driver | KeptDriver | None = None
+        self._driver: Driver | None = None
         self._options = LiveOptions()
         self._change: Apply = lambda **_values: {}
         self._left_early = False
@@ -131,10 +130,8 @@ class SparkDrivingOperator(DrivingOperator):
             wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log, "operation": row.id}
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
-        self._driver = ordered(target, dsn, driver_order(self.index, owner, **wish), self._tell, known)
-        if self._driver is None:
-            command = driver_command(self.index, owner, target, **wish)
-            self._driver = Driver(command, driver_environment(dsn, surroundings=known), forward=self._tell)
+        command = driver_command(self.index, owner, target, **wish)
+        self._driver = Driver(command, driver_environment(dsn, surroundings=known), forward=self._tell)
         try:
             progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
             with (
@@ -149,7 +146,7 @@ class SparkDrivingOperator(DrivingOperator):
                 self.drive(self._driver_ended, database, ti, watcher, turn)
         finally:
             self._driver.kill()
-            if isinstance(self._driver, Driver) and not self._left_early:
+            if not self._left_early:
                 self._driver.settle(dsn, self.index, owner)
         with failing_clearly():
             code = self._driver.wait(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,6 @@ from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import VerifyOptions
 from airflow_roir.task.dag_switch import actor_of_switch
 from tests.engine import steps
-from tests.spark.listening import Listening
 
 pytestmark = pytest.mark.sample(2)
 
@@ -417,48 +416,6 @@ def test_a_driver_that_fails_costs_a_try_and_says_why(context: dict[str, Any], d
     with pytest.raises(AirflowException, match="disk full") as failure:
         build(context, operation)
     assert not isinstance(failure.value, AirflowFailException)
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("ROIR_SPARK_SOCKET", str(tmp_path / "spark.sock"))
-    server = Listening()
-    yield server
-    server.stop()
-
-
-def test_a_kept_spark_builds_for_a_task(context: dict[str, Any], shop: Any, driver_code: Any, kept: Listening) -> None:
-    asked = driver_code("raise SystemExit(9)")
-    operation = prepare(context)
-    assert build(context, operation) == operation
-    assert asked == []
-    found = operations.find_operation(shop.database, INDEX)
-    assert (found.phase, found.owner) == ("fold", "airflow rebuild_index run_1")
-
-
-@pytest.mark.parametrize("way", ["switch", "stopped"])
-def test_a_build_on_a_kept_spark_follows_the_switch_and_outlives_the_server(
-    context: dict[str, Any], shop: Any, driver_code: Any, kept: Listening, way: str
-) -> None:
-    asked = driver_code(SEALS)
-    operation = prepare(context, max_rows_per_second="2000")
-
-    def switch_off() -> None:
-        context["ti"].paused = True
-
-    when_driven(context, shop, switch_off if way == "switch" else kept.stop)
-    with pytest.raises(AirflowException) as leaving:
-        build(context, operation)
-    assert isinstance(leaving.value, AirflowRescheduleException) == (way == "switch")
-    found = operations.find_operation(shop.database, INDEX)
-    assert (found.status, found.heartbeat_at) == ("paused", None)
-    assert found.paused_by == (SWITCH if way == "switch" else found.owner)
-    assert asked == []
-    context["ti"].paused = False
-    kept.stop()
-    assert build(context, operation) == operation
-    assert len(asked) == 1
 
 
 def test_bad_input_found_by_the_driver_costs_no_further_try(context: dict[str, Any], driver_code: Any) -> None:

@@ -60,7 +60,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "verify": ("ix", "--without-spark"),
 }
 # They have no database of their own, or ask none.
-WITHOUT = {"dags", "role-sql", "spark-server"}
+WITHOUT = {"dags", "role-sql"}
 KINDS = [
     *(f"small transaction {size}" for size in (1, 2, 5)),
     "small transaction 5 in turn",

@@ -65,7 +65,6 @@ class Family:
                     **scene.marked(scene.server.dsn(scene.name, self.proxy.port)),
                     "JAVA_HOME": str(home),
                     "ROIR_LOG_FOLDER": str(home),
-                    "ROIR_SPARK_SOCKET": str(home / "socket"),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -62,7 +62,7 @@ def test_a_small_table_is_told_what_to_do_and_a_limited_build_is_not(database: D
     said = str(expected(database, 100, parallelism=2))
     assert "a few seconds of work, 4 s to 15 s of start" in said
     assert "The start takes longer than the work: one worker does (--parallelism 1)" in said
-    assert "roir spark-server" in said
+    assert "--without-spark" in said
     assert "CREATE INDEX CONCURRENTLY" in said
     assert "one worker does" not in str(expected(database, 100, parallelism=1))
     table(dsn, 20_000)
@@ -79,7 +79,7 @@ def test_a_partitioned_table_is_not_sent_to_a_native_index(database: Database, d
     )
     advice = expected(database, 1).advice
     assert advice is not None
-    assert "roir spark-server" in advice
+    assert "--without-spark" in advice
     assert "CREATE INDEX" not in advice
 
 

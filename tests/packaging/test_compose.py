@@ -386,22 +386,9 @@ def test_folders_in_the_image_exist_and_are_the_users() -> None:
         assert targets <= made
         settings = environment_of(service)
         used = {settings["AIRFLOW__CORE__DAGS_FOLDER"], settings["AIRFLOW__LOGGING__BASE_LOG_FOLDER"]}
-        if socket := settings.get("ROIR_SPARK_SOCKET"):
-            used.add(str(Path(socket).parent))
         assert used == targets, name
     assert argument(SERVICES["spark-worker"]["command"], "--work-dir") in made
     assert {image_environment()["SPARK_CONF_DIR"], image_environment()["AIRFLOW_HOME"]} <= made
-
-
-def test_a_kept_spark_is_found_by_tasks_and_by_no_other_service() -> None:
-    path = environment_of(SERVICES["spark-server"])["ROIR_SPARK_SOCKET"]
-    mounted = [
-        name for name, service in SERVICES.items() if f"spark-server:{Path(path).parent}" in service.get("volumes", [])
-    ]
-    assert sorted(mounted) == ["airflow-scheduler", "spark-server"]
-    assert environment_of(SERVICES["airflow-scheduler"])["ROIR_SPARK_SOCKET"] == path
-    # The server refuses a folder that others can write to.
-    assert f"-m 700 {Path(path).parent}" in " ".join(rest for _, rest in dockerfile())
 
 
 def test_the_dockerfile_copies_what_exists_and_is_not_ignored() -> None:

@@ -69,7 +69,7 @@ COMMANDS = {
     "shard list": ("--check",),
     "shard remove": ("s0",),
 }
-WITHOUT_DATABASE = {"dags", "role-sql", "spark-server"}
+WITHOUT_DATABASE = {"dags", "role-sql"}
 
 
 @dataclass

@@ -198,7 +198,7 @@ def _advice(work: Span, start: Span, source: Source, options: BuildOptions) -> s
         return None
     # Of so little work a second worker saves less than its own process takes.
     ways = ["one worker does (--parallelism 1)"] if options.parallelism > 1 and work.high <= start.low else []
-    ways.append("a Spark that is kept starts at once (roir spark-server)")
+    ways.append("threads of the command begin at once (--without-spark)")
     # An index over shards, whose table is in a schema of ours, can't be made otherwise.
     if not source.partitioned and source.name.schema != DATA_SCHEMA:
         ways.append("an index by CREATE INDEX CONCURRENTLY needs no Spark")
