@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import psutil
-import pyspark
 import pytest
 
 from airflow_roir.engine import install
@@ -109,12 +108,3 @@ def test_nothing_that_the_daemon_imports_starts_a_thread() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["1", "1"]
-
-
-@pytest.mark.parametrize("home", [Path(pyspark.__file__).parent, Path("/opt/another-spark")])
-def test_the_daemon_takes_pyspark_from_the_package_only_where_it_is_the_same(home: Path) -> None:
-    zips = [path for path in (Path(pyspark.__file__).parent / "python" / "lib").iterdir() if path.suffix == ".zip"]
-    code = "from airflow_roir.spark.worker_daemon import *; leave_zip_files(); import pyspark; print(pyspark.__file__)"
-    environment = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": os.pathsep.join(map(str, zips))}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert (".zip" in ran.stdout) == (home != Path(pyspark.__file__).parent)
