@@ -169,15 +169,6 @@ def overview(database: Database, index: str | None = None, exact: bool = False) 
         return Overview(now, facts, tuple(read), waits)
 
 
-def waiting(database: Database, index: str | None = None) -> list[LockWait]:
-    """Who of us waits for a lock, of one index or of all: also where there is no operation yet."""
-    with database.transaction() as connection:
-        check_schema(connection)
-        waits = lock_waits(connection)
-    name = None if index is None else parse_name(index, "index")
-    return [one for one in waits if name is None or one.is_for(name)]
-
-
 def operation_status(database: Database, operation_id: int) -> OperationStatus:
     """The status of one operation. Raises NotFound."""
     with database.transaction() as connection:

@@ -17,9 +17,9 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.lock_waits import LockWait
 from airflow_roir.engine.partitions.detach import detach_partition
 from airflow_roir.engine.partitions.sync import sync_partitions
-from airflow_roir.engine.status import waiting
+from airflow_roir.engine.status import overview
 from airflow_roir.engine.verify import verification
-from airflow_roir.errors import LockNotAcquired
+from airflow_roir.errors import LockNotAcquired, NotFound
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from airflow_roir.spark.task import session_name
 from tests.conftest import run_sql
@@ -31,6 +31,14 @@ pytestmark = pytest.mark.sample(1)
 Report = Callable[[str], None]
 DEFINITION = IndexDefinition.parse("ix", "t", "k")
 IMPATIENT = BuildOptions(lock_timeout_ms=20, lock_patience_s=30)
+
+
+def waiting(database: Database, index: str | None = None) -> list[LockWait]:
+    """What the status shows; of an index that isn't there, and that nobody waits for, it shows none."""
+    try:
+        return list(overview(database, index).waits)
+    except NotFound:
+        return []
 
 
 def _unfinished(database: Database) -> None:

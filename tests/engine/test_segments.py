@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine.compact.bloat import bloat
+from airflow_roir.engine.compact.bloat import bloat_of
 from airflow_roir.engine.compact.segment import Segment, worst_first
 from airflow_roir.engine.compact.segments import EMPTY_TREE, NO_STATISTICS, NOT_READABLE, segments
 from airflow_roir.engine.database import Database
@@ -79,7 +79,7 @@ def test_the_bloat_is_the_sum_over_the_segments(database: Database, dsn: str) ->
     changed(dsn, f"DELETE FROM t WHERE v < {ROWS // 3} AND v % 4 > 0")
     found = look(database)
     with database.transaction() as connection:
-        swollen = bloat(connection, 1, 0)
+        swollen = bloat_of(segments(connection, 1), 0)
     assert swollen.rows == sum(one.rows or 0 for one in found)
     assert swollen.bytes == sum(one.bytes - (one.needed or 0) for one in found)
     assert worst_first(found)[0].ordinal == 1
@@ -182,7 +182,7 @@ def test_an_index_of_no_rows_has_segments_without_waste(database: Database, dsn:
     assert [one.ordinal for one in found] == list(range(len(found)))
     assert {(one.rows, one.wasted, one.growth, one.note) for one in found} == {(0, 0, None, EMPTY_TREE)}
     with database.transaction() as connection:
-        assert bloat(connection, 1, 0).note is None
+        assert bloat_of(segments(connection, 1), 0).note is None
         assert segments(connection, 99) == ()
 
 

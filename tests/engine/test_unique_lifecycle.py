@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.engine import abort, clean_up, drop, install, revert
-from airflow_roir.engine.compact import bloat
+from airflow_roir.engine.compact.bloat import bloat_of
+from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
@@ -225,6 +226,6 @@ def test_its_bloat_counts_no_segment_twice(database: Database, dsn: str) -> None
     found = {}
     with database.transaction() as connection:
         for generation in (1, 2):
-            found[generation] = bloat.bloat(connection, generation, 0)
+            found[generation] = bloat_of(segments(connection, generation), 0)
     assert found[1].rows == found[2].rows == 4000
     assert found[1].win_bytes == 0

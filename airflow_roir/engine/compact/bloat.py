@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection
-
 from airflow_roir.engine.compact.segment import Segment
-from airflow_roir.engine.compact.segments import EMPTY_TREE, segments
+from airflow_roir.engine.compact.segments import EMPTY_TREE
 
 # A gain below this is not worth a rebuild, nor a word: tables grow by whole blocks, and estimates err.
 LEAST_WIN_BYTES = 256 * 1024
@@ -40,15 +38,6 @@ class Bloat:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the rows are the index's."""
         return {name: value for name, value in asdict(self).items() if name != "rows"}
-
-
-def bloat(connection: Connection, generation_id: int, ghosts: int, exact: bool = False) -> Bloat:
-    """The bloat of a published generation, in the caller's transaction. Waits for no lock.
-
-    exact: measure it by pgstattuple, which reads all entries; if the extension isn't there, or may not be used, or
-    a table is locked, `note` says so, and it is an estimate all the same.
-    """
-    return bloat_of(segments(connection, generation_id, exact), ghosts)
 
 
 def bloat_of(found: Sequence[Segment], ghosts: int) -> Bloat:

@@ -19,19 +19,6 @@ from airflow_roir.engine.progress.bars import Bars
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import QUEUED, Phase, Status
 
-BY = (
-    "nothing",
-    "reading",
-    "writing",
-    "lock",
-    "rate limit",
-    "starting",
-    "another run",
-    "no run",
-    "pause",
-    "server",
-    "throttled",
-)
 # A rate limit this many times the rate of late isn't what it is slow by.
 OUT_OF_REACH = 10
 # A text of the database is shown up to this.
@@ -92,7 +79,10 @@ class Workers:
 
 @dataclass(frozen=True)
 class HeldUp:
-    """by: one of `BY`. text: the same for people."""
+    """text: the same for people.
+
+    by: nothing, reading, writing, lock, rate limit, starting, another run, no run, pause, server, or throttled.
+    """
 
     by: str
     text: str
