@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
-from airflow_roir.engine import operations, remove_generations, tables
+from airflow_roir.engine import operations, remove_generations
 from airflow_roir.engine.compact import undo
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.shards import holders
 from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
-from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Kind, Status, Verb
+
+IS_SHOWN_OR_KEPT = """
+SELECT EXISTS (SELECT FROM roir.generation WHERE index_id = %(index)s AND status IN ('active', 'retired'))
+"""
 
 
 @in_one_history
@@ -81,14 +84,7 @@ def finish_abort(
     def release(connection: Connection) -> None:
         if not conclude(connection, row, actor):
             return
-        generation = tables.generation
-        others = connection.execute(
-            select(generation.c.id).where(
-                generation.c.index_id == row.index_id,
-                generation.c.status.in_((GenerationStatus.ACTIVE.value, GenerationStatus.RETIRED.value)),
-            )
-        ).first()
-        if others is None:
+        if not execute(connection, IS_SHOWN_OR_KEPT, {"index": row.index_id}).scalar_one():
             remove_generations.forget_index(connection, row.index_id)
 
     remove_generations.release_source(database, row.index_id, release, report, patience_s)
@@ -98,12 +94,11 @@ def finish_abort(
 
 def conclude(connection: Connection, row: operations.OperationRow, actor: str) -> bool:
     """From aborting to aborted, once what the operation made is gone. False if another process was faster."""
-    operation = tables.operation
-    now = connection.execute(select(operation).where(operation.c.id == row.id).with_for_update()).one()
+    now = operations.lock_operation(connection, row.id)
     if now.status != Status.ABORTING:
         return False
     # Before its units are forgotten: how far it was is kept by this move.
-    operations.move(connection, now, Verb.REMOVE, finished_at=func.clock_timestamp())
+    operations.move(connection, now, Verb.REMOVE, also="finished_at = clock_timestamp()")
     verification.give_up(connection, row.id)
     operations.record_event(connection, row.index_id, row.id, actor, "aborted")
     return True

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection
 
-from airflow_roir.engine import allowed, operations, tables
+from airflow_roir.engine import allowed, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.operations import HEARTBEAT_FRESH_S, OperationRow
 from airflow_roir.engine.schema import check_schema
@@ -100,6 +100,18 @@ SELECT * FROM (
    WHERE o.status IN ('running', 'paused')) x
  WHERE x.runs OR x.waits ORDER BY x.runs DESC, x.priority DESC, x.queued_at, x.operation_id
 """
+KEEP_HEARTBEAT = "UPDATE roir.operation SET heartbeat_at = %(beat)s WHERE id = %(operation)s"
+PAUSE_BY = """
+UPDATE roir.operation
+   SET paused_by = %(by)s, pause_reason = %(reason)s, queued_at = NULL, queued_seen_at = NULL
+ WHERE id = %(operation)s AND status = 'paused'
+"""
+ASK_FOR_PLACE = """
+UPDATE roir.operation
+   SET queued_at = coalesce(queued_at, clock_timestamp()), queued_seen_at = clock_timestamp()
+ WHERE id = %(operation)s
+"""
+SHOW_PLACE = "UPDATE roir.operation SET notice = %(place)s WHERE id = %(operation)s"
 
 
 def read_queue(connection: Connection) -> Queue:
@@ -130,7 +142,7 @@ def set_most(database: Database, most: int) -> Queue:
         raise InvalidInput(f"max_running_operations is {most!r}; it must be from 1 to 10,000, or 0 for no limit")
     with database.transaction() as connection:
         check_schema(connection, writes=True)
-        connection.execute(update(tables.setting).values(max_running_operations=most or None))
+        execute(connection, "UPDATE roir.setting SET max_running_operations = %(most)s", {"most": most or None})
         return read_queue(connection)
 
 
@@ -146,9 +158,7 @@ def ask(database: Database, operation_id: int) -> Wait | None:
 
 def ask_for(connection: Connection, operation_id: int) -> Wait | None:
     """As `ask`, in the caller's transaction. One that has ended needn't wait."""
-    row = connection.execute(
-        select(tables.operation).where(tables.operation.c.id == operation_id).with_for_update()
-    ).one()
+    row = operations.lock_operation(connection, operation_id)
     return admit(connection, row) if row.status in (Status.RUNNING, Status.PAUSED) else None
 
 
@@ -159,7 +169,7 @@ def admit(connection: Connection, row: OperationRow) -> Wait | None:
     """
     now = execute(connection, "SELECT clock_timestamp()").scalar_one()
     refusal = allowed.outside_of_window(row, now, allowed.name_of(connection, row))
-    if refusal is None and not _begins_anew(row) and not allowed.is_last(connection, row):
+    if refusal is None and not begins_anew(row) and not allowed.is_last(connection, row):
         refusal = allowed.past_duration(row, now)
     if refusal is not None:
         _pause(connection, row, refusal)
@@ -170,38 +180,23 @@ def admit(connection: Connection, row: OperationRow) -> Wait | None:
     return _find_place(connection, row)
 
 
-def started(row: OperationRow) -> dict[str, Any]:
-    """The columns that change when the run begins. row: as it was before."""
-    values: dict[str, Any] = {"queued_at": None, "queued_seen_at": None}
-    if row.notice is not None and row.notice.startswith(QUEUED):
-        values["notice"] = None
-    if _begins_anew(row):
-        values["working_since"] = func.clock_timestamp()
-    return values
-
-
-def _begins_anew(row: OperationRow) -> bool:
+def begins_anew(row: OperationRow) -> bool:
     """Whether its time begins to count: its first run, out of the queue, or out of a pause that isn't a failure's."""
     is_resumed = row.status == Status.PAUSED and row.paused_by != row.owner
     return bool(row.epoch == 0 or row.queued_at is not None or is_resumed)
 
 
 def _pause(connection: Connection, row: OperationRow, refusal: allowed.Refusal) -> None:
-    operation = tables.operation
     if row.status == Status.RUNNING:
         operations.pause_operation(connection, row, refusal.by, refusal.reason)
         # Its tick was no sign of life of a run.
-        connection.execute(update(operation).where(operation.c.id == row.id).values(heartbeat_at=row.heartbeat_at))
+        execute(connection, KEEP_HEARTBEAT, {"operation": row.id, "beat": row.heartbeat_at})
         return
     if (row.paused_by, row.pause_reason) == (refusal.by, refusal.reason):
         return
     if row.paused_by != refusal.by:
         operations.record_event(connection, row.index_id, row.id, refusal.by, "pause", refusal.reason)
-    connection.execute(
-        update(operation)
-        .where(operation.c.id == row.id, operation.c.status == Status.PAUSED.value)
-        .values(paused_by=refusal.by, pause_reason=refusal.reason, queued_at=None, queued_seen_at=None)
-    )
+    execute(connection, PAUSE_BY, {"operation": row.id, "by": refusal.by, "reason": refusal.reason})
 
 
 def _find_place(connection: Connection, row: OperationRow) -> Wait | None:
@@ -210,22 +205,14 @@ def _find_place(connection: Connection, row: OperationRow) -> Wait | None:
         return None
     # From here on one after another. In a statement of its own: the next one sees what the one before committed.
     most = execute(connection, "SELECT max_running_operations FROM roir.setting FOR UPDATE").scalar_one()
-    operation = tables.operation
-    connection.execute(
-        update(operation)
-        .where(operation.c.id == row.id)
-        .values(
-            queued_at=func.coalesce(operation.c.queued_at, func.clock_timestamp()),
-            queued_seen_at=func.clock_timestamp(),
-        )
-    )
+    execute(connection, ASK_FOR_PLACE, {"operation": row.id})
     found = read_queue(connection)
     place = next((one.place for one in found.waiting if one.operation_id == row.id), None) or 1
     if most is None or len(found.running) + place <= most:
         return None
     why = f"{QUEUED}place {place} of {len(found.waiting)}; {_names(found.running)} of at most {most} at the same time"
     if row.notice != why:
-        connection.execute(update(operation).where(operation.c.id == row.id).values(notice=why))
+        execute(connection, SHOW_PLACE, {"operation": row.id, "place": why})
     return Wait("queue", why)
 
 

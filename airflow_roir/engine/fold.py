@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, operations, tables
+from airflow_roir.engine import catalog, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
@@ -33,7 +33,6 @@ from airflow_roir.engine.running import read_running
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, InvariantViolated, LockNotAcquired
-from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Phase, Verb
 
 T = TypeVar("T")
@@ -46,6 +45,11 @@ COPY_AGAIN = """
 INSERT INTO roir.emptied (generation_id, relation)
 SELECT DISTINCT 0, p.relation FROM roir.source_partition p
  WHERE p.generation_id = %(generation)s AND p.status = 'joining' AND p.bounds IS NOT NULL
+"""
+# also: what else changes.
+SET_MODE = """
+UPDATE roir.generation SET capture_mode = %(new)s, mode_xid = pg_current_xact_id()::text{also}
+ WHERE id = %(generation)s AND status = 'building' AND capture_mode = %(old)s
 """
 SOURCE = """
 SELECT i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(generation)s
@@ -161,25 +165,14 @@ def follow_partitions(database: Database, run: Run, report: Callable[[str], None
         drain(database, job, body, report)
 
 
-def set_mode(connection: Connection, generation_id: int, old: str, new: str, **values: object) -> None:
-    """Record the capture mode of a generation that is being built, which `capture.refresh` then renders, and `values`.
+def set_mode(connection: Connection, generation_id: int, old: str, new: str, also: str = "", **values: object) -> None:
+    """Record the capture mode of a generation that is being built, which `capture.refresh` then renders.
 
+    also: SQL, `column = value, …`, for what else changes with it; values: bound there.
     Raises IllegalTransition if it isn't `old`.
     """
-    changed = connection.execute(
-        update(tables.generation)
-        .where(
-            tables.generation.c.id == generation_id,
-            tables.generation.c.status == GenerationStatus.BUILDING.value,
-            tables.generation.c.capture_mode == old,
-        )
-        .values(
-            **values,
-            capture_mode=new,
-            mode_xid=str(execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()),
-        )
-    )
-    if changed.rowcount != 1:
+    mode = {"generation": generation_id, "old": old, "new": new}
+    if execute(connection, SET_MODE.format(also=also and f", {also}"), {**mode, **values}).rowcount != 1:
         raise IllegalTransition(
             f"generation {generation_id} is not being built in {old} mode; it can't go to {new} mode"
         )

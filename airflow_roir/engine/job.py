@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import catalog, health, marks, tables
+from airflow_roir.engine import catalog, health, marks
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
@@ -18,6 +18,10 @@ from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import LabelsRenamed, RightMissing, SourceChanged
 
+GENERATION = """
+SELECT g.entry, g.scan, i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE g.id = %(generation)s
+"""
 # Asked of primary keys with an enum only: the question takes milliseconds.
 RENAMED = """
 SELECT s.name, s.was, s.is_now FROM roir.generation g CROSS JOIN LATERAL roir.shape_changes(g.id) s
@@ -51,11 +55,7 @@ def load_job(connection: Connection, run: Run) -> Job:
     row = read_control(connection, run)
     # A leaf that is new is read.
     execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
-    generation = connection.execute(
-        select(tables.generation, tables.index.c.source_oid)
-        .join(tables.index, tables.index.c.id == tables.generation.c.index_id)
-        .where(tables.generation.c.id == row.generation_id)
-    ).one()
+    generation = execute(connection, GENERATION, {"generation": row.generation_id}).one()
     entry = physical.followed(connection, row.generation_id, Entry.from_json(generation.entry))
     source = catalog.read_source_by_oid(connection, generation.source_oid)
     job = Job(

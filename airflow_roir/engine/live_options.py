@@ -9,17 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import operations, tables
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute, said, sqlstate, to_json
 from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import LIVE, Kind, Option, WorkOptions, check_live_options
 from airflow_roir.windows import parse_windows
+
+SHOW_REFUSAL = "UPDATE roir.operation SET notice = %(refusal)s WHERE id = %(operation)s"
 
 
 def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, options: WorkOptions) -> None:
@@ -69,7 +71,7 @@ def columns(connection: Connection, options: WorkOptions) -> dict[str, Any]:
 
 def _column(connection: Connection, option: Option, value: Any) -> Any:
     if option.kind is Kind.LIMITS:
-        return _throttle_of(connection, value)
+        return to_json(_throttle_of(connection, value))
     if option.kind is Kind.WINDOWS:
         return parse_windows(value).text or None
     if value is None:
@@ -98,5 +100,5 @@ def refuse_option(database: Database, index: str, actor: str, refusal: str) -> N
     with database.transaction() as connection:
         check_schema(connection, writes=True)
         row = operations.live_or_last(connection, parse_name(index, "index"))
-        connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(notice=refusal))
+        execute(connection, SHOW_REFUSAL, {"operation": row.id, "refusal": refusal})
         operations.record_event(connection, row.index_id, row.id, actor, "refuse", refusal)

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import operations, tables
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.relation_size import relation_sizes
@@ -122,8 +122,7 @@ def _settle(
 ) -> LongPause | None:
     with database.transaction() as connection:
         # Who resumes it now comes before us or after the abort.
-        operation = tables.operation
-        connection.execute(select(operation.c.id).where(operation.c.id == operation_id).with_for_update())
+        operations.lock_operation(connection, operation_id)
         row = next(iter(_paused(connection, operation_id)), None)
         pause = None if row is None else _warning(connection, row)
         if row is None or pause is None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, func, insert
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import catalog, live_options, operations, tables
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine import catalog, live_options, operations
+from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
@@ -23,7 +23,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import OperationRunning
 from airflow_roir.generation_state import GenerationStatus
-from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
+from airflow_roir.operation import FORMAT_VERSION, Kind, Phase
 from airflow_roir.options import WorkOptions
 
 T = TypeVar("T")
@@ -33,6 +33,11 @@ PATIENCE_S = 60.0
 HELD_BY = ["RowShareLock", "AccessExclusiveLock"]
 TABLES = "SELECT %(oid)s::bigint UNION ALL SELECT relation::bigint FROM roir.partition_tree(%(oid)s)"
 
+# columns, values: of the row, by their names.
+INSERT = """
+INSERT INTO roir.operation (status, working_since, {columns}) VALUES ('running', clock_timestamp(), {values})
+RETURNING id
+"""
 # What bounds and watermarks of a former operation called a label doesn't matter any more; entries hold its number.
 LABELS = """
 UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{labels}', (
@@ -81,26 +86,20 @@ def insert_operation(
     every kind of operation fills alike. Raises InvalidInput for a throttle that the server can't read, IntegrityError
     if another operation of the index is unfinished.
     """
-    return int(
-        connection.execute(
-            insert(tables.operation)
-            .values(
-                index_id=index_id,
-                generation_id=generation_id,
-                kind=kind.value,
-                status=Status.RUNNING.value,
-                phase=phase.value,
-                **live_options.columns(connection, options),
-                working_since=func.clock_timestamp(),
-                options=options.fixed(),
-                fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
-                format_version=format_version,
-                created_by=actor,
-                **columns,
-            )
-            .returning(tables.operation.c.id)
-        ).scalar_one()
-    )
+    values = {
+        "index_id": index_id,
+        "generation_id": generation_id,
+        "kind": kind.value,
+        "phase": phase.value,
+        **live_options.columns(connection, options),
+        "options": to_json(options.fixed()),
+        "fingerprint": catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
+        "format_version": format_version,
+        "created_by": actor,
+        **columns,
+    }
+    statement = INSERT.format(columns=", ".join(values), values=", ".join(f"%({name})s" for name in values))
+    return int(execute(connection, statement, values).scalar_one())
 
 
 def insert_over_active(

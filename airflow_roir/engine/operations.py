@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from airflow_roir.definition import QualifiedName, argument, parse_name, quote
-from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.locks import WAITING
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationPaused, OperationRunning
-from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import TRANSITIONS, Status, Verb
 from airflow_roir.options import LIVE_OPTIONS, check_live_options
 
@@ -27,6 +25,47 @@ OperationRow = Row[Any]
 # A run writes its heartbeat every few seconds; after this long without one it is taken for dead, as `roir.tick` has it.
 HEARTBEAT_FRESH_S = 30
 LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
+
+LIVE_INDEXES = """
+SELECT * FROM roir.index
+ WHERE name = %(name)s AND schema_name = coalesce(%(schema)s, schema_name) AND dropped_at IS NULL
+"""
+ACTIVE_GENERATION = "SELECT * FROM roir.generation WHERE index_id = %(index)s AND status = 'active'"
+NEWEST_OPERATION = "SELECT * FROM roir.operation WHERE index_id = %(index)s ORDER BY id DESC LIMIT 1"
+OPERATION = "SELECT * FROM roir.operation WHERE id = %(operation)s"
+OPERATION_OF = """
+SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE o.id = %(operation)s AND i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
+"""
+# also: what else the arrow changes.
+MOVE = """
+UPDATE roir.operation SET status = %(to_status)s, phase = %(to_phase)s{also}
+ WHERE id = %(operation)s AND status = ANY (%(statuses)s) AND phase = %(phase)s AND epoch = coalesce(%(epoch)s, epoch)
+"""
+RECORD_EVENT = """
+INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
+VALUES (%(index)s, %(operation)s, %(actor)s, %(action)s, %(detail)s)
+"""
+END_OF_PAUSED = """
+UPDATE roir.operation SET heartbeat_at = NULL, ticked_at = NULL
+ WHERE id = %(operation)s AND owner = %(owner)s AND status = 'paused'
+"""
+NOTE_WAIT = "UPDATE roir.operation SET notice = %(line)s WHERE id = %(operation)s AND epoch = %(epoch)s"
+END_OF_WAIT = """
+UPDATE roir.operation SET notice = NULL
+ WHERE id = %(operation)s AND epoch = %(epoch)s AND starts_with(notice, %(waiting)s)
+"""
+NEWEST_CENSUS = """
+SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
+   AND (o.options ->> 'census')::boolean AND o.status IN ('aborting', 'aborted')
+ ORDER BY o.id DESC LIMIT 1
+"""
+LAST_EVENT = """
+SELECT * FROM roir.event WHERE operation_id = %(operation)s AND action = %(action)s ORDER BY id DESC LIMIT 1
+"""
+IS_ACTOR = "SELECT EXISTS (SELECT FROM roir.event WHERE operation_id = %(operation)s AND actor = %(actor)s)"
+EVENTS = "SELECT * FROM roir.event WHERE index_id = %(index)s ORDER BY id"
 
 
 def default_actor() -> str:
@@ -40,17 +79,18 @@ def default_actor() -> str:
 
 def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
     """The row of a live index by its name; a name without schema must be unambiguous. Raises NotFound."""
-    index = tables.index
-    query = select(index).where(index.c.name == name.name, index.c.dropped_at.is_(None))
-    if name.schema is not None:
-        query = query.where(index.c.schema_name == name.schema)
-    found = connection.execute(query).all()
+    found = execute(connection, LIVE_INDEXES, {"name": name.name, "schema": name.schema}).all()
     if not found:
         raise NotFound(f"there is no index {name}; `roir status` lists all indexes")
     if len(found) > 1:
         schemas = ", ".join(quote(row.schema_name) for row in found)
         raise InvalidInput(f"index {name} is ambiguous: it exists in {schemas}; name the schema too")
     return found[0]
+
+
+def read_index(connection: Connection, index_id: int) -> Row[Any]:
+    """The row of an index, dropped or not."""
+    return execute(connection, "SELECT * FROM roir.index WHERE id = %(index)s", {"index": index_id}).one()
 
 
 def index_name(row: Row[Any]) -> QualifiedName:
@@ -60,12 +100,7 @@ def index_name(row: Row[Any]) -> QualifiedName:
 
 def active_generation(connection: Connection, index: Row[Any]) -> Row[Any]:
     """The generation that readers of an index see. Raises NotFound if none is published."""
-    generation = tables.generation
-    found = connection.execute(
-        select(generation).where(
-            generation.c.index_id == index.id, generation.c.status == GenerationStatus.ACTIVE.value
-        )
-    ).first()
+    found = execute(connection, ACTIVE_GENERATION, {"index": index.id}).first()
     if found is None:
         name = index_name(index)
         if is_kept(connection, index.id):
@@ -92,18 +127,20 @@ def is_kept(connection: Connection, index_id: int) -> bool:
 
 def newest_operation(connection: Connection, index_id: int) -> OperationRow | None:
     """The latest operation of an index, live or ended."""
-    operation = tables.operation
-    return connection.execute(
-        select(operation).where(operation.c.index_id == index_id).order_by(operation.c.id.desc()).limit(1)
-    ).first()
+    return execute(connection, NEWEST_OPERATION, {"index": index_id}).first()
 
 
 def read_operation(connection: Connection, operation_id: int) -> OperationRow:
     """One operation by id. Raises NotFound."""
-    row = connection.execute(select(tables.operation).where(tables.operation.c.id == operation_id)).first()
+    row = execute(connection, OPERATION, {"operation": operation_id}).first()
     if row is None:
         raise no_operation(operation_id)
     return row
+
+
+def lock_operation(connection: Connection, operation_id: int) -> OperationRow:
+    """One operation by id, locked until the end of the transaction."""
+    return execute(connection, f"{OPERATION} FOR UPDATE", {"operation": operation_id}).one()
 
 
 def no_operation(operation_id: int) -> NotFound:
@@ -117,12 +154,8 @@ def no_operation(operation_id: int) -> NotFound:
 def operation_of(connection: Connection, operation_id: int, index: QualifiedName) -> OperationRow | None:
     """An operation by id, if it is one of the index of that name, dropped or not: a server that lost its last commits
     gives the ids of these again."""
-    found = tables.index
-    query = select(tables.operation).join(found, found.c.id == tables.operation.c.index_id)
-    query = query.where(tables.operation.c.id == operation_id, found.c.name == index.name)
-    if index.schema is not None:
-        query = query.where(found.c.schema_name == index.schema)
-    return connection.execute(query).first()
+    values = {"operation": operation_id, "name": index.name, "schema": index.schema}
+    return execute(connection, OPERATION_OF, values).first()
 
 
 def find_operation(database: Database, index: str) -> OperationRow:
@@ -166,11 +199,8 @@ def record_event(
     detail: str | None = None,
 ) -> None:
     """Record who did what, when and why, in the transaction that does it."""
-    connection.execute(
-        insert(tables.event).values(
-            index_id=index_id, operation_id=operation_id, actor=actor, action=action, detail=detail
-        )
-    )
+    values = {"index": index_id, "operation": operation_id, "actor": actor, "action": action, "detail": detail}
+    execute(connection, RECORD_EVENT, values)
 
 
 def move(
@@ -179,32 +209,30 @@ def move(
     verb: Verb,
     *,
     epoch: int | None = None,
+    also: str = "",
     **values: Any,
 ) -> None:
     """Take an operation along one arrow: one UPDATE that names the states it expects (I8).
 
-    epoch: the run that must still hold the operation. Raises Fenced, OperationPaused (at the end of a phase) or
-    IllegalTransition if no row matched.
+    epoch: the run that must still hold the operation. also: SQL, `column = value, …`, for its other columns that the
+    arrow changes. values: bound there. Raises Fenced, OperationPaused (at the end of a phase) or IllegalTransition if
+    no row matched.
     """
-    operation = tables.operation
     arrows = [arrow for arrow in TRANSITIONS if arrow.verb == verb]
     # An arrow's target differs by phase only for ADVANCE, which starts from the phase that the caller worked in.
     arrows = [arrow for arrow in arrows if arrow.phase == row.phase]
     if not arrows:
         raise IllegalTransition(f"operation {row.id} is in phase {row.phase}; it can't {verb.value} from there")
     arrow = arrows[0]
-    statement = (
-        update(operation)
-        .where(
-            operation.c.id == row.id,
-            operation.c.status.in_([a.status.value for a in arrows]),
-            operation.c.phase == arrow.phase.value,
-        )
-        .values(status=arrow.to_status.value, phase=arrow.to_phase.value, **values)
-    )
-    if epoch is not None:
-        statement = statement.where(operation.c.epoch == epoch)
-    if connection.execute(statement).rowcount == 1:
+    moved = {
+        "operation": row.id,
+        "epoch": epoch,
+        "statuses": [one.status.value for one in arrows],
+        "phase": arrow.phase.value,
+        "to_status": arrow.to_status.value,
+        "to_phase": arrow.to_phase.value,
+    }
+    if execute(connection, MOVE.format(also=also and f", {also}"), {**moved, **values}).rowcount == 1:
         return
     now = read_operation(connection, row.id)
     if epoch is not None and now.epoch != epoch:
@@ -222,15 +250,8 @@ def move(
 def complete(connection: Connection, row: OperationRow, epoch: int) -> None:
     """Take an operation to its end, and stop its clock. Raises as `move`."""
     tick(connection, row.id, epoch)
-    move(
-        connection,
-        row,
-        Verb.COMPLETE,
-        epoch=epoch,
-        finished_at=func.clock_timestamp(),
-        heartbeat_at=None,
-        ticked_at=None,
-    )
+    ended = "finished_at = clock_timestamp(), heartbeat_at = NULL, ticked_at = NULL"
+    move(connection, row, Verb.COMPLETE, epoch=epoch, also=ended)
 
 
 def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
@@ -256,7 +277,9 @@ def heart_beats(row: OperationRow, connection: Connection) -> bool:
     """True while the run that drives the operation has given a sign of life lately, by the server's clock."""
     if row.heartbeat_at is None or row.status != Status.RUNNING:
         return False
-    age = connection.execute(select(func.extract("epoch", func.clock_timestamp() - row.heartbeat_at))).scalar_one()
+    age = execute(
+        connection, "SELECT extract(epoch FROM clock_timestamp() - %(beat)s)", {"beat": row.heartbeat_at}
+    ).scalar_one()
     # One from the future is no sign of life either: the server's clock was set back, and who lives beats again soon.
     return abs(float(age)) < HEARTBEAT_FRESH_S
 
@@ -369,12 +392,10 @@ def pause_operation(
         row,
         Verb.PAUSE,
         epoch=epoch,
-        paused_at=func.clock_timestamp(),
-        paused_by=actor,
-        pause_reason=reason,
-        ticked_at=None,
-        queued_at=None,
-        queued_seen_at=None,
+        also="paused_at = clock_timestamp(), paused_by = %(actor)s, pause_reason = %(reason)s, ticked_at = NULL, "
+        "queued_at = NULL, queued_seen_at = NULL",
+        actor=actor,
+        reason=reason,
     )
     # An event may need a page that a full disk has no room for; the pause itself does not.
     with suppress(OperationalError), connection.begin_nested():
@@ -383,7 +404,8 @@ def pause_operation(
 
 def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoch: int) -> None:
     """Mark an operation failed: to continue would be wrong. It can only be aborted."""
-    move(connection, row, Verb.FAIL, epoch=epoch, error=error, heartbeat_at=None, ticked_at=None)
+    failed = "error = %(error)s, heartbeat_at = NULL, ticked_at = NULL"
+    move(connection, row, Verb.FAIL, epoch=epoch, also=failed, error=error)
     record_event(connection, row.index_id, row.id, actor, "fail", error)
 
 
@@ -393,30 +415,18 @@ def has_paused(database: Database, operation_id: int, owner: str) -> bool:
     owner: the run that it is; its heartbeat is forgotten, as the run itself would do at its end. A pause that the run
     before it took upon itself, because it fails meanwhile, doesn't count: `start_run` lifts it.
     """
-    operation = tables.operation
     with database.transaction() as connection:
         row = read_operation(connection, operation_id)
         if row.status != Status.PAUSED or (row.paused_by == row.owner and row.owner != owner):
             return False
-        connection.execute(
-            update(operation)
-            .where(
-                operation.c.id == operation_id,
-                operation.c.owner == owner,
-                operation.c.status == Status.PAUSED.value,
-            )
-            .values(heartbeat_at=None, ticked_at=None)
-        )
+        execute(connection, END_OF_PAUSED, {"operation": operation_id, "owner": owner})
         return True
 
 
 def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
     """Show in the status whom a run waits for; None: the wait is over. Doesn't touch another run's operation."""
-    operation = tables.operation
-    statement = update(operation).where(operation.c.id == operation_id, operation.c.epoch == epoch)
-    if line is None:
-        statement = statement.where(operation.c.notice.startswith(WAITING))
-    connection.execute(statement.values(notice=line))
+    values = {"operation": operation_id, "epoch": epoch, "line": line, "waiting": WAITING}
+    execute(connection, END_OF_WAIT if line is None else NOTE_WAIT, values)
 
 
 def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:
@@ -436,34 +446,17 @@ def refuse_running(database: Database, row: OperationRow, index: str) -> None:
 
 def last_event(connection: Connection, operation_id: int, action: str) -> Row[Any] | None:
     """The newest event of that action of an operation."""
-    event = tables.event
-    return connection.execute(
-        select(event)
-        .where(event.c.operation_id == operation_id, event.c.action == action)
-        .order_by(event.c.id.desc())
-        .limit(1)
-    ).first()
+    return execute(connection, LAST_EVENT, {"operation": operation_id, "action": action}).first()
 
 
 def is_actor(connection: Connection, operation_id: int, actor: str) -> bool:
     """Whether the events of an operation name that actor."""
-    event = tables.event
-    named = select(event.c.id).where(event.c.operation_id == operation_id, event.c.actor == actor)
-    return connection.execute(named.limit(1)).first() is not None
+    return bool(execute(connection, IS_ACTOR, {"operation": operation_id, "actor": actor}).scalar_one())
 
 
 def newest_census(connection: Connection, name: QualifiedName) -> OperationRow | None:
     """The newest census of that name which has its outcome: no index is left of it."""
-    operation, index = tables.operation, tables.index
-    query = select(operation).join(index, index.c.id == operation.c.index_id).where(index.c.name == name.name)
-    if name.schema is not None:
-        query = query.where(index.c.schema_name == name.schema)
-    ended = (Status.ABORTING.value, Status.ABORTED.value)
-    return connection.execute(
-        query.where(operation.c.options["census"].as_boolean(), operation.c.status.in_(ended))
-        .order_by(operation.c.id.desc())
-        .limit(1)
-    ).first()
+    return execute(connection, NEWEST_CENSUS, {"name": name.name, "schema": name.schema}).first()
 
 
 def has_outcome(row: OperationRow) -> bool:
@@ -483,6 +476,4 @@ def events(database: Database, index: str) -> Sequence[Row[Any]]:
             if census is None:
                 raise
             index_id = census.index_id
-        return connection.execute(
-            select(tables.event).where(tables.event.c.index_id == index_id).order_by(tables.event.c.id)
-        ).all()
+        return execute(connection, EVENTS, {"index": index_id}).all()

@@ -9,22 +9,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import IndexDefinition, argument
-from airflow_roir.engine import catalog, checks, live_options, operations, rehearse, tables
+from airflow_roir.engine import catalog, checks, live_options, operations, rehearse
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.new_operation import insert_operation
 from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.plan import Bound, Piece
+from airflow_roir.engine.plan import Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.scan import choosing, sharing
@@ -36,13 +36,36 @@ from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
 from airflow_roir.engine.unique.early import hashing
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
-from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase, Status
 from airflow_roir.options import BuildOptions
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE i.source_oid = %(source)s AND o.status IN ('running', 'paused') LIMIT 1
+"""
+INSERT_INDEX = """
+INSERT INTO roir.index (schema_name, name, source_oid, key_columns, included_columns, is_unique, nulls_not_distinct,
+                        shard_table, shard_column)
+VALUES (%(schema)s, %(name)s, %(source)s, %(key)s, %(include)s, %(is_unique)s, %(nulls_not_distinct)s,
+        %(shard_table)s, %(shard_column)s)
+RETURNING id
+"""
+INSERT_GENERATION = """
+INSERT INTO roir.generation (index_id, status, capture_mode, mode_xid, entry, scan)
+VALUES (%(index)s, 'building', %(mode)s, pg_current_xact_id()::text, %(entry)s, %(scan)s)
+RETURNING id
+"""
+SET_ENTRY = "UPDATE roir.generation SET entry = %(entry)s WHERE id = %(generation)s"
+INSERT_SEGMENTS = """
+INSERT INTO roir.segment (generation_id, ordinal, lower, upper)
+SELECT %(generation)s, s.ordinal, s.lower, s.upper
+  FROM jsonb_to_recordset(%(segments)s) AS s (ordinal int, lower jsonb, upper jsonb)
+"""
+INSERT_RANGES = """
+INSERT INTO roir.scan_range (operation_id, ordinal, relation, lower, upper, filenode, shard_id)
+SELECT %(operation)s, r.ordinal, r.relation, r.lower, r.upper, r.filenode, r.shard_id
+  FROM jsonb_to_recordset(%(ranges)s)
+       AS r (ordinal int, relation bigint, lower jsonb, upper jsonb, filenode bigint, shard_id bigint)
 """
 
 
@@ -168,30 +191,16 @@ def _prepare(
 ) -> PreparedOperation:
     source, plan, name = rehearsal.source, rehearsal.plan, rehearsal.index
     index_id = _index_row(connection, rehearsal)
-    generation_id = int(
-        connection.execute(
-            insert(tables.generation)
-            .values(
-                index_id=index_id,
-                status=GenerationStatus.BUILDING.value,
-                capture_mode=CAPTURE,
-                mode_xid=_xid(connection),
-                entry=rehearsal.entry.as_json(),
-                scan=rehearsal.choice.scan.value,
-            )
-            .returning(tables.generation.c.id)
-        ).scalar_one()
-    )
+    values = {"index": index_id, "mode": CAPTURE, "entry": to_json(rehearsal.entry.as_json())}
+    values["scan"] = rehearsal.choice.scan.value
+    generation_id = int(execute(connection, INSERT_GENERATION, values).scalar_one())
     entry = physical.create(connection, generation_id, rehearsal.entry, plan)
-    connection.execute(
-        update(tables.generation).where(tables.generation.c.id == generation_id).values(entry=entry.as_json())
-    )
-    segments: list[tuple[int, Bound | None, Bound | None]] = [(physical.DEFAULT_SEGMENT, None, None)]
-    segments += [(n, low, high) for n, (low, high) in enumerate(physical.segment_bounds(plan), start=1)]
-    connection.execute(
-        insert(tables.segment),
-        [{"generation_id": generation_id, "ordinal": n, "lower": low, "upper": high} for n, low, high in segments],
-    )
+    execute(connection, SET_ENTRY, {"generation": generation_id, "entry": to_json(entry.as_json())})
+    bounds = [(None, None), *physical.segment_bounds(plan)]
+    segments = [
+        {"ordinal": n, "lower": low, "upper": high} for n, (low, high) in enumerate(bounds, physical.DEFAULT_SEGMENT)
+    ]
+    execute(connection, INSERT_SEGMENTS, {"generation": generation_id, "segments": to_json(segments)})
     lock()
     # From here to the commit writers wait: install the capture, look once more, write the operation.
     _check_other_builds(connection, source)
@@ -215,7 +224,7 @@ def _prepare(
         scan_of=shared.of if shared else None,
         rows_estimate=plan.rows,
         notice=" ".join(warnings) or None,
-        phase_seconds={"prepare": round(time.monotonic() - begun, 3)},
+        phase_seconds=to_json({"prepare": round(time.monotonic() - begun, 3)}),
     )
     changes.register(connection, source, generation_id)
     if rehearsal.survey is not None:
@@ -223,10 +232,8 @@ def _prepare(
         intents.create(connection, generation_id, entry)
         if rehearsal.definition.unique:
             holders.create(connection, generation_id)
-    ranges = [{"operation_id": operation_id, "ordinal": n, **asdict(piece)} for n, piece in pieces]
-    # A partitioned table may have no partition yet.
-    if ranges:
-        connection.execute(insert(tables.scan_range), ranges)
+    ranges = [{"ordinal": n, **asdict(piece)} for n, piece in pieces]
+    execute(connection, INSERT_RANGES, {"operation": operation_id, "ranges": to_json(ranges)})
     what = rehearsal.kind
     if rehearsal.definition.unique:
         what += f", {'census' if options.census else uniqueness(rehearsal.definition)},"
@@ -329,24 +336,16 @@ def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
         # A drop may have been faster.
         rehearse.refuse_kept(connection, found)
         return int(found.id)
-    return int(
-        connection.execute(
-            insert(tables.index)
-            .values(
-                schema_name=rehearsal.index.schema,
-                name=rehearsal.index.name,
-                source_oid=rehearsal.source.oid,
-                key_columns=list(rehearsal.definition.key),
-                included_columns=list(rehearsal.definition.include),
-                is_unique=rehearsal.definition.unique,
-                nulls_not_distinct=rehearsal.definition.nulls_not_distinct,
-                shard_table=None if rehearsal.survey is None else str(rehearsal.survey.table),
-                shard_column=None if rehearsal.survey is None else rehearsal.survey.shard_column,
-            )
-            .returning(tables.index.c.id)
-        ).scalar_one()
-    )
-
-
-def _xid(connection: Connection) -> str:
-    return str(execute(connection, "SELECT pg_current_xact_id()::text").scalar_one())
+    survey, definition = rehearsal.survey, rehearsal.definition
+    values = {
+        "schema": rehearsal.index.schema,
+        "name": rehearsal.index.name,
+        "source": rehearsal.source.oid,
+        "key": to_json(list(definition.key)),
+        "include": to_json(list(definition.include)),
+        "is_unique": definition.unique,
+        "nulls_not_distinct": definition.nulls_not_distinct,
+        "shard_table": None if survey is None else str(survey.table),
+        "shard_column": None if survey is None else survey.shard_column,
+    }
+    return int(execute(connection, INSERT_INDEX, values).scalar_one())

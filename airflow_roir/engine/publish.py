@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, func, select, text, update
+from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import fold, operations, tables
+from airflow_roir.engine import fold, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
@@ -21,10 +21,16 @@ from airflow_roir.engine.running import read_running
 from airflow_roir.engine.shards import freshness
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
-from airflow_roir.generation_state import GenerationStatus
 
 # What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
 MOST_ROWS_UNDER_LOCK = 2_000
+
+RETIRE = """
+UPDATE roir.generation
+   SET status = 'retired', retired_at = clock_timestamp(),
+       drop_after = clock_timestamp() + make_interval(secs => %(revert_window_s)s)
+ WHERE index_id = %(index)s AND status = 'active'
+"""
 
 
 def publish(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
@@ -48,8 +54,7 @@ def _view(database: Database, job: Job) -> str:
 
 
 def _name(connection: Connection, job: Job) -> QualifiedName:
-    row = connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one()
-    return operations.index_name(row)
+    return operations.index_name(operations.read_index(connection, job.index_id))
 
 
 def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool:
@@ -69,19 +74,10 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     fold.FoldWorker(connection, job.generation_id, job.entry).fold()
     ghosts = _only_ghosts(connection, job)
     view.show(connection, _name(connection, job), job.index_id, job.generation_id)
-    generation = tables.generation
-    window = int(job.options["revert_window_s"])
-    connection.execute(
-        update(generation)
-        .where(generation.c.index_id == job.index_id, generation.c.status == GenerationStatus.ACTIVE.value)
-        .values(
-            status=GenerationStatus.RETIRED.value,
-            retired_at=func.clock_timestamp(),
-            drop_after=func.clock_timestamp() + text(f"interval '{window} seconds'"),
-        )
-    )
-    shown = {"status": GenerationStatus.ACTIVE.value, "published_at": func.clock_timestamp(), "ghosts": ghosts}
-    fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE, **shown)
+    values = {"index": job.index_id, "revert_window_s": int(job.options["revert_window_s"])}
+    execute(connection, RETIRE, values)
+    shown = "status = 'active', published_at = clock_timestamp(), ghosts = %(ghosts)s"
+    fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE, also=shown, ghosts=ghosts)
     installation.refresh(connection, job.source)
     operations.complete(connection, row, run.epoch)
     operations.record_event(

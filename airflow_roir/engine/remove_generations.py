@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, operations, tables
+from airflow_roir.engine import catalog, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
@@ -14,16 +14,18 @@ from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.shards import holders
 from airflow_roir.engine.source import Source
-from airflow_roir.generation_state import CaptureMode, GenerationStatus
+
+WITH_TABLES = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status <> 'dropped' ORDER BY id"
+RETIRE_FOR_GOOD = """
+UPDATE roir.generation SET status = 'dropped', capture_mode = 'none'
+ WHERE id = ANY (%(generations)s::bigint[]) AND status <> 'dropped'
+"""
+FORGET = "UPDATE roir.index SET dropped_at = clock_timestamp() WHERE id = %(index)s"
 
 
 def generations_of(connection: Connection, index_id: int) -> list[int]:
     """The generations of an index, by id, that have tables."""
-    generation = tables.generation
-    query = select(generation.c.id).where(
-        generation.c.index_id == index_id, generation.c.status != GenerationStatus.DROPPED.value
-    )
-    return list(connection.execute(query.order_by(generation.c.id)).scalars())
+    return list(execute(connection, WITH_TABLES, {"index": index_id}).scalars())
 
 
 def remove(
@@ -67,7 +69,7 @@ def release_source(
     """Take the triggers off a source that has no generation left, and `conclude` in the same transaction."""
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, index_id)
-        oid = connection.execute(select(tables.index.c.source_oid).where(tables.index.c.id == index_id)).scalar_one()
+        oid = operations.read_index(connection, index_id).source_oid
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         if source is None:
@@ -89,24 +91,18 @@ def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
     for generation_id in generation_ids:
         # Nobody ships them any more, while writers of a shard that is away from us announce on.
         holders.end(connection, generation_id, None, operations.default_actor())
-    connection.execute(
-        update(tables.generation)
-        .where(tables.generation.c.id.in_(generation_ids), tables.generation.c.status != GenerationStatus.DROPPED.value)
-        .values(status=GenerationStatus.DROPPED.value, capture_mode=CaptureMode.NONE.value)
-    )
+    execute(connection, RETIRE_FOR_GOOD, {"generations": generation_ids})
 
 
 def forget_index(connection: Connection, index_id: int) -> None:
     """Mark an index as dropped: its name is free. Who owned the last index's table keeps no right of ours."""
-    connection.execute(
-        update(tables.index).where(tables.index.c.id == index_id).values(dropped_at=func.clock_timestamp())
-    )
+    execute(connection, FORGET, {"index": index_id})
     execute(connection, "SELECT roir.take_from_former_owners(0::oid)")
 
 
 def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:
     with database.transaction() as connection:
-        row = connection.execute(select(tables.index).where(tables.index.c.id == index_id)).one()
+        row = operations.read_index(connection, index_id)
     waiter = Waiter("removal", str(operations.index_name(row)))
     if source is None:
         return Drain(database, f"index {index_id}", (), database.limits.attempt_ms, patience_s, waiter)

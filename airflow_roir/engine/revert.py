@@ -4,20 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, text, update
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import catalog, operations, tables
-from airflow_roir.engine.database import Database
+from airflow_roir.engine import catalog, operations
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.errors import InvariantViolated, NotFound
-from airflow_roir.generation_state import GenerationStatus
-from airflow_roir.operation import BUILDS
+
+ACTIVE = """
+SELECT g.id, (o.options ->> 'revert_window_s')::int AS revert_window_s
+  FROM roir.generation g JOIN roir.operation o ON o.generation_id = g.id AND o.kind IN ('create', 'rebuild')
+ WHERE g.index_id = %(index)s AND g.status = 'active'
+"""
+REPLACED = """
+SELECT * FROM roir.generation WHERE index_id = %(index)s AND status = 'retired' ORDER BY retired_at DESC LIMIT 1
+"""
+RETIRE = """
+UPDATE roir.generation
+   SET status = 'retired', retired_at = clock_timestamp(),
+       drop_after = clock_timestamp() + make_interval(secs => %(revert_window_s)s)
+ WHERE id = %(generation)s AND status = 'active'
+"""
+# Its publish stays what it was: every younger snapshot has seen each of its entries ever since. That isn't so of a
+# generation that is shipped to: its view is guarded until no snapshot is older than this.
+ACTIVATE = """
+UPDATE roir.generation
+   SET status = 'active', retired_at = NULL, drop_after = NULL,
+       mode_xid = CASE WHEN %(is_apart)s THEN pg_current_xact_id()::text ELSE mode_xid END,
+       published_at = CASE WHEN %(is_apart)s THEN clock_timestamp() ELSE published_at END
+ WHERE id = %(generation)s AND status = 'retired'
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +80,8 @@ def revert(
     def body(connection: Connection, lock: Callable[[], None]) -> Reverted:
         lock()
         view.hold(connection, found.id)
-        shown, replaced = _active(connection, found.id), _replaced(connection, found.id)
+        shown = execute(connection, ACTIVE, {"index": found.id}).first()
+        replaced = execute(connection, REPLACED, {"index": found.id}).first()
         if shown is None and operations.is_kept(connection, found.id):
             raise NotFound(operations.KEPT.format(index=name))
         if shown is None or replaced is None:
@@ -65,8 +89,8 @@ def revert(
                 f"index {name} has no replaced generation to show: a rebuild keeps that one for its revert window only"
             )
         view.show(connection, name, found.id, replaced.id)
-        _retire(connection, shown)
-        _activate(connection, replaced, is_apart=bool(lanes_of(connection, replaced.id)))
+        _change(connection, RETIRE, shown, revert_window_s=shown.revert_window_s)
+        _change(connection, ACTIVATE, replaced, is_apart=bool(lanes_of(connection, replaced.id)))
         said = f"generation {replaced.id} is shown again, not {shown.id}" + (f": {reason}" if reason else "")
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)
@@ -78,55 +102,6 @@ def revert(
         return drain.run(body, report, [name.sql])
 
 
-def _active(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | None:
-    generation, operation = tables.generation, tables.operation
-    return connection.execute(
-        select(generation.c.id, operation.c.options["revert_window_s"].as_integer().label("window"))
-        .join(operation, operation.c.generation_id == generation.c.id)
-        .where(
-            generation.c.index_id == index_id,
-            generation.c.status == GenerationStatus.ACTIVE.value,
-            operation.c.kind.in_([kind.value for kind in BUILDS]),
-        )
-    ).first()
-
-
-def _replaced(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | None:
-    generation = tables.generation
-    return connection.execute(
-        select(generation)
-        .where(generation.c.index_id == index_id, generation.c.status == GenerationStatus.RETIRED.value)
-        .order_by(generation.c.retired_at.desc())
-        .limit(1)
-    ).first()
-
-
-def _retire(connection: Connection, shown: Row[tuple[object, ...]]) -> None:
-    _change(
-        connection,
-        shown.id,
-        GenerationStatus.ACTIVE,
-        status=GenerationStatus.RETIRED.value,
-        retired_at=func.clock_timestamp(),
-        drop_after=func.clock_timestamp() + text(f"interval '{int(shown.window)} seconds'"),
-    )
-
-
-def _activate(connection: Connection, replaced: Row[tuple[object, ...]], is_apart: bool) -> None:
-    # Its publish stays what it was: every younger snapshot has seen each of its entries ever since. That isn't so of a
-    # generation that is shipped to: its view is guarded until no snapshot is older than this.
-    values: dict[str, object] = {"status": GenerationStatus.ACTIVE.value, "retired_at": None, "drop_after": None}
-    if is_apart:
-        values |= {"mode_xid": text("pg_current_xact_id()::text"), "published_at": func.clock_timestamp()}
-    _change(connection, replaced.id, GenerationStatus.RETIRED, **values)
-
-
-def _change(connection: Connection, generation_id: int, expected: GenerationStatus, **values: object) -> None:
-    generation = tables.generation
-    changed = connection.execute(
-        update(generation)
-        .where(generation.c.id == generation_id, generation.c.status == expected.value)
-        .values(**values)
-    )
-    if changed.rowcount != 1:
-        raise InvariantViolated(f"generation {generation_id} is not {expected.value} any more; nothing was reverted")
+def _change(connection: Connection, statement: str, generation: Row[Any], **values: object) -> None:
+    if execute(connection, statement, {"generation": generation.id, **values}).rowcount != 1:
+        raise InvariantViolated(f"generation {generation.id} has another status by now; nothing was reverted")

@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import admission, operations, tables
-from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine import admission, operations
+from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.retry.trouble import reason_of
@@ -29,10 +29,29 @@ from airflow_roir.errors import (
     SchemaVersionMismatch,
     SourceChanged,
 )
-from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, Status, Verb
+from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, QUEUED, Status, Verb
 
 # To continue after these would be wrong. OperationFailed: readers see another generation than what is compacted.
 FATAL = (SourceChanged, OperationFailed)
+
+BEGUN = """
+owner = %(owner)s, heartbeat_at = clock_timestamp(), ticked_at = NULL, pause_reason = NULL, paused_by = NULL,
+       queued_at = NULL, queued_seen_at = NULL,
+       notice = CASE WHEN NOT starts_with(notice, %(queue_notice)s) THEN notice END,
+       working_since = CASE WHEN %(begins_anew)s THEN clock_timestamp() ELSE working_since END
+""".strip()
+NEXT_EPOCH = """
+UPDATE roir.operation SET epoch = roir.next_epoch(epoch) WHERE id = %(operation)s RETURNING epoch
+"""
+END_RUN = """
+UPDATE roir.operation SET heartbeat_at = NULL, ticked_at = NULL WHERE id = %(operation)s AND epoch = %(epoch)s
+"""
+IS_KNOWN = """
+SELECT EXISTS (
+  SELECT FROM roir.event
+   WHERE operation_id = %(operation)s AND actor = %(actor)s AND detail = %(detail)s AND at >= %(since)s)
+"""
+SHOW_SPARK_UI = "UPDATE roir.operation SET spark_ui = %(url)s WHERE id = %(operation)s AND epoch = %(epoch)s"
 
 
 @dataclass(frozen=True)
@@ -93,7 +112,7 @@ def _start(
     check_schema(connection, writes=True)
     name = parse_name(index, "index")
     found = operations.live_or_last(connection, name)
-    row = connection.execute(select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()).one()
+    row = operations.lock_operation(connection, found.id)
     if operation is not None and row.id != operation:
         raise operations.has_begun_since(index, operation, row)
     if row.status == Status.FAILED:
@@ -119,24 +138,15 @@ def _start(
         row,
         Verb.START,
         epoch=row.epoch,
+        also=BEGUN,
         owner=owner,
-        heartbeat_at=func.clock_timestamp(),
-        ticked_at=None,
-        pause_reason=None,
-        paused_by=None,
-        **admission.started(row),
+        begins_anew=admission.begins_anew(row),
+        queue_notice=QUEUED,
     )
-    epoch = int(
-        connection.execute(
-            update(tables.operation)
-            .where(tables.operation.c.id == row.id)
-            .values(epoch=func.roir.next_epoch(tables.operation.c.epoch))
-            .returning(tables.operation.c.epoch)
-        ).scalar_one()
-    )
+    epoch = int(execute(connection, NEXT_EPOCH, {"operation": row.id}).scalar_one())
     action = "resume" if row.status == Status.PAUSED else "start"
     operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
-    full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
+    full_name = operations.read_index(connection, row.index_id)
     return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
 
 
@@ -144,11 +154,7 @@ def end_run(database: Database, run: Run) -> None:
     """Record that this run no longer drives the operation, so that the next one needn't wait for its heartbeat."""
     with database.transaction() as connection:
         operations.tick(connection, run.operation_id, run.epoch)
-        connection.execute(
-            update(tables.operation)
-            .where(tables.operation.c.id == run.operation_id, tables.operation.c.epoch == run.epoch)
-            .values(heartbeat_at=None, ticked_at=None)
-        )
+        execute(connection, END_RUN, {"operation": run.operation_id, "epoch": run.epoch})
 
 
 def read_control(connection: Connection, run: Run) -> Row[Any]:
@@ -206,11 +212,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
 def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
     """Where Spark's pages of this run are, for whoever looks at the operation; None once they are gone."""
     with database.transaction() as connection:
-        connection.execute(
-            update(tables.operation)
-            .where(tables.operation.c.id == run.operation_id, tables.operation.c.epoch == run.epoch)
-            .values(spark_ui=url)
-        )
+        execute(connection, SHOW_SPARK_UI, {"operation": run.operation_id, "epoch": run.epoch, "url": url})
 
 
 def start_clock(database: Database, run: Run) -> None:
@@ -298,12 +300,7 @@ def settle_lost(database: Database, index: str, owner: str, error: RoirError) ->
 
 def _keep_error(connection: Connection, row: Row[Any], run: Run, reason: str) -> None:
     """Record an error as an event, unless that was done since the pause (by the worker, before its driver)."""
-    event = tables.event
-    known = select(event.c.id).where(
-        event.c.operation_id == row.id,
-        event.c.actor == run.owner,
-        event.c.detail == reason,
-        event.c.at >= row.paused_at,
-    )
-    if (row.paused_by, row.pause_reason) != (run.owner, reason) and connection.execute(known).first() is None:
+    values = {"operation": row.id, "actor": run.owner, "detail": reason, "since": row.paused_at}
+    known = execute(connection, IS_KNOWN, values).scalar_one()
+    if (row.paused_by, row.pause_reason) != (run.owner, reason) and not known:
         operations.record_event(connection, row.index_id, row.id, run.owner, "error", reason)
