@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, Scan, argument, quote
 from airflow_roir.engine import (
@@ -18,7 +18,6 @@ from airflow_roir.engine import (
     operations,
     owner,
     replication,
-    tables,
 )
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -39,7 +38,6 @@ from airflow_roir.engine.shards.survey import Survey
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition
 from airflow_roir.errors import InvalidInput, NotFound, RightMissing, SourceChanged
-from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.options import BuildOptions
 
 
@@ -229,12 +227,7 @@ def check_columns(connection: Connection, source: Source, definition: IndexDefin
 
 def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> None:
     """What readers see keeps its columns and their types: PostgreSQL replaces no view by another kind of one."""
-    generation = tables.generation
-    active = connection.execute(
-        select(generation).where(
-            generation.c.index_id == existing.id, generation.c.status == GenerationStatus.ACTIVE.value
-        )
-    ).first()
+    active = execute(connection, operations.ACTIVE_GENERATION, {"index": existing.id}).first()
     if active is not None:
         name = operations.index_name(existing)
         problems = health.shape_problems(connection, str(name), source, active.id, Entry.from_json(active.entry))

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from airflow.sdk.exceptions import AirflowNotFoundException
-from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import registry
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.hooks.roir import SHARDS_EXTRA, RoirHook, extras_of
 
+LIVE = "SELECT name FROM roir.shard WHERE removed_at IS NULL"
 THERE = "SELECT to_regclass('roir.shard') IS NOT NULL"
 
 
@@ -77,8 +76,7 @@ def keep_connections(database: Database, postgres_conn_id: str, warn: Callable[.
         with database.transaction() as connection:
             if not execute(connection, THERE).scalar_one():
                 return
-            shard = tables.shard
-            live = connection.execute(select(shard.c.name).where(shard.c.removed_at.is_(None))).scalars().all()
+            live = execute(connection, LIVE).scalars().all()
             for name in sorted(named.keys() & set(live)):
                 try:
                     registry.keep_dsn(connection, name, RoirHook(named[name]).get_dsn())

@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import marks, rights, tables
+from airflow_roir.engine import marks, rights
 from airflow_roir.engine import owner as owners
 from airflow_roir.engine.capture.row_function import body, function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, Target
@@ -24,7 +24,6 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.plan import Bound, KeyRange, in_key_order
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvariantViolated
-from airflow_roir.generation_state import GenerationStatus
 
 ROWS, TRUNCATE = "rows", "truncate"
 
@@ -84,6 +83,18 @@ def truncate_trigger_name(source_oid: int) -> str:
     return f"roir_truncate_{source_oid}"
 
 
+MAINTAINED = """
+SELECT g.id, g.entry, g.capture_mode, g.scan, g.layout, i.name
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE i.source_oid = %(source)s AND g.status <> 'dropped' ORDER BY g.id
+"""
+BOUNDS = """
+SELECT s.generation_id, s.ordinal, s.lower, s.upper
+  FROM roir.segment s JOIN roir.generation g ON g.id = s.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE i.source_oid = %(source)s AND s.ordinal > %(default)s ORDER BY s.generation_id, s.ordinal
+"""
+
+
 def targets(
     connection: Connection, source_oid: int, names_of_now: bool = True, with_bounds: bool = True
 ) -> list[Target]:
@@ -92,23 +103,7 @@ def targets(
     names_of_now: False for types and operators as they were called when the capture was made.
     with_bounds: False leaves out those of segments, which are values of keys.
     """
-    generation, index = tables.generation, tables.index
-    rows = connection.execute(
-        select(
-            generation.c.id,
-            generation.c.entry,
-            generation.c.capture_mode,
-            generation.c.scan,
-            generation.c.layout,
-            index.c.name,
-        )
-        .join(index, index.c.id == generation.c.index_id)
-        .where(
-            index.c.source_oid == source_oid,
-            generation.c.status != GenerationStatus.DROPPED.value,
-        )
-        .order_by(generation.c.id)
-    )
+    rows = execute(connection, MAINTAINED, {"source": source_oid})
     bounds = _bounds(connection, source_oid) if with_bounds else {}
     found = []
     for row in rows.all():
@@ -126,16 +121,9 @@ def _bounds(connection: Connection, source_oid: int) -> dict[int, tuple[tuple[Bo
 
     One query, since it is asked often.
     """
-    segment, generation, index = tables.segment, tables.generation, tables.index
-    query = (
-        select(segment.c.generation_id, segment.c.ordinal, segment.c.lower, segment.c.upper)
-        .join(generation, generation.c.id == segment.c.generation_id)
-        .join(index, index.c.id == generation.c.index_id)
-        .where(index.c.source_oid == source_oid, segment.c.ordinal > physical.DEFAULT_SEGMENT)
-        .order_by(segment.c.generation_id, segment.c.ordinal)
-    )
+    asked = {"source": source_oid, "default": physical.DEFAULT_SEGMENT}
     pieces: dict[int, list[KeyRange]] = {}
-    for row in connection.execute(query).all():
+    for row in execute(connection, BOUNDS, asked).all():
         piece = KeyRange(row.ordinal, row.lower and tuple(row.lower), row.upper and tuple(row.upper))
         pieces.setdefault(row.generation_id, []).append(piece)
     found = {}

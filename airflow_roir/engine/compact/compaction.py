@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName, argument, parse_name
-from airflow_roir.engine import by_threads, catalog, live_options, operations, replication, tables
+from airflow_roir.engine import by_threads, catalog, live_options, operations, replication
 from airflow_roir.engine.compact import choosing, worker
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
@@ -208,10 +208,18 @@ def report_of(database: Database, operation_id: int) -> CompactionReport:
     """What a compaction has done until now. Raises NotFound."""
     with database.transaction() as connection:
         row = operations.read_operation(connection, operation_id)
-        index = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
+        index = operations.read_index(connection, row.index_id)
         units = execute(connection, UNITS, {"operation": operation_id}).all()
         found = tuple({**unit._mapping, "seconds": float(unit.seconds)} for unit in units)
         return CompactionReport(operation_id, str(operations.index_name(index)), row.status, found)
+
+
+WRITE_UNIT = """
+INSERT INTO roir.compaction_unit (operation_id, generation_id, ordinal, action, segments, parts, blocks, bytes_before,
+                                  bytes_expected, gain, why)
+VALUES (%(operation)s, %(generation)s, %(ordinal)s, %(action)s, %(segments)s::int[], %(parts)s::int[], %(blocks)s,
+        %(bytes_before)s, %(bytes_expected)s, %(gain)s, %(why)s)
+"""
 
 
 def _write_units(connection: Connection, operation_id: int, generation_id: int, actions: Sequence[Action]) -> int:
@@ -225,21 +233,20 @@ def _write_units(connection: Connection, operation_id: int, generation_id: int, 
         following += action.parts
         segments = [known[ordinal] for ordinal in action.ordinals if ordinal in known]
         rows += sum(int(one.rows) for one in segments)
-        connection.execute(
-            insert(tables.compaction_unit).values(
-                operation_id=operation_id,
-                generation_id=generation_id,
-                ordinal=number,
-                action=action.kind.value,
-                segments=list(action.ordinals),
-                parts=parts,
-                blocks=sum(int(one.blocks) for one in segments),
-                bytes_before=action.bytes_now,
-                bytes_expected=action.bytes_after,
-                gain=action.gain,
-                why=action.why,
-            )
-        )
+        values = {
+            "operation": operation_id,
+            "generation": generation_id,
+            "ordinal": number,
+            "action": action.kind.value,
+            "segments": list(action.ordinals),
+            "parts": parts,
+            "blocks": sum(int(one.blocks) for one in segments),
+            "bytes_before": action.bytes_now,
+            "bytes_expected": action.bytes_after,
+            "gain": action.gain,
+            "why": action.why,
+        }
+        execute(connection, WRITE_UNIT, values)
     return rows
 
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from airflow_roir.engine import fold, operations, tables
+from airflow_roir.engine import fold, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import applying, obstacles, undo
@@ -61,7 +61,7 @@ def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Ca
     Raises LockNotAcquired, OperationPaused, OperationFailed (readers see another generation now), Rewritten, Fenced.
     """
     with database.transaction() as connection:
-        index = connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one()
+        index = operations.read_index(connection, job.index_id)
         names = names_of(connection, claim)
     shown = operations.index_name(index)
     # What the unit has made, too: a dump reads it, an autovacuum comes.
@@ -73,8 +73,8 @@ def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Ca
 
 def check_active(connection: Connection, job: Job) -> None:
     """Raise OperationFailed if readers see another generation now."""
-    query = select(tables.generation.c.status).where(tables.generation.c.id == job.generation_id)
-    if connection.execute(query).scalar_one() != GenerationStatus.ACTIVE:
+    query = "SELECT status FROM roir.generation WHERE id = %(generation)s"
+    if execute(connection, query, {"generation": job.generation_id}).scalar_one() != GenerationStatus.ACTIVE:
         raise OperationFailed(
             f"index {job.run.index}: generation {job.generation_id} isn't the one that readers see any more, so its "
             "compaction is over. Abort it, then begin a new one"
@@ -88,7 +88,7 @@ def _swap(
     base = physical.base(claim.generation_id)
     read_running(connection, job.run)
     check_active(connection, job)
-    index = connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one()
+    index = operations.read_index(connection, job.index_id)
     name = operations.index_name(index)
     if not view.is_ours(connection, name, job.index_id):
         raise InvariantViolated(view.lost(connection, name, claim.generation_id))

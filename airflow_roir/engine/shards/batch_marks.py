@@ -7,11 +7,10 @@ copied a tick takes the marks' place, as visits count it: what is lost before th
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.shards import home
@@ -39,6 +38,9 @@ def of(connection: Connection, outbox: str, piece: int) -> int:
     return 0 if found is None else int(found.mark)
 
 
+COPIED = "SELECT shard_id, id, mark FROM roir.scan_range WHERE operation_id = %(operation)s AND mark IS NOT NULL"
+
+
 def leave(connection: Connection, outbox: str, piece: int, mark: int) -> None:
     """Leave a mark, in the shard's open transaction."""
     execute(connection, LEAVE, {"outbox": outbox, "piece": piece, "mark": mark})
@@ -49,16 +51,11 @@ def check_marks(database: Database, index: str, generation_id: int, operation_id
 
     Of an index over shards only; nothing is shipped before.
     """
-    piece = tables.scan_range
     with database.transaction() as connection:
         lanes = lanes_of(connection, generation_id)
         if not lanes:
             return
-        rows = connection.execute(
-            select(piece.c.shard_id, piece.c.id, piece.c.mark).where(
-                piece.c.operation_id == operation_id, piece.c.mark.is_not(None)
-            )
-        ).all()
+        rows = execute(connection, COPIED, {"operation": operation_id}).all()
     for lane in lanes:
         try:
             with lane.shard.database(database.application_name, database.limits).transaction() as there:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import catalog, tables
+from airflow_roir.engine import catalog, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture.plpgsql import literal
 from airflow_roir.engine.database import Database, execute, has_vanished
@@ -125,8 +125,7 @@ class ShardReaders:
         """None for an index whose source is in this database."""
         with connection.begin():
             lanes = lanes_of(connection, job.generation_id)
-            name = connection.execute(select(tables.index.c.shard_column).where(tables.index.c.id == job.index_id))
-            column = name.scalar_one()
+            column = operations.read_index(connection, job.index_id).shard_column
         return None if column is None else cls(database, job, lanes, column)
 
     def count_claims(self, connection: Connection) -> None:

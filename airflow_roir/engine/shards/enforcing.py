@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import operations, tables
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.files import cut, files_of, segments_of
 from airflow_roir.engine.shards import fill_holders, holders, unique
@@ -200,8 +200,8 @@ class Enforcing:
     def _check(self, connection: Connection) -> None:
         """Raise NotStrict if a visit has found meanwhile that keys can't be enforced."""
         if holders.mode(connection, self.generation_id) != holders.COUNT:
-            lost = select(tables.generation.c.unique_lost).where(tables.generation.c.id == self.generation_id)
-            why = connection.execute(lost).scalar_one()
+            lost = "SELECT unique_lost FROM roir.generation WHERE id = %(generation)s"
+            why = execute(connection, lost, {"generation": self.generation_id}).scalar_one()
             raise NotStrict(self._ended() if why is None else f"index {self._name()} isn't enforced: {why}")
         problem = strict_problem(connection, self.generation_id)
         if problem is not None:

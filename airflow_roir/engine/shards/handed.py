@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg2
 from psycopg2.extensions import encodings
-from sqlalchemy import ColumnElement, Connection, Text, literal_column
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import execute, sqlstate
@@ -54,9 +54,9 @@ def hand_over(connection: Connection, values: Mapping[str, str | None]) -> None:
             raise DBAPIError(COPY, None, error, connection_invalidated=bool(raw.closed)) from error
 
 
-def handed(name: str) -> ColumnElement[str]:
+def handed(name: str) -> str:
     """A value that was handed over, as SQL. name: an identifier of ours."""
-    return literal_column(f"(SELECT h.value FROM pg_temp.roir_handed h WHERE h.name = '{name}')", Text)
+    return f"(SELECT h.value FROM pg_temp.roir_handed h WHERE h.name = '{name}')"
 
 
 def send(connection: Connection, head: str, options: Mapping[str, str]) -> None:

@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import insert
-
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import tables
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.shards.both_sides import BothSides
 from airflow_roir.engine.shards.recheck import Identity, Seen, Sides, Verdict, identities, look, look_locked
@@ -47,6 +44,11 @@ LOOKED = "UPDATE roir.suspect SET looks = looks + 1 WHERE {of} AND identity = AN
 SAME_FOUND = """
 SELECT EXISTS (SELECT FROM roir.discrepancy WHERE verification_id = %(verification_id)s AND kind = %(kind)s
                   AND key = %(key)s::jsonb AND primary_key = %(primary_key)s::jsonb)
+"""
+NOTE = """
+INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, source_values, entry_values, detail)
+VALUES (%(verification_id)s, %(unit_id)s, %(kind)s, %(key)s, %(primary_key)s, %(source_values)s, %(entry_values)s,
+        %(detail)s)
 """
 COUNT_FOUND = "SELECT count(*) FROM roir.discrepancy WHERE verification_id = %(verification)s AND unit_id = %(unit)s"
 
@@ -171,15 +173,15 @@ class Judge:
             "verification_id": self.verify_job.verification_id,
             "unit_id": claim.id,
             "kind": kind,
-            "key": identity[: entry.key],
-            "primary_key": [identity[i] for i in positions],
+            "key": to_json(identity[: entry.key]),
+            "primary_key": to_json([identity[i] for i in positions]),
+            "source_values": None if ours is None else to_json(ours),
+            "entry_values": None if seen.theirs is None else to_json(seen.theirs),
+            "detail": detail,
         }
-        if twice:
-            same = {name: json.dumps(one) if isinstance(one, list) else one for name, one in found.items()}
-            if execute(self.connection, SAME_FOUND, same).scalar_one():
-                return
-        values = {"source_values": ours, "entry_values": seen.theirs, "detail": detail}
-        self.connection.execute(insert(tables.discrepancy).values(**found, **values))
+        if twice and execute(self.connection, SAME_FOUND, found).scalar_one():
+            return
+        execute(self.connection, NOTE, found)
 
     def _find_doubled(self, claim: UnitClaim, suspects: set[Identity]) -> None:
         """What the heaps have twice, or where no lookup finds it, is damage: a repair by lookups can't repair it."""

@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, argument, quote
-from airflow_roir.engine import catalog, operations, tables
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine import catalog, operations
+from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.rehearse import Rehearsal
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.shards import announce, face, outbox
@@ -37,19 +37,28 @@ def with_face(connection: Connection, rehearsal: Rehearsal) -> Rehearsal:
     return replace(rehearsal, source=catalog.read_source(connection, name))
 
 
+CREATE_LANE = """
+INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid)
+VALUES (%(generation)s, %(shard)s, %(outbox)s, %(source)s)
+"""
+MISSING = """
+SELECT id FROM roir.lane WHERE generation_id = %(generation)s AND captured_at IS NULL AND removed_at IS NULL
+"""
+CAPTURED = """
+UPDATE roir.lane SET captured_at = clock_timestamp(), evidence = %(evidence)s
+ WHERE id = %(lane)s AND captured_at IS NULL
+"""
+INDEX = """
+SELECT i.* FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(generation)s
+"""
+
+
 def create_lanes(connection: Connection, generation_id: int, rehearsal: Rehearsal) -> None:
     """Write down what will be made in the shards, before any of it is."""
     assert rehearsal.survey is not None
-    rows = [
-        {
-            "generation_id": generation_id,
-            "shard_id": one.shard.id,
-            "outbox": f"o_{secrets.token_hex(8)}",
-            "source_oid": one.source.oid,
-        }
-        for one in rehearsal.survey.shards
-    ]
-    connection.execute(insert(tables.lane), rows)
+    for one in rehearsal.survey.shards:
+        values = {"generation": generation_id, "shard": one.shard.id, "source": one.source.oid}
+        execute(connection, CREATE_LANE, {**values, "outbox": f"o_{secrets.token_hex(8)}"})
 
 
 def check_lanes(connection: Connection, row: operations.OperationRow, index: str, definition: IndexDefinition) -> None:
@@ -87,13 +96,7 @@ def capture_all(
 def missing(database: Database, generation_id: int) -> list[Lane]:
     """The lanes of a generation that aren't captured yet."""
     with database.transaction() as connection:
-        lane = tables.lane
-        due = connection.execute(
-            select(lane.c.id).where(
-                lane.c.generation_id == generation_id, lane.c.captured_at.is_(None), lane.c.removed_at.is_(None)
-            )
-        ).scalars()
-        wanted = set(due)
+        wanted = set(execute(connection, MISSING, {"generation": generation_id}).scalars())
         return [one for one in lanes_of(connection, generation_id) if one.id in wanted]
 
 
@@ -119,11 +122,7 @@ def capture(
         with there.transaction() as connection:
             found = execute(connection, EVIDENCE, {"name": lane.outbox}).scalar_one()
         with database.transaction() as connection:
-            connection.execute(
-                update(tables.lane)
-                .where(tables.lane.c.id == lane.id, tables.lane.c.captured_at.is_(None))
-                .values(captured_at=func.clock_timestamp(), evidence=found)
-            )
+            execute(connection, CAPTURED, {"lane": lane.id, "evidence": to_json(found)})
             set_reached(connection, lane.shard.id)
     # Writes are announced for the new generation before readers see it.
     announce.keep_on(database, lane.generation_id, report)
@@ -131,10 +130,5 @@ def capture(
 
 def definition_of(connection: Connection, generation_id: int) -> IndexDefinition:
     """The definition of the index that a generation is of."""
-    index = tables.index
-    row = connection.execute(
-        select(index)
-        .join(tables.generation, tables.generation.c.index_id == index.c.id)
-        .where(tables.generation.c.id == generation_id)
-    ).one()
+    row = execute(connection, INDEX, {"generation": generation_id}).one()
     return stored_definition(connection, row, IndexDefinition(operations.index_name(row)))

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from psycopg2.extensions import parse_dsn
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, check_dsn, execute
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema import check_schema
@@ -48,6 +47,26 @@ REACHED = """
 SELECT srvname FROM pg_foreign_server
  WHERE srvname ~ '^roir index server [0-9a-f]{8} ' AND pg_has_role(srvowner, 'USAGE') ORDER BY 1
 """
+ADD = f"""
+INSERT INTO roir.shard (name, dsn, index_dsn, home)
+VALUES (%(name)s, {handed("dsn")}, {handed("index_dsn")}, %(home)s)
+"""
+# What isn't given stays.
+CHANGE = f"""
+UPDATE roir.shard
+   SET dsn = coalesce({handed("dsn")}, dsn), index_dsn = coalesce({handed("index_dsn")}, index_dsn),
+       home = coalesce(%(home)s, home), away_until = NULL, problem = NULL, problem_at = NULL
+ WHERE id = %(shard)s
+"""
+KEEP_DSN = f"UPDATE roir.shard SET dsn = {handed('dsn')} WHERE id = %(shard)s"
+FENCE = """
+UPDATE roir.lane SET token = token + 1, owner = NULL, heartbeat_at = NULL
+ WHERE shard_id = %(shard)s AND removed_at IS NULL
+"""
+REMOVE = """
+UPDATE roir.shard SET removed_at = clock_timestamp(), dsn = NULL, index_dsn = NULL WHERE id = %(shard)s
+"""
+OTHER = "SELECT name FROM roir.shard WHERE home = %(home)s AND name <> %(name)s AND removed_at IS NULL"
 SHOWN = ("host", "port", "dbname", "user", "service")
 
 
@@ -108,13 +127,11 @@ def add(
         _check_home(connection, name, token)
         secret = {key: value for key, value in {"dsn": dsn, "index_dsn": index_dsn}.items() if value is not None}
         hand_over(connection, secret)
-        values = {key: handed(key) for key in secret} | ({} if token is None else {"home": token})
         known = _find(connection, name)
         if known is None:
-            connection.execute(insert(tables.shard).values(name=name, **values))
+            execute(connection, ADD, {"name": name, "home": token})
         else:
-            cleared: dict[str, None] = {"away_until": None, "problem": None, "problem_at": None}
-            connection.execute(update(tables.shard).where(tables.shard.c.id == known.id).values(**values, **cleared))
+            execute(connection, CHANGE, {"shard": known.id, "home": token})
             if known.dsn != dsn:
                 _leave_the_old_server(connection, known.id)
         found = shard.find(connection, name)
@@ -128,15 +145,13 @@ def keep_dsn(connection: Connection, name: str, dsn: str) -> None:
     found = shard.find(connection, name)
     if found.dsn != dsn:
         hand_over(connection, {"dsn": dsn})
-        connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(dsn=handed("dsn")))
+        execute(connection, KEEP_DSN, {"shard": found.id})
         _leave_the_old_server(connection, found.id)
 
 
 def _leave_the_old_server(connection: Connection, shard_id: int) -> None:
     """Whoever ships from the server that had another DSN stops: its sessions may live on, and what it says is old."""
-    lane = tables.lane
-    gone = {"token": lane.c.token + 1, "owner": None, "heartbeat_at": None}
-    connection.execute(update(lane).where(lane.c.shard_id == shard_id, lane.c.removed_at.is_(None)).values(**gone))
+    execute(connection, FENCE, {"shard": shard_id})
 
 
 def listed(database: Database) -> list[ListedShard]:
@@ -219,8 +234,7 @@ def remove(
                 "that announce to this server fail"
             )
     with database.transaction() as connection:
-        gone = {"removed_at": func.clock_timestamp(), "dsn": None, "index_dsn": None}
-        connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(**gone))
+        execute(connection, REMOVE, {"shard": found.id})
 
 
 def _leave(database: Database) -> None:
@@ -253,13 +267,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_home(connection: Connection, name: str, token: str | None) -> None:
-    table = tables.shard
-    other = connection.execute(
-        select(table.c.name).where(
-            table.c.home == token, table.c.name != name, table.c.removed_at.is_(None), text(":token IS NOT NULL")
-        ),
-        {"token": token},
-    ).scalar()
+    other = execute(connection, OTHER, {"name": name, "home": token}).scalar()
     if other is not None:
         raise InvalidInput(
             f"shard {quote(name)}: that database is shard {quote(other)} already; its rows would be in an index twice"

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import operations, tables
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.shards import face, holders, home, intents, outbox
 from airflow_roir.engine.shards.lane_lock import held
 from airflow_roir.engine.shards.shard import Shard, by_id, set_away
 from airflow_roir.errors import RoirError
-from airflow_roir.generation_state import GenerationStatus
 
 UNUSED = """
 SELECT g.id FROM roir.generation g
@@ -24,6 +23,16 @@ SELECT g.id FROM roir.generation g
    AND NOT EXISTS (SELECT FROM roir.lane l WHERE l.generation_id = g.id AND l.removed_at IS NULL)
  ORDER BY g.id
 """
+
+LEFT = """
+SELECT l.id, l.outbox, l.shard_id, i.schema_name, i.name, s.removed_at
+  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+  JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE g.status = 'dropped' AND l.removed_at IS NULL
+   AND i.id = coalesce(%(index)s, i.id) AND s.id = coalesce(%(shard)s, s.id)
+ ORDER BY l.id
+"""
+FORGET = "UPDATE roir.lane SET removed_at = clock_timestamp() WHERE id = %(lane)s AND removed_at IS NULL"
 
 
 def release(
@@ -38,22 +47,9 @@ def release(
     shard_id: only in this shard. Safe to call again. Returns a line for each shard that still has some: the next
     clean-up tries again.
     """
-    lane, generation, index, shard = tables.lane, tables.generation, tables.index, tables.shard
-    query = (
-        select(lane.c.id, lane.c.outbox, lane.c.shard_id, index.c.schema_name, index.c.name, shard.c.removed_at)
-        .join(shard, shard.c.id == lane.c.shard_id)
-        .join(generation, generation.c.id == lane.c.generation_id)
-        .join(index, index.c.id == generation.c.index_id)
-        .where(generation.c.status == GenerationStatus.DROPPED.value, lane.c.removed_at.is_(None))
-        .order_by(lane.c.id)
-    )
-    if index_id is not None:
-        query = query.where(index.c.id == index_id)
-    if shard_id is not None:
-        query = query.where(shard.c.id == shard_id)
     waiting = _drop_faces(database)
     with database.transaction() as connection:
-        rows: list[Row[Any]] = list(connection.execute(query))
+        rows: list[Row[Any]] = list(execute(connection, LEFT, {"index": index_id, "shard": shard_id}))
         left = [(row, by_id(connection, row.shard_id)) for row in rows]
     # One that is away once is away for all that it has, and each try would take its time.
     away: dict[int, str] = {}
@@ -125,10 +121,5 @@ def _remove(
 
 
 def _forget(database: Database, lane_id: int) -> None:
-    lane = tables.lane
     with database.transaction() as connection:
-        connection.execute(
-            update(lane)
-            .where(lane.c.id == lane_id, lane.c.removed_at.is_(None))
-            .values(removed_at=func.clock_timestamp())
-        )
+        execute(connection, FORGET, {"lane": lane_id})

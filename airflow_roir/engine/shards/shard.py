@@ -8,11 +8,10 @@ from typing import Any
 
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import parse_dsn
-from sqlalchemy import Connection, ExceptionContext, Row, event, select, text, update
+from sqlalchemy import Connection, ExceptionContext, Row, event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import InvalidInput, NotFound
@@ -109,10 +108,31 @@ class Lane:
     source_oid: int
 
 
+FIND = "SELECT * FROM roir.shard WHERE name = %(name)s AND removed_at IS NULL"
+LANES = """
+SELECT s.*, l.id AS lane, l.outbox, l.source_oid FROM roir.shard s JOIN roir.lane l ON l.shard_id = s.id
+ WHERE l.generation_id = %(generation)s ORDER BY s.name
+"""
+SET_AWAY = """
+UPDATE roir.shard
+   SET away_until = clock_timestamp() + make_interval(secs => %(seconds)s), problem = %(problem)s,
+       problem_at = coalesce(problem_at, clock_timestamp())
+ WHERE id = %(shard)s
+"""
+SET_PROBLEM = """
+UPDATE roir.shard SET problem = %(problem)s, problem_at = coalesce(problem_at, clock_timestamp()) WHERE id = %(shard)s
+"""
+SET_REACHED = """
+UPDATE roir.shard SET away_until = NULL, problem = NULL, problem_at = NULL
+ WHERE id = %(shard)s AND problem IS NOT NULL
+"""
+
+
 def find(connection: Connection, name: str) -> Shard:
     """The live shard of that name. Raises NotFound."""
-    table = tables.shard
-    row = connection.execute(select(table).where(table.c.name == name, table.c.removed_at.is_(None))).first()
+    row = execute(
+        connection, "SELECT * FROM roir.shard WHERE name = %(name)s AND removed_at IS NULL", {"name": name}
+    ).first()
     if row is None:
         raise NotFound(f"there is no shard {quote(name)}; add it with: roir shard add {quote(name)} --dsn …")
     return _shard(row)
@@ -120,18 +140,12 @@ def find(connection: Connection, name: str) -> Shard:
 
 def by_id(connection: Connection, shard_id: int) -> Shard:
     """A shard, removed or not."""
-    return _shard(connection.execute(select(tables.shard).where(tables.shard.c.id == shard_id)).one())
+    return _shard(execute(connection, "SELECT * FROM roir.shard WHERE id = %(shard)s", {"shard": shard_id}).one())
 
 
 def lanes_of(connection: Connection, generation_id: int) -> list[Lane]:
     """The lanes of a generation, by their shards' names; none if its source is in this database."""
-    shard, lane = tables.shard, tables.lane
-    found = connection.execute(
-        select(shard, lane.c.id.label("lane"), lane.c.outbox, lane.c.source_oid)
-        .join(lane, lane.c.shard_id == shard.c.id)
-        .where(lane.c.generation_id == generation_id)
-        .order_by(shard.c.name)
-    )
+    found = execute(connection, LANES, {"generation": generation_id})
     return [Lane(row.lane, generation_id, _shard(row), row.outbox, row.source_oid) for row in found]
 
 
@@ -142,36 +156,17 @@ def away(connection: Connection, operation_id: int) -> dict[str, str]:
 
 def set_away(connection: Connection, shard_id: int, problem: str) -> None:
     """Write down that a shard is out of reach, and why: for AWAY_S seconds no worker claims work of it."""
-    shard = tables.shard
-    connection.execute(
-        update(shard)
-        .where(shard.c.id == shard_id)
-        .values(
-            away_until=text(f"clock_timestamp() + interval '{AWAY_S} seconds'"),
-            problem=problem,
-            problem_at=text("coalesce(problem_at, clock_timestamp())"),
-        )
-    )
+    execute(connection, SET_AWAY, {"shard": shard_id, "seconds": AWAY_S, "problem": problem})
 
 
 def set_problem(connection: Connection, shard_id: int, problem: str) -> None:
     """Write down what is wrong with a shard's changes; it is worked with all the same."""
-    shard = tables.shard
-    connection.execute(
-        update(shard)
-        .where(shard.c.id == shard_id)
-        .values(problem=problem, problem_at=text("coalesce(problem_at, clock_timestamp())"))
-    )
+    execute(connection, SET_PROBLEM, {"shard": shard_id, "problem": problem})
 
 
 def set_reached(connection: Connection, shard_id: int) -> None:
     """Take that back, where it was written down."""
-    shard = tables.shard
-    connection.execute(
-        update(shard)
-        .where(shard.c.id == shard_id, shard.c.problem.is_not(None))
-        .values(away_until=None, problem=None, problem_at=None)
-    )
+    execute(connection, SET_REACHED, {"shard": shard_id})
 
 
 def _shard(row: Row[tuple[object, ...]]) -> Shard:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Row, update
+from sqlalchemy import Connection, Row
 
 from airflow_roir.engine import by_threads as threads
-from airflow_roir.engine import catalog, marks, operations, tables
+from airflow_roir.engine import catalog, marks, operations
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.governing import governing
@@ -111,9 +111,7 @@ def finish(database: Database, run: Run) -> None:
             # Wrong, or written to between two readings.
             again("sum")
             return
-        connection.execute(
-            update(tables.verification).where(tables.verification.c.id == found.id).values(suspicious=differ)
-        )
+        execute(connection, SET_SUSPICIOUS, {"verification": found.id, "buckets": differ})
         if differ:
             again("check")
         if row.kind == "verify":
@@ -132,6 +130,7 @@ MIXED = """
 SELECT bool_or(side = 'heap') AND count(DISTINCT snapshot) > 1 FROM roir.verification_unit
  WHERE verification_id = %(verification)s AND stage = %(stage)s AND snapshot IS NOT NULL
 """
+SET_SUSPICIOUS = "UPDATE roir.verification SET suspicious = %(buckets)s::int[] WHERE id = %(verification)s"
 FORGET_SUMS = """
 UPDATE roir.verification_unit SET buckets = NULL, counts = NULL, sums = NULL
  WHERE verification_id = %(verification)s AND stage = %(stage)s

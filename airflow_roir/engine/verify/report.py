@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row
 
-from airflow_roir.engine import operations, tables
-from airflow_roir.engine.database import Database
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import NotFound
@@ -16,6 +16,13 @@ from airflow_roir.quantity import counted
 
 # How many discrepancies the reports and the log name.
 FIRST = 10
+
+VERIFICATION = """
+SELECT v.*, i.schema_name, i.name, g.entry
+  FROM roir.verification v JOIN roir.index i ON i.id = v.index_id JOIN roir.generation g ON g.id = v.generation_id
+ WHERE v.id = %(verification)s
+"""
+FIRST_FOUND = "SELECT * FROM roir.discrepancy WHERE verification_id = %(verification)s ORDER BY id LIMIT %(most)s"
 
 
 @dataclass(frozen=True)
@@ -73,23 +80,11 @@ class VerifyReport:
 
 def report(database: Database, verification_id: int) -> VerifyReport:
     """What a verification that has ended found. Raises NotFound."""
-    verification, index, generation = tables.verification, tables.index, tables.generation
     with database.transaction() as connection:
-        row = connection.execute(
-            select(verification, index.c.schema_name, index.c.name, generation.c.entry)
-            .join(index, index.c.id == verification.c.index_id)
-            .join(generation, generation.c.id == verification.c.generation_id)
-            .where(verification.c.id == verification_id)
-        ).first()
+        row = execute(connection, VERIFICATION, {"verification": verification_id}).first()
         if row is None:
             raise NotFound(f"there is no verification {verification_id}")
-        discrepancy = tables.discrepancy
-        first = connection.execute(
-            select(discrepancy)
-            .where(discrepancy.c.verification_id == verification_id)
-            .order_by(discrepancy.c.id)
-            .limit(FIRST)
-        ).all()
+        first = execute(connection, FIRST_FOUND, {"verification": verification_id, "most": FIRST}).all()
         return VerifyReport(
             index=str(operations.index_name(row)),
             verification_id=row.id,

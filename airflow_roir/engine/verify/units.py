@@ -7,11 +7,11 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, tables
+from airflow_roir.engine import catalog
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import cut_source
@@ -68,6 +68,19 @@ def plan(
     return verification_id, rows
 
 
+WRITE_DOWN = """
+INSERT INTO roir.verification (index_id, operation_id, generation_id, mode, options, buckets)
+VALUES (%(index)s, %(operation)s, %(generation)s, %(mode)s, %(options)s, %(buckets)s)
+RETURNING id
+"""
+WRITE_UNITS = """
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, lane_id)
+SELECT %(verification)s, %(stage)s, u.ordinal, u.side, u.relation, u.lower, u.upper, u.lane_id
+  FROM jsonb_to_recordset(%(units)s)
+       AS u (ordinal int, side text, relation bigint, lower jsonb, upper jsonb, lane_id bigint)
+"""
+
+
 def write_down(
     connection: Connection,
     index_id: int,
@@ -79,29 +92,21 @@ def write_down(
 ) -> int:
     """Write a verification down, for as many buckets as that many rows need; returns its id."""
     buckets = 1 << max(rows // ROWS_PER_BUCKET, 1).bit_length()
-    verification = tables.verification
-    return int(
-        connection.execute(
-            insert(verification)
-            .values(
-                index_id=index_id,
-                operation_id=operation_id,
-                generation_id=generation_id,
-                mode=mode,
-                options=options.fixed(),
-                buckets=min(max(buckets, FEWEST_BUCKETS), MOST_BUCKETS),
-            )
-            .returning(verification.c.id)
-        ).scalar_one()
-    )
+    values = {
+        "index": index_id,
+        "operation": operation_id,
+        "generation": generation_id,
+        "mode": mode,
+        "options": to_json(options.fixed()),
+        "buckets": min(max(buckets, FEWEST_BUCKETS), MOST_BUCKETS),
+    }
+    return int(execute(connection, WRITE_DOWN, values).scalar_one())
 
 
 def set_quota(connection: Connection, verification_id: int, walking: int, slices: int) -> None:
     """How many of a walk's units this verification compares."""
-    verification = tables.verification
-    connection.execute(
-        update(verification).where(verification.c.id == verification_id).values(quota=math.ceil(walking / slices))
-    )
+    values = {"verification": verification_id, "quota": math.ceil(walking / slices)}
+    execute(connection, "UPDATE roir.verification SET quota = %(quota)s WHERE id = %(verification)s", values)
 
 
 def next_units(connection: Connection, verification_id: int, source: Source, old: str, new: str) -> None:
@@ -196,12 +201,8 @@ def write_units(
     connection: Connection, verification_id: int, stage: str, units: list[dict[str, Any]], first: int = 0
 ) -> None:
     """Units of one stage, to be claimed."""
-    rows = [
-        {"verification_id": verification_id, "stage": stage, "ordinal": n, **unit}
-        for n, unit in enumerate(units, first)
-    ]
-    if rows:
-        connection.execute(insert(tables.verification_unit), rows)
+    listed = [{"ordinal": n, **unit} for n, unit in enumerate(units, first)]
+    execute(connection, WRITE_UNITS, {"verification": verification_id, "stage": stage, "units": to_json(listed)})
 
 
 # What walks before this one left of the same generation.

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import catalog, live_options, marks, operations, tables
+from airflow_roir.engine import catalog, live_options, marks, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.new_operation import begin_over_active, insert_over_active
@@ -85,9 +85,7 @@ def begin(
             verification_id, rows = units.plan(
                 connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
             )
-        connection.execute(
-            update(tables.operation).where(tables.operation.c.id == operation_id).values(rows_estimate=rows)
-        )
+        execute(connection, SET_ROWS, {"operation": operation_id, "rows": rows})
         marks.look(connection, generation.id)
         detail = f"generation {generation.id}, {mode}"
         operations.record_event(connection, found.id, operation_id, actor, "verify", detail)
@@ -159,15 +157,17 @@ def _check_amcheck(connection: Connection) -> None:
         raise InvalidInput("the database has no extension amcheck; a superuser can create it: CREATE EXTENSION amcheck")
 
 
+UNFINISHED = "SELECT * FROM roir.verification WHERE operation_id = %(operation)s AND finished_at IS NULL"
+LAST = """
+SELECT *, missing + extra + different + corrupt + damaged + duplicate AS found
+  FROM roir.verification WHERE operation_id = %(operation)s ORDER BY id DESC LIMIT 1
+"""
+SET_ROWS = "UPDATE roir.operation SET rows_estimate = %(rows)s WHERE id = %(operation)s"
+
+
 def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
     """The verification of an operation that is under way. Raises NotFound."""
-    verification = tables.verification
-    row = connection.execute(
-        select(verification)
-        .where(verification.c.operation_id == operation_id, verification.c.finished_at.is_(None))
-        .order_by(verification.c.id.desc())
-        .limit(1)
-    ).first()
+    row = execute(connection, f"{UNFINISHED} ORDER BY id DESC LIMIT 1", {"operation": operation_id}).first()
     if row is None:
         raise NotFound(f"operation {operation_id} has no unfinished verification")
     return row
@@ -186,22 +186,13 @@ def stage(connection: Connection, verification_id: int) -> str:
 
 def is_open(connection: Connection, verification_id: int) -> bool:
     """True until it has ended."""
-    verification = tables.verification
-    query = select(verification.c.finished_at).where(verification.c.id == verification_id)
-    return connection.execute(query).scalar_one() is None
+    query = "SELECT finished_at IS NULL FROM roir.verification WHERE id = %(id)s"
+    return bool(execute(connection, query, {"id": verification_id}).scalar_one())
 
 
 def last(connection: Connection, operation_id: int) -> Row[Any] | None:
     """The newest verification of an operation; its discrepancies, of all kinds, are `found`."""
-    verification = tables.verification
-    counted = verification.c.missing + verification.c.extra + verification.c.different
-    counted += verification.c.corrupt + verification.c.damaged + verification.c.duplicate
-    return connection.execute(
-        select(verification, counted.label("found"))
-        .where(verification.c.operation_id == operation_id)
-        .order_by(verification.c.id.desc())
-        .limit(1)
-    ).first()
+    return execute(connection, LAST, {"operation": operation_id}).first()
 
 
 # --- what came out
@@ -219,6 +210,14 @@ SELECT coalesce(sum(rows) FILTER (WHERE side IN ('source', 'heap')), 0) AS rows,
        coalesce(sum(rows) FILTER (WHERE side IN ('entry', 'delta')), 0) AS entries, bool_and(done) AS done
   FROM roir.verification_unit WHERE verification_id = %(id)s AND (stage = 'total' OR %(parts)s)
 """
+CLOSE = """
+UPDATE roir.verification
+   SET missing = %(missing)s, extra = %(extra)s, different = %(different)s, corrupt = %(corrupt)s,
+       damaged = %(damaged)s, duplicate = %(duplicate)s, mended = %(mended)s, rows = %(rows)s, entries = %(entries)s,
+       complete = %(complete)s, finished_at = clock_timestamp()
+ WHERE id = %(id)s AND finished_at IS NULL
+"""
+FORGET_UNITS = "DELETE FROM roir.verification_unit WHERE verification_id = %(id)s AND (done OR NOT %(left)s)"
 
 
 def close(connection: Connection, row: Row[Any]) -> None:
@@ -226,36 +225,26 @@ def close(connection: Connection, row: Row[Any]) -> None:
     options = VerifyOptions(**row.options)
     counts = execute(connection, COUNTS, {"id": row.id}).one()
     looked_at = execute(connection, LOOKED_AT, {"id": row.id, "parts": options.is_partial}).one()
-    verification = tables.verification
-    connection.execute(
-        update(verification)
-        .where(verification.c.id == row.id, verification.c.finished_at.is_(None))
-        .values(
-            **dict(counts._mapping),
-            rows=looked_at.rows,
-            entries=looked_at.entries,
-            complete=bool(looked_at.done) and options.sample is None and options.slices is None,
-            finished_at=func.clock_timestamp(),
-        )
-    )
+    values = {
+        "id": row.id,
+        **dict(counts._mapping),
+        "rows": looked_at.rows,
+        "entries": looked_at.entries,
+        "complete": bool(looked_at.done) and options.sample is None and options.slices is None,
+    }
+    execute(connection, CLOSE, values)
     forget_units(connection, row.id, left=options.slices is not None)
 
 
 def forget_units(connection: Connection, verification_id: int, left: bool = False) -> None:
     """Delete the units of a verification that has ended. left: keep those that are still to do."""
-    unit = tables.verification_unit
-    connection.execute(delete(tables.suspect).where(tables.suspect.c.verification_id == verification_id))
-    which = delete(unit).where(unit.c.verification_id == verification_id)
-    connection.execute(which.where(unit.c.done) if left else which)
+    execute(connection, "DELETE FROM roir.suspect WHERE verification_id = %(id)s", {"id": verification_id})
+    execute(connection, FORGET_UNITS, {"id": verification_id, "left": left})
 
 
 def give_up(connection: Connection, operation_id: int) -> None:
     """End the verifications of an operation that was aborted, with their counts so far."""
-    verification = tables.verification
-    rows = connection.execute(
-        select(verification).where(verification.c.operation_id == operation_id, verification.c.finished_at.is_(None))
-    ).all()
-    for row in rows:
+    for row in execute(connection, UNFINISHED, {"operation": operation_id}).all():
         close(connection, row)
-        connection.execute(update(verification).where(verification.c.id == row.id).values(complete=False))
+        execute(connection, "UPDATE roir.verification SET complete = false WHERE id = %(id)s", {"id": row.id})
         forget_units(connection, row.id)
