@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from airflow_roir.engine.schema import VERSION_TABLE
-from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA, metadata
+from airflow_roir.engine.schema import DATA_SCHEMA, SCHEMA, VERSION_TABLE
 
 connection = context.config.attributes["connection"]
 # Not IF NOT EXISTS, which asks for the right to create even where there is nothing to create.
@@ -14,7 +13,6 @@ for schema in (SCHEMA, DATA_SCHEMA):
         connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
 context.configure(
     connection=connection,
-    target_metadata=metadata,
     version_table=VERSION_TABLE,
     version_table_schema=SCHEMA,
     include_schemas=True,

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import select
-
 from airflow_roir.definition import parse_name, quote
-from airflow_roir.engine import catalog, operations, tables
+from airflow_roir.engine import catalog, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -39,11 +37,7 @@ def compare(database: Database, index: str) -> Comparison:
         with connection.begin():
             check_schema(connection)
             found = operations.find_index(connection, parse_name(index, "index"))
-            row = connection.execute(
-                select(tables.generation).where(
-                    tables.generation.c.index_id == found.id, tables.generation.c.status == "active"
-                )
-            ).first()
+            row = execute(connection, operations.ACTIVE_GENERATION, {"index": found.id}).first()
             if row is None:
                 raise NotFound(f"index {index} isn't published yet; finish its operation first: roir resume")
             name = catalog.name_of(connection, found.source_oid)

@@ -16,9 +16,9 @@ from airflow_roir.engine.catalog import columns_of
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, equality_operators
 from airflow_roir.engine.plan import Bound, Plan
+from airflow_roir.engine.schema import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine.shards import intents
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
 
 DEFAULT_SEGMENT = 0
 # A publication of all tables has ours too, and then a table without one refuses every UPDATE and DELETE, a user's

@@ -19,8 +19,8 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine import rights
 from airflow_roir.engine.database import bound, execute, sqlstate
+from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import RightMissing, SourceChanged
 
 # Whoever owns our schema is us, whoever else may create in it could put a function of his in our function's place. What

@@ -20,8 +20,8 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.schema import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
 from airflow_roir.errors import InvalidInput
 
 # One that publishes no kind of change sends nothing.

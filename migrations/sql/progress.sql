@@ -9,6 +9,7 @@ CREATE TABLE roir.progress_sample (
     phase text NOT NULL,
     rows bigint NOT NULL,
     percent numeric(4, 1) NOT NULL,
+    -- Of all rows, the part that is copied; seconds of work, without pauses; the options that were in effect.
     share double precision NOT NULL,
     worked double precision NOT NULL,
     parallelism integer NOT NULL,

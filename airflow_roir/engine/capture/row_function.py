@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import tables
 from airflow_roir.engine.capture import careful_path, segment_writes, unique_put
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 
@@ -31,7 +31,7 @@ _BY_INDEX = " SET enable_seqscan = off"
 
 def function_name(source_oid: int) -> str:
     """The capture function of a source's rows, named by the source's oid. It runs as the source's owner."""
-    return f"{tables.DATA_SCHEMA}.capture_{source_oid}"
+    return f"{DATA_SCHEMA}.capture_{source_oid}"
 
 
 def render(source: Source, generations: list[Target]) -> str:

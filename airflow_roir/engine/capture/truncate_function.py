@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import tables
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, Target
+from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.source import Source
 
 
 def truncate_function_name(source_oid: int) -> str:
     """The capture function of a source's TRUNCATE. It runs as our own role, and calls nothing of the owner's."""
-    return f"{tables.DATA_SCHEMA}.truncate_{source_oid}"
+    return f"{DATA_SCHEMA}.truncate_{source_oid}"
 
 
 def render_truncate(source: Source, generations: list[Target]) -> str:

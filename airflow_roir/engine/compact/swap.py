@@ -40,7 +40,8 @@ SELECT (SELECT s.lower FROM roir.segment s WHERE s.generation_id = %(generation)
 FORGET = "DELETE FROM roir.segment WHERE generation_id = %(generation)s AND ordinal = ANY (%(ordinals)s)"
 ADD = """
 INSERT INTO roir.segment (generation_id, ordinal, lower, upper, status, sealed_at)
-VALUES (%(generation)s, %(ordinal)s, %(lower)s::jsonb, %(upper)s::jsonb, 'sealed', clock_timestamp())
+SELECT %(generation)s, %(ordinal)s, b.lower, b.upper, 'sealed', clock_timestamp()
+  FROM jsonb_to_record(%(bounds)s) AS b (lower jsonb, upper jsonb)
 """
 YOUNGER = """
 UPDATE roir.segment SET sealed_at = clock_timestamp() WHERE generation_id = %(generation)s AND ordinal = %(default)s
@@ -191,5 +192,5 @@ def _write_down(connection: Connection, claim: UnitClaim) -> None:
     execute(connection, FORGET, {"generation": claim.generation_id, "ordinals": list(claim.segments)})
     between = [edges.lower, *map(list, claim.cuts), edges.upper]
     for place, (lower, upper) in enumerate(pairwise(between)):
-        values = {"lower": to_json(lower), "upper": to_json(upper), "ordinal": claim.parts[place]}
-        execute(connection, ADD, {"generation": claim.generation_id, **values})
+        values = {"generation": claim.generation_id, "ordinal": claim.parts[place]}
+        execute(connection, ADD, {**values, "bounds": to_json({"lower": lower, "upper": upper})})

@@ -27,8 +27,8 @@ from airflow_roir.engine.locks import EXCLUSIVE, Attempts, telling_of_names
 from airflow_roir.engine.plan import Bound
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.rehearse import Rehearsal
+from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.options import BuildOptions
 
 # No generation has such a number.

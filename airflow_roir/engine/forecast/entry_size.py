@@ -20,8 +20,8 @@ from airflow_roir.engine import owner
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import COVERED_BYTES, Entry
 from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import InvalidInput
 
 # Blocks that are read of all leaves together, and of a leaf at least: a leaf of so many or fewer is read whole.

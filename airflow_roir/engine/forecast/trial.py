@@ -20,8 +20,8 @@ from airflow_roir.engine.database import execute, said
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.forecast.entry_size import names_of
+from airflow_roir.engine.schema import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
 
 # Read in all, at most. The first few blocks tell how much of that fits into the time.
 MOST_ROWS = 20_000

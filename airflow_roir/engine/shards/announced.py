@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.tables import DATA_SCHEMA
+from airflow_roir.engine.schema import DATA_SCHEMA
 
 
 def view(generation_id: int) -> str:

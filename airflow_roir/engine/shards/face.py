@@ -12,9 +12,9 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine import rights
 from airflow_roir.engine.catalog import columns_of
 from airflow_roir.engine.database import execute, said, sqlstate
+from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.shards.sources import indexed_columns
 from airflow_roir.engine.source import Column, Source
-from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import InvalidInput
 
 PREFIX = "face_"

@@ -16,10 +16,10 @@ from airflow_roir.engine import operations, rights
 from airflow_roir.engine.capture.plpgsql import function, indent, literal
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.shards import intents, lanes
 from airflow_roir.engine.shards.intents import Shape
 from airflow_roir.engine.shards.outbox import BY_INDEX
-from airflow_roir.engine.tables import DATA_SCHEMA
 
 # What a put does: nothing; it puts its holder, and marks a key that another shard has; it is refused then.
 OFF, COUNT, REFUSE = "off", "count", "refuse"

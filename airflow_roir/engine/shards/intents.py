@@ -16,9 +16,9 @@ from sqlalchemy import Connection
 from airflow_roir.engine import rights
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, EntryColumn, is_null
+from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.shards import announced
 from airflow_roir.engine.shards.shard import Lane
-from airflow_roir.engine.tables import DATA_SCHEMA
 
 # Younger ones are left to the visit that brings their own rows: most of them.
 OLD_S = 2.0
