@@ -100,7 +100,6 @@ SELECT * FROM (
    WHERE o.status IN ('running', 'paused')) x
  WHERE x.runs OR x.waits ORDER BY x.runs DESC, x.priority DESC, x.queued_at, x.operation_id
 """
-KEEP_HEARTBEAT = "UPDATE roir.operation SET heartbeat_at = %(beat)s WHERE id = %(operation)s"
 PAUSE_BY = """
 UPDATE roir.operation
    SET paused_by = %(by)s, pause_reason = %(reason)s, queued_at = NULL, queued_seen_at = NULL
@@ -189,8 +188,6 @@ def begins_anew(row: OperationRow) -> bool:
 def _pause(connection: Connection, row: OperationRow, refusal: allowed.Refusal) -> None:
     if row.status == Status.RUNNING:
         operations.pause_operation(connection, row, refusal.by, refusal.reason)
-        # Its tick was no sign of life of a run.
-        execute(connection, KEEP_HEARTBEAT, {"operation": row.id, "beat": row.heartbeat_at})
         return
     if (row.paused_by, row.pause_reason) == (refusal.by, refusal.reason):
         return

@@ -6,17 +6,24 @@ import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, Row
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument, parse_name, quote
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.locks import WAITING
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationPaused, OperationRunning
+from airflow_roir.errors import (
+    Fenced,
+    IllegalTransition,
+    InvalidInput,
+    NotFound,
+    OperationPaused,
+    OperationRunning,
+    RoirError,
+)
 from airflow_roir.operation import TRANSITIONS, Status, Verb
 from airflow_roir.options import LIVE_OPTIONS, check_live_options
 
@@ -42,6 +49,7 @@ MOVE = """
 UPDATE roir.operation SET status = %(to_status)s, phase = %(to_phase)s{also}
  WHERE id = %(operation)s AND status = ANY (%(statuses)s) AND phase = %(phase)s AND epoch = coalesce(%(epoch)s, epoch)
 """
+PAUSE = "SELECT roir.pause_operation(%(operation)s, %(epoch)s, %(actor)s, %(reason)s, %(reason)s)"
 RECORD_EVENT = """
 INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
 VALUES (%(index)s, %(operation)s, %(actor)s, %(action)s, %(detail)s)
@@ -234,15 +242,20 @@ def move(
     }
     if execute(connection, MOVE.format(also=also and f", {also}"), {**moved, **values}).rowcount == 1:
         return
+    raise _refusal(connection, row, verb, epoch)
+
+
+def _refusal(connection: Connection, row: OperationRow, verb: Verb, epoch: int | None) -> RoirError:
+    """Why an operation doesn't take an arrow."""
     now = read_operation(connection, row.id)
     if epoch is not None and now.epoch != epoch:
-        raise Fenced(
+        return Fenced(
             f"operation {row.id} is driven by a newer run now ({now.owner}); this run stops, and has changed nothing"
         )
     if verb in (Verb.ADVANCE, Verb.COMPLETE) and now.status == Status.PAUSED:
         # Between the run's look at it and this.
-        raise OperationPaused(f"operation {row.id} was paused: {now.pause_reason}")
-    raise IllegalTransition(
+        return OperationPaused(f"operation {row.id} was paused: {now.pause_reason}")
+    return IllegalTransition(
         f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"
     )
 
@@ -384,22 +397,10 @@ def has_begun_since(index: str, operation_id: int, latest: Row[Any]) -> IllegalT
 def pause_operation(
     connection: Connection, row: OperationRow, actor: str, reason: str, epoch: int | None = None
 ) -> None:
-    """Pause an operation in the caller's transaction; `epoch`: of the run, if a run pauses its own."""
-    # The time up to the request is work too; workers still finish their batch, which then counts for nothing.
-    tick(connection, row.id, row.epoch)
-    move(
-        connection,
-        row,
-        Verb.PAUSE,
-        epoch=epoch,
-        also="paused_at = clock_timestamp(), paused_by = %(actor)s, pause_reason = %(reason)s, ticked_at = NULL, "
-        "queued_at = NULL, queued_seen_at = NULL",
-        actor=actor,
-        reason=reason,
-    )
-    # An event may need a page that a full disk has no room for; the pause itself does not.
-    with suppress(OperationalError), connection.begin_nested():
-        record_event(connection, row.index_id, row.id, actor, "pause", reason)
+    """Pause an operation in the caller's transaction. epoch: of the run, if a run pauses its own. Raises as `move`."""
+    values = {"operation": row.id, "epoch": epoch, "actor": actor, "reason": reason}
+    if not execute(connection, PAUSE, values).scalar_one():
+        raise _refusal(connection, row, Verb.PAUSE, epoch)
 
 
 def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoch: int) -> None:

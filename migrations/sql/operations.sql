@@ -57,7 +57,37 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ((epoch >> 32) + 1 << 32) + floor(random() * 4294967296)::bigint
 $$;
 
--- running -> paused. At once here; within one batch in the workers, which commit the batch that they are in.
+-- running -> paused, whoever asks for it: a user, a run that fails, a window, the governor. False where the operation
+-- isn't running any more, or a newer run than that of this epoch holds it; without an epoch it is whichever run holds it.
+-- detail: the event's.
+CREATE FUNCTION roir.pause_operation(operation bigint, epoch bigint, actor text, reason text, detail text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o roir.operation;
+BEGIN
+    SELECT x.* INTO o FROM roir.operation x WHERE x.id = pause_operation.operation FOR UPDATE;
+    IF o.status IS DISTINCT FROM 'running' OR o.epoch <> pause_operation.epoch THEN
+        RETURN false;
+    END IF;
+    -- The time up to the request is work too; the batch that workers still finish then counts for nothing. The tick is
+    -- no sign of life of a run.
+    PERFORM roir.tick(o.id, o.epoch);
+    UPDATE roir.operation
+       SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL,
+           heartbeat_at = o.heartbeat_at, queued_at = NULL, queued_seen_at = NULL,
+           notice = CASE WHEN queued_at IS NULL THEN notice END
+     WHERE id = o.id AND status = 'running';
+    BEGIN
+        INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
+        VALUES (o.index_id, o.id, actor, 'pause', detail);
+    EXCEPTION WHEN insufficient_resources OR system_error THEN
+        -- An event may need a page that a full disk has no room for; the pause itself does not.
+        NULL;
+    END;
+    RETURN true;
+END $$;
+
+-- At once here; within one batch in the workers, which commit the batch that they are in.
 CREATE FUNCTION roir.pause(index text, reason text DEFAULT 'on request', actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -84,16 +114,7 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no running operation to pause: its last one is %s', index, o.status);
     END IF;
-    -- The time up to the request is work too; the batch that workers still finish then counts for nothing. The tick is
-    -- the user's, no sign of life of a run.
-    PERFORM roir.tick(o.id, o.epoch);
-    UPDATE roir.operation
-       SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL,
-           heartbeat_at = o.heartbeat_at, queued_at = NULL, queued_seen_at = NULL,
-           notice = CASE WHEN queued_at IS NULL THEN notice END
-     WHERE id = o.id AND status = 'running';
-    INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
-    VALUES (o.index_id, o.id, actor, 'pause', format('at %s %%: %s', percent, reason));
+    PERFORM roir.pause_operation(o.id, o.epoch, actor, reason, format('at %s %%: %s', percent, reason));
     RETURN format('paused at %s %%', percent);
 END $$;
 

@@ -79,6 +79,26 @@ def test_a_bad_parallelism_is_refused_and_the_old_one_stays(database: Database, 
     assert (kept.status, kept.parallelism) == ("paused", 3)
 
 
+@pytest.mark.parametrize("by", ["a user", "its run"])
+def test_a_pause_needs_no_room_for_its_event(database: Database, dsn: str, by: str) -> None:
+    """As on a full disk, which has no page for another row; the operation's own row it has."""
+    _, run = steps.begin(database, "ix", '"Weird ""S""".t', "k")
+    full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$"
+    run_sql(dsn, full, "CREATE TRIGGER full_disk BEFORE INSERT ON roir.event EXECUTE FUNCTION full_disk()")
+    if by == "a user":
+        user = steps.session(dsn)
+        assert sql(user, "SELECT roir.pause('ix', 'lunch')") == [("paused at 0.0 %",)]
+        user.commit()
+    else:
+        with database.transaction() as connection:
+            row = operations.read_operation(connection, run.operation_id)
+            operations.pause_operation(connection, row, run.owner, "lunch", run.epoch)
+    with database.transaction() as connection:
+        now = operations.read_operation(connection, run.operation_id)
+        assert (now.status, now.pause_reason) == ("paused", "lunch")
+        assert operations.last_event(connection, run.operation_id, "pause") is None
+
+
 def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -> None:
     user = steps.session(dsn)
     longest = f"longest numeric DEFAULT {operations.HEARTBEAT_FRESH_S}"
