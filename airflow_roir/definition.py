@@ -11,6 +11,9 @@ from enum import Enum
 
 from airflow_roir.errors import InvalidInput
 
+# In each indexed database: the control tables, and the entries of all indexes.
+SCHEMA = "roir"
+DATA_SCHEMA = "roir_data"
 MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
 MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
 

@@ -11,12 +11,12 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
+from airflow_roir.definition import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine import rights
 from airflow_roir.engine.catalog import columns_of
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, equality_operators
 from airflow_roir.engine.plan import Bound, Plan
-from airflow_roir.engine.schema import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine.shards import intents
 from airflow_roir.engine.source import Source
 

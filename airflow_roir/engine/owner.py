@@ -16,10 +16,9 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import DATA_SCHEMA, quote
 from airflow_roir.engine import rights
 from airflow_roir.engine.database import bound, execute, sqlstate
-from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import RightMissing, SourceChanged
 

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import DATA_SCHEMA, SCHEMA, quote
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.schema import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput
 

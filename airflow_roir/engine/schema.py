@@ -12,8 +12,6 @@ from airflow_roir.definition import quote
 from airflow_roir.engine.database import execute
 from airflow_roir.errors import ReadOnlyServer, RightMissing, SchemaMissing, SchemaVersionMismatch
 
-SCHEMA = "roir"
-DATA_SCHEMA = "roir_data"
 VERSION_TABLE = "schema_version"
 # Revisions of before 0.1.0, when nothing was released; one migration makes what they made. Releases take these numbers
 # again, one by one.

@@ -12,13 +12,12 @@ reset.
 
 from __future__ import annotations
 
-from airflow_roir.definition import Scan, quote
+from airflow_roir.definition import DATA_SCHEMA, Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import careful_path, segment_writes, unique_put
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 

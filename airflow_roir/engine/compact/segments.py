@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from airflow_roir.definition import DATA_SCHEMA
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.compact.fresh_size import (
     HEAP_HEADER,
@@ -28,7 +29,6 @@ from airflow_roir.engine.compact.pgstattuple import Measured, measure
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.relation_size import RelationSize, relation_sizes
-from airflow_roir.engine.schema import DATA_SCHEMA
 
 # Each segment with its unique index; that of NULLs has two in a unique index, and a row for each. rows: counted live
 # since the last ANALYZE, which knows of deletes what the density of the last VACUUM doesn't; a server that crashed has

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, event
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import DATA_SCHEMA, quote
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
@@ -27,7 +27,6 @@ from airflow_roir.engine.locks import EXCLUSIVE, Attempts, telling_of_names
 from airflow_roir.engine.plan import Bound
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.rehearse import Rehearsal
-from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.source import Source
 from airflow_roir.options import BuildOptions
 

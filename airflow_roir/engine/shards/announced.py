@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import DATA_SCHEMA, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.schema import DATA_SCHEMA
 
 
 def view(generation_id: int) -> str:

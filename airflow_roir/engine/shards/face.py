@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import IndexDefinition, QualifiedName, quote
+from airflow_roir.definition import DATA_SCHEMA, IndexDefinition, QualifiedName, quote
 from airflow_roir.engine import rights
 from airflow_roir.engine.catalog import columns_of
 from airflow_roir.engine.database import execute, said, sqlstate
-from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.shards.sources import indexed_columns
 from airflow_roir.engine.source import Column, Source
 from airflow_roir.errors import InvalidInput

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import QualifiedName
+from airflow_roir.definition import DATA_SCHEMA, QualifiedName
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, rights
 from airflow_roir.engine.capture.plpgsql import function, indent, literal
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
-from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.shards import intents, lanes
 from airflow_roir.engine.shards.intents import Shape
 from airflow_roir.engine.shards.outbox import BY_INDEX

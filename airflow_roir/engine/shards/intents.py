@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from airflow_roir.definition import DATA_SCHEMA
 from airflow_roir.engine import rights
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, EntryColumn, is_null
-from airflow_roir.engine.schema import DATA_SCHEMA
 from airflow_roir.engine.shards import announced
 from airflow_roir.engine.shards.shard import Lane
 
