@@ -6,12 +6,11 @@ import time
 from typing import Any
 
 from benchmarks.airflow import CONNECTION, DAG, bench_airflow
+from benchmarks.pause_bench import LONGEST_STRETCH_S, PATIENCE_S, WORKERS, Bench
 from servers.airflow import StandaloneAirflow, wait_until
 
-PATIENCE_S = 240
 
-
-def pauses_by_switch(bench: Any, pauses: int) -> list[dict[str, Any]]:
+def pauses_by_switch(bench: Bench, pauses: int) -> list[dict[str, Any]]:
     """Pause and unpause the DAG until so many pauses were measured; each is a dict as of `Bench.stopped`."""
     with bench_airflow(bench.server) as airflow:
         measured: list[dict[str, Any]] = []
@@ -27,9 +26,7 @@ def pauses_by_switch(bench: Any, pauses: int) -> list[dict[str, Any]]:
         return measured
 
 
-def _pauses_of_a_run(bench: Any, airflow: StandaloneAirflow, run: str, wanted: int) -> list[dict[str, Any]]:
-    from benchmarks.pause import LONGEST_STRETCH_S, WORKERS
-
+def _pauses_of_a_run(bench: Bench, airflow: StandaloneAirflow, run: str, wanted: int) -> list[dict[str, Any]]:
     measured: list[dict[str, Any]] = []
     while len(measured) < wanted:
         airflow.unpause(DAG)

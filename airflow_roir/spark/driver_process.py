@@ -110,12 +110,6 @@ def driver_environment(
     return kept | {"ROIR_DSN": dsn, "PYTHONUNBUFFERED": "1"}
 
 
-def code_of(line: str) -> int | None:
-    """The exit code of an order, if this line says that it has ended."""
-    ended = re.fullmatch(rf"roir: {ENDED}(\d+)", line)
-    return int(ended[1]) if ended else None
-
-
 class Driver:
     """A running driver process.
 
@@ -167,8 +161,8 @@ class Driver:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if text := line.rstrip():
-                if (code := code_of(text)) is not None:
-                    self._codes.put(code)
+                if (ended := re.fullmatch(rf"roir: {ENDED}(\d+)", text)) is not None:
+                    self._codes.put(int(ended[1]))
                     continue
                 self.last_line = text
                 if text == f"roir: {SPARK_IS_UP}":
