@@ -13,32 +13,13 @@ from airflow_roir.engine import catalog
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.schema import RESTORED
 
-RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.restored_sources() ORDER BY 1"
-UPGRADED = "SELECT source::regclass::text FROM roir.upgraded_sources() ORDER BY 1 LIMIT 1"
 REPLACED = """
 SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.recorded, r.present::regclass::text AS name
   FROM roir.replaced_sources() r JOIN roir.index i ON i.id = r.index
  WHERE %(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s) ORDER BY 1
 """
-
-
-def problem(connection: Connection) -> str | None:
-    """What happened to the database that its indexes don't know yet; None if nothing did."""
-    restored = execute(connection, RESTORED).first()
-    if restored is not None:
-        return (
-            f"this database was restored from a dump: the oid of table {restored.name} isn't the one that its "
-            "indexes know"
-        )
-    upgraded = execute(connection, UPGRADED).scalar()
-    if upgraded is not None:
-        return (
-            f"this database was upgraded by pg_upgrade: the partitions of {upgraded} aren't linked as its indexes know"
-        )
-    return None
-
-
 # Of types, tables and columns that have other oids and numbers now.
 KEEP_SHAPES = """
 SELECT roir.keep_shape(g.id) FROM roir.generation g JOIN roir.index i ON i.id = g.index_id

@@ -26,7 +26,8 @@ SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT 
        EXISTS (SELECT FROM pg_index WHERE indrelid = to_regclass('roir.operation') AND indisprimary)
        AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('roir.operation') AND NOT tgisinternal) AS whole
 """
-
+RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.restored_sources() ORDER BY 1"
+UPGRADED = "SELECT source::regclass::text FROM roir.upgraded_sources() ORDER BY 1 LIMIT 1"
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 
 
@@ -104,8 +105,6 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
     Also if the database was restored or upgraded, and `roir init` hasn't adopted it. writes: raise ReadOnlyServer on a
     standby.
     """
-    from airflow_roir.engine import restore
-
     if writes:
         check_writable(connection)
     present = current(connection)
@@ -122,9 +121,25 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
             "schema roir_data was dropped, with the entries of all indexes and what captured the writes. Run: roir "
             "init, which makes it again and names the indexes to build again"
         )
-    moved = restore.problem(connection)
+    moved = moved_database(connection)
     if moved is not None:
         raise SchemaVersionMismatch(f"{moved}; run: roir init")
+
+
+def moved_database(connection: Connection) -> str | None:
+    """What happened to the database that its indexes don't know yet, until `restore.adopt`; None if nothing did."""
+    restored = execute(connection, RESTORED).first()
+    if restored is not None:
+        return (
+            f"this database was restored from a dump: the oid of table {restored.name} isn't the one that its "
+            "indexes know"
+        )
+    upgraded = execute(connection, UPGRADED).scalar()
+    if upgraded is not None:
+        return (
+            f"this database was upgraded by pg_upgrade: the partitions of {upgraded} aren't linked as its indexes know"
+        )
+    return None
 
 
 def check_known(connection: Connection, revision: str) -> None:
