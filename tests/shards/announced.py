@@ -17,7 +17,6 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.plan import Plan
 from airflow_roir.engine.shards import announce, face, home, intents, outbox
-from airflow_roir.engine.shards.prepare import SERVER
 from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of
 from servers.shards import Shards
 
@@ -270,7 +269,7 @@ def add_lanes(scene: Scene, generation_id: int) -> None:
         )
     with scene.database.transaction() as connection:
         lanes = lanes_of(connection, generation_id)
-        server = str(execute(connection, SERVER).scalar_one())
+        server = home.server_of(connection)
     for lane in lanes:
         outbox.install(of_shard(scene.made, lane.shard.name), lane, scene.definition, server, 500, 30)
 

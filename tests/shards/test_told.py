@@ -12,7 +12,7 @@ from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import IndexFacts, indexes
 from airflow_roir.engine.metrics import reading as looking
-from airflow_roir.engine.shards import announce, lane_lock
+from airflow_roir.engine.shards import announce, lanes
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.shipping import Shipper
 from servers.shards import Shards
@@ -137,14 +137,14 @@ def test_what_was_turned_on_again_is_not_ended(shards: Make, monkeypatch: pytest
     """By somebody who comes between the look at what is left and its end."""
     found = scene(shards(1, *TABLE), "client")
     database = found.database
-    real = lane_lock.held
+    real = lanes.held
 
     def late(*given: Any) -> Any:
         found.made.ask("UPDATE roir.index SET announced_by = 'client'")
         return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lane_lock, "held", late)
+        patch.setattr(lanes, "held", late)
         assert announce.announce(database, INDEX, None) == []
     assert announcers(found.made, "s0") == ["client"]
 

@@ -26,7 +26,7 @@ from airflow_roir.engine.shards import (
     holders,
     home,
     intents,
-    lane_lock,
+    lanes,
     outbox,
     strays,
 )
@@ -63,7 +63,6 @@ UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.serv
 """
 ANNOUNCING = f"SELECT {SHARD_SCHEMA}.announcing_evidence(%(name)s)"
 ENDED = "UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE generation_id = ANY (%(ids)s::bigint[])"
-CALLED = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
 NOW_CALLED = f"UPDATE {SHARD_SCHEMA}.outbox SET server = %(server)s WHERE name = %(name)s AND server <> %(server)s"
 UNGUARDED = f"SELECT {SHARD_SCHEMA}.unique_problem(name) FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s AND is_unique"
 UNIQUE = """
@@ -207,7 +206,7 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
     database: the index server's. Raises InvalidInput, RightMissing, LockNotAcquired.
     """
     check(lane, by, database)
-    with lane_lock.held(database, lane.id):
+    with lanes.held(database, lane.id):
         _install(database, lane, by, report)
 
 
@@ -217,7 +216,7 @@ def _install(database: Database, lane: Lane, by: str, report: Callable[[str], No
         if not execute(connection, BY, {"lane": lane.id, "by": by}).rowcount:
             # It was turned off meanwhile.
             return
-        called = str(execute(connection, CALLED).scalar_one())
+        called = home.server_of(connection)
         shape = intents.shape_of(connection, lane.generation_id)
         unique: str | None = execute(connection, UNIQUE, {"id": lane.generation_id}).scalar()
         if by == SERVER:

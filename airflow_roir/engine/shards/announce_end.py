@@ -12,7 +12,7 @@ from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.retry.trouble import reason_of
-from airflow_roir.engine.shards import home, lane_lock, outbox
+from airflow_roir.engine.shards import home, lanes, outbox
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of
 from airflow_roir.errors import RoirError
 
@@ -49,7 +49,7 @@ def end_left(
         # One that is away once is away for all that it has, and each try would take its time.
         if shard not in away:
             try:
-                with lane_lock.held(database, lane.id):
+                with lanes.held(database, lane.id):
                     _end(database, lane, patience_s, report)
                 report(f"shard {quote(shard)}, generation {lane.generation_id}: done")
                 continue

@@ -130,7 +130,7 @@ class ApartWorker(VerifyWorker):
             execute(self.connection, damage.WITHOUT_INDEX)
             read = self.both.read()
             grouped = place if buckets is None else sums.bucket(self.both.plain, read, self.both.utf8, buckets, place)
-            sql = sums.summed(f"{name} r", where, sums.row_hash(self.both.plain, read, self.both.utf8), grouped)
+            sql = comparison.summed(f"{name} r", where, sums.row_hash(self.both.plain, read, self.both.utf8), grouped)
             row = execute(self.connection, sql).one()
             return {**row._mapping, "snapshot": None}
 
@@ -141,7 +141,7 @@ class ApartWorker(VerifyWorker):
         read = comparison.of_source(one.entry, "r")
         place = str(self.both.lanes.index(self.both.by_id[one.lane.id]))
         grouped = f"({place})" if buckets is None else sums.bucket(one.entry, read, one.utf8, buckets, place)
-        sql = sums.summed(f"{name} r", where, sums.row_hash(one.entry, read, one.utf8), grouped)
+        sql = comparison.summed(f"{name} r", where, sums.row_hash(one.entry, read, one.utf8), grouped)
         return {**execute(one.connection, sql, values).one()._mapping, "snapshot": None}
 
 

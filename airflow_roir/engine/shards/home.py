@@ -38,6 +38,12 @@ def sql() -> str:
     return f"{own}\n{shared}\nINSERT INTO {SHARD_SCHEMA}.home (version) VALUES ({VERSION});\n"
 
 
+def server_of(connection: Connection) -> str:
+    """What the index server calls itself in the shards. connection: the index server's."""
+    query = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
+    return str(execute(connection, query).scalar_one())
+
+
 def install(database: Database) -> str:
     """Create the small schema in a shard; returns the token of its database. Safe to call again.
 

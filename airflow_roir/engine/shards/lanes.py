@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -9,10 +11,10 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.shards.shard import IS_AWAY, Lane, by_id
-from airflow_roir.errors import Fenced
+from airflow_roir.errors import Fenced, LockNotAcquired
 
 # By the sessions that hold this lock, shared, the shippers of a database count each other.
 PRESENT = 1919904115  # 'rois'
@@ -176,3 +178,21 @@ def release(connection: Connection, lane_id: int, held: Claim) -> None:
         "WHERE id = %(lane)s AND owner = %(owner)s AND token = %(token)s",
         {"lane": lane_id, "owner": held.owner, "token": held.token},
     )
+
+
+# Two processes at once would wait for each other's drain, and one that removes must not come before one that installs.
+HOLD = "SELECT pg_try_advisory_lock(hashtext('roir lane'), %(lane)s::int)"
+LET_GO = "SELECT pg_advisory_unlock(hashtext('roir lane'), %(lane)s::int)"
+
+
+@contextmanager
+def held(database: Database, lane_id: int) -> Iterator[None]:
+    """Keep other processes from installing or removing what a lane has in its shard. Raises LockNotAcquired."""
+    with database.autocommit() as connection:
+        if not execute(connection, HOLD, {"lane": lane_id}).scalar_one():
+            raise LockNotAcquired(f"another process is about what lane {lane_id} has in its shard. Try again")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                execute(connection, LET_GO, {"lane": lane_id})

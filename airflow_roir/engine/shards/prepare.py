@@ -14,14 +14,12 @@ from airflow_roir.engine import catalog, operations
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.rehearse import Rehearsal
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
-from airflow_roir.engine.shards import announce, face, outbox
-from airflow_roir.engine.shards.lane_lock import held
+from airflow_roir.engine.shards import announce, face, home, outbox
+from airflow_roir.engine.shards.lanes import held
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
 from airflow_roir.engine.stored_definition import stored_definition
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 
-# What the index server calls itself in the shards.
-SERVER = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
 EVIDENCE = f"SELECT {SHARD_SCHEMA}.evidence(%(name)s)"
 DUE = """
 SELECT l.captured_at IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped' AS due
@@ -116,7 +114,7 @@ def capture(
             if not execute(connection, DUE, {"lane": lane.id}).scalar_one():
                 return
             definition = definition_of(connection, lane.generation_id)
-            server = str(execute(connection, SERVER).scalar_one())
+            server = home.server_of(connection)
         there = lane.shard.database(database.application_name, database.limits)
         outbox.install(there, lane, definition, server, timeout_ms, patience_s, report)
         with there.transaction() as connection:

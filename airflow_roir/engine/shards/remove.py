@@ -13,7 +13,7 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.shards import face, holders, home, intents, outbox
-from airflow_roir.engine.shards.lane_lock import held
+from airflow_roir.engine.shards.lanes import held
 from airflow_roir.engine.shards.shard import Shard, by_id, set_away
 from airflow_roir.errors import RoirError
 

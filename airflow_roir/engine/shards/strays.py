@@ -19,14 +19,13 @@ from airflow_roir.errors import LockNotAcquired
 
 PRESENT = f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL"
 OURS = f"SELECT name FROM {SHARD_SCHEMA}.outbox WHERE server = %(server)s ORDER BY name"
-CALLED = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
 KNOWN = "SELECT outbox FROM roir.lane WHERE outbox = ANY (%(names)s) AND removed_at IS NULL"
 
 
 def find(database: Database, shard: Shard) -> list[str]:
     """The names of a shard's strays. database: the index server's. Raises as `home.check`, and DBAPIError."""
     with database.transaction() as connection:
-        called = str(execute(connection, CALLED).scalar_one())
+        called = home.server_of(connection)
     with shard.database(database.application_name, database.limits).transaction() as connection:
         if not execute(connection, PRESENT).scalar_one():
             return []

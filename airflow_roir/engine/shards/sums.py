@@ -78,15 +78,6 @@ def bucket(entry: Entry, values: Sequence[str], utf8: bool, buckets: int, place:
     return f"({place} * {MOST_BUCKETS} + ({key_hash(entry, values, utf8)} & {buckets - 1}))::int"
 
 
-def summed(relation: str, where: str, hashed: str, grouped: str) -> str:
-    """SELECT of one row: of each group the count and the sum of hashes, and the count of all. The sum is exact."""
-    return f"""
-    SELECT coalesce(array_agg(bucket), '{{}}') AS buckets, coalesce(array_agg(rows), '{{}}') AS counts,
-           coalesce(array_agg(total), '{{}}') AS sums, coalesce(sum(rows), 0)::bigint AS rows
-      FROM (SELECT {grouped} AS bucket, count(*) AS rows, sum({hashed}) AS total
-              FROM {relation} WHERE {where} GROUP BY 1) summed"""
-
-
 def whole(entry: Entry, prefix: str) -> str:
     """SQL for what tells whether two rows are the same, on any server: of the texts of all columns."""
     listed = ", ".join(comparison.text(column, f"{prefix}c{i + 1}") for i, column in enumerate(entry.columns))

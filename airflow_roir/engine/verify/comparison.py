@@ -152,15 +152,19 @@ def total(entry: Entry, values: Sequence[str], relation: str, where: str, newer:
 
 
 def sums(entry: Entry, values: Sequence[str], relation: str, where: str, newer: bool, buckets: int) -> str:
-    """SELECT of one row: for each bucket the count and the sum of its rows' hashes, and the count of all.
+    """SELECT of one row, as `summed`: of each bucket of rows."""
+    return summed(relation, where, row_hash(entry, values, newer), bucket(entry, values, buckets))
+
+
+def summed(relation: str, where: str, hashed: str, grouped: str) -> str:
+    """SELECT of one row: of each group the count and the sum of its rows' hashes, and the count of all.
 
     The sum of 64-bit hashes is exact: it has 128 bits, and doesn't depend on any order.
     """
     return f"""
     SELECT coalesce(array_agg(bucket), '{{}}') AS buckets, coalesce(array_agg(rows), '{{}}') AS counts,
            coalesce(array_agg(total), '{{}}') AS sums, coalesce(sum(rows), 0)::bigint AS rows
-      FROM (SELECT {bucket(entry, values, buckets)} AS bucket, count(*) AS rows,
-                   sum({row_hash(entry, values, newer)}) AS total
+      FROM (SELECT {grouped} AS bucket, count(*) AS rows, sum({hashed}) AS total
               FROM {relation} WHERE {where} GROUP BY 1) summed"""
 
 
