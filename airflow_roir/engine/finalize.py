@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import fold, publish
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import governing
@@ -69,8 +70,8 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
     phase = row.phase
     if phase in (Phase.BUILD, Phase.SEAL):
         raise IllegalTransition(
-            f"index {run.index} is still in {phase}; finish that first: roir resume. If it was finished already, the "
-            "server has lost its last commits, by a failover to a replica or a restore"
+            f"index {run.index} is still in {phase}; finish that first: roir resume {argument(run.index)}. If it was "
+            "finished already, the server has lost its last commits, by a failover to a replica or a restore"
         )
     is_apart = bool(persist(database, run, lambda: _lanes(database, row.generation_id), report))
     if row.options.get("census"):
