@@ -27,7 +27,7 @@ from airflow_roir.hooks.allowed import allowed_connections
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page import databases, settings
 from airflow_roir.page.answer import answer, bounded
-from airflow_roir.page.looks import AIRFLOW, Looks, NoAnswer
+from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
 from airflow_roir.page.segments import shown_segments
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from airflow_roir.errors import NotFound
-from airflow_roir.page import looks as shared
-from airflow_roir.page.looks import Looks, NoAnswer
+from airflow_roir.page import cache as shared
+from airflow_roir.page.cache import Looks, NoAnswer
 
 FOR_EVER = 1e9
 

@@ -16,7 +16,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.plan import Plan
-from airflow_roir.engine.shards import announce, face, home, intents, outbox
+from airflow_roir.engine.shards import announce, home, intents, outbox, shape_table
 from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of
 from servers.shards import Shards
 
@@ -197,7 +197,7 @@ def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) ->
     with of_shard(made, made.names[0]).transaction() as connection:
         source = catalog.read_source(connection, QualifiedName("public", "t"))
     with database.transaction() as connection:
-        name = face.create(connection, source, definition, "shard")
+        name = shape_table.create(connection, source, definition, "shard")
         on_face = replace(definition, source=name)
         faced = catalog.read_source(connection, name)
         # As a face's key columns are ordered: key, then the primary key, whose first column is the shard.

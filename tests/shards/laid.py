@@ -12,7 +12,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.plan import Plan
-from airflow_roir.engine.shards import face, home, outbox, sources
+from airflow_roir.engine.shards import home, outbox, shape_table, sources
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of
 from servers.shards import Shards
@@ -91,7 +91,7 @@ def lay(
     with first.database("t", database.limits).transaction() as connection:
         source = sources.read(connection, source_name)
     with database.transaction() as connection:
-        face_name = face.create(connection, source, definition, "shard")
+        face_name = shape_table.create(connection, source, definition, "shard")
         fronted = catalog.read_source(connection, face_name)
         entry = Entry.of(fronted, definition, "auto", 1)
         index_id = execute(

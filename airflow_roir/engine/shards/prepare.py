@@ -14,7 +14,7 @@ from airflow_roir.engine import catalog, operations
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.rehearse import Rehearsal
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
-from airflow_roir.engine.shards import announce, face, home, outbox
+from airflow_roir.engine.shards import announce, home, outbox, shape_table
 from airflow_roir.engine.shards.lanes import held
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
 from airflow_roir.engine.stored_definition import stored_definition
@@ -31,7 +31,7 @@ def with_face(connection: Connection, rehearsal: Rehearsal) -> Rehearsal:
     """Make the face of a new index, in the transaction of its prepare: it never stays behind alone."""
     assert rehearsal.survey is not None
     survey = rehearsal.survey
-    name = face.create(connection, survey.any_source, rehearsal.definition, survey.shard_column)
+    name = shape_table.create(connection, survey.any_source, rehearsal.definition, survey.shard_column)
     return replace(rehearsal, source=catalog.read_source(connection, name))
 
 

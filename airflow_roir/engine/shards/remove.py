@@ -12,7 +12,7 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
-from airflow_roir.engine.shards import face, holders, home, intents, outbox
+from airflow_roir.engine.shards import holders, home, intents, outbox, shape_table
 from airflow_roir.engine.shards.lanes import held
 from airflow_roir.engine.shards.shard import Shard, by_id, set_away
 from airflow_roir.errors import RoirError
@@ -91,8 +91,8 @@ def _drop_faces(database: Database) -> list[str]:
         with database.transaction() as connection:
             execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
             # A face is made in the transaction that makes its index: none of them is only being prepared.
-            for name in face.left_over(connection):
-                face.drop(connection, name)
+            for name in shape_table.left_over(connection):
+                shape_table.drop(connection, name)
     except DBAPIError as error:
         if trouble_of(error) is None or error.connection_invalidated:
             raise

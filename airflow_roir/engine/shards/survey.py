@@ -20,7 +20,7 @@ from airflow_roir.engine.forecast.entry_size import cover
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.plan import Piece, Plan, make_plan
 from airflow_roir.engine.retry.trouble import reason_of
-from airflow_roir.engine.shards import face, home, rules, shard, sources, unique
+from airflow_roir.engine.shards import home, rules, shape_table, shard, sources, unique
 from airflow_roir.engine.shards.copies import copy_in, copy_out
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
@@ -177,7 +177,7 @@ def sampled_face(
 ) -> Iterator[tuple[Source, Entry]]:
     """A face that holds a sample of all shards, and its entry. No other session sees it, and it is taken back."""
     with connection.begin_nested() as savepoint:
-        name = face.create(connection, found.any_source, definition, found.shard_column)
+        name = shape_table.create(connection, found.any_source, definition, found.shard_column)
         source = catalog.read_source(connection, name)
         checks.check_definition(connection, source, definition)
         entry = Entry.of(source, definition, options.covering, 1)
