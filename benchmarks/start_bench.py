@@ -13,7 +13,7 @@ from airflow_roir.engine import prepare
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.options import BuildOptions
 from airflow_roir.spark import log_file
-from airflow_roir.spark.marks import read_marks
+from airflow_roir.spark.start_timings import read_marks
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_until
 from benchmarks.scene import INDEX, Scene

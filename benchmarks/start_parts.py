@@ -29,7 +29,7 @@ class Part:
     is_engine: bool = False
 
 
-# In the order in which one waits for them. From `driver` to `job` they are the marks of `airflow_roir.spark.marks`.
+# In the order in which one waits for them. From `driver` to `job` they are the marks of `spark.start_timings`.
 PARTS = (
     Part("asked", "process and imports", "the first statement"),
     Part("prepared", "prepare", "prepared", True),

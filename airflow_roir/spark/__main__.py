@@ -29,8 +29,8 @@ from airflow_roir.operation import Status
 from airflow_roir.spark import guard
 from airflow_roir.spark.driver_process import ENDED
 from airflow_roir.spark.log_file import SparkLog, diverted
-from airflow_roir.spark.marks import mark, turn_on
 from airflow_roir.spark.options import SparkOptions
+from airflow_roir.spark.start_timings import mark, turn_on
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database

@@ -16,10 +16,10 @@ from typing import Any
 
 import airflow_roir
 from airflow_roir.errors import SparkFailed
-from airflow_roir.spark.marks import mark
 from airflow_roir.spark.options import LOCAL_MASTER, SparkOptions, with_task_failures
 from airflow_roir.spark.package import write_package
 from airflow_roir.spark.session import Session, WorkerJob, tag_of
+from airflow_roir.spark.start_timings import mark
 from airflow_roir.spark.worker_metrics import WorkerMetrics
 
 SETTINGS = {

@@ -15,9 +15,9 @@ from typing import Any
 from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.classic import ClassicSession, Java, is_local, is_submitted
 from airflow_roir.spark.java import use_java
-from airflow_roir.spark.marks import mark
 from airflow_roir.spark.options import SparkOptions, is_connect
 from airflow_roir.spark.session import Session, why
+from airflow_roir.spark.start_timings import mark
 
 # Who ends a driver waits two seconds for it.
 BREAK_OFF_S = 1.5

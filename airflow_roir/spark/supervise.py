@@ -29,9 +29,9 @@ from airflow_roir.errors import DuplicatesFound, OperationFailed, OperationPause
 from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import counted, duration
 from airflow_roir.spark.driver_process import SPARK_IS_UP
-from airflow_roir.spark.marks import mark
 from airflow_roir.spark.news import UNITS, News
 from airflow_roir.spark.session import Session, Start, is_python_error, why
+from airflow_roir.spark.start_timings import mark
 from airflow_roir.spark.task import worker_failed, workers_at_work
 from airflow_roir.spark.worker_pool import Ended, Workers
 

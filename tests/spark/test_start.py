@@ -13,7 +13,7 @@ import pytest
 from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.spark import worker_daemon
-from airflow_roir.spark.marks import MARKS, read_marks
+from airflow_roir.spark.start_timings import MARKS, read_marks
 from tests.engine import steps
 
 pytestmark = pytest.mark.sample(6)

@@ -19,8 +19,8 @@ from airflow_roir.spark import __main__ as application
 from airflow_roir.spark.driver_process import Driver, driver_environment, driver_order, waiting_command
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
-from airflow_roir.spark.marks import mark, turn_on
 from airflow_roir.spark.options import SparkOptions
+from airflow_roir.spark.start_timings import mark, turn_on
 from tests.spark.driving import GIVE_UP_S, finish_and_check, prepared
 
 pytestmark = pytest.mark.sample(4)
@@ -61,7 +61,7 @@ def test_what_others_wrote_is_no_line_of_the_drivers(end: str) -> None:
 
 
 def test_a_full_disk_takes_no_mark_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_roir.spark.marks._Marks.is_on", False)
+    monkeypatch.setattr("airflow_roir.spark.start_timings._Marks.is_on", False)
     turn_on()
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stderr", full)
