@@ -6,6 +6,8 @@ session which still waits can't be taken: such an interleaving doesn't exist.
 
 from __future__ import annotations
 
+import itertools
+import random
 import select
 import time
 from collections import Counter
@@ -16,6 +18,7 @@ import psycopg2
 import psycopg2.extensions
 
 READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"
+LEVELS = (READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE)
 SNAPSHOT, COMMIT, ROLLBACK = "snapshot", "COMMIT", "ROLLBACK"
 # A turn of the build instead of a session's.
 BUILD = -1
@@ -96,6 +99,35 @@ class Schedule:
                 changed = list(self.transactions)
                 changed[who] = transaction.without(statement)
                 yield Schedule(tuple(changed), self.turns[:where] + self.turns[where + 1 :])
+
+
+def by_chance(
+    chance: random.Random, statements: Sequence[str], number: int, levels: Sequence[str] = LEVELS, most: int = 3
+) -> tuple[Transaction, ...]:
+    """So many transactions of up to so many statements."""
+    return tuple(
+        Transaction(
+            chance.choice(levels),
+            tuple(chance.choices(statements, k=chance.randint(1, most))),
+            chance.choice((COMMIT, COMMIT, COMMIT, ROLLBACK)),
+        )
+        for _ in range(number)
+    )
+
+
+def shuffled(chance: random.Random, transactions: tuple[Transaction, ...], build: bool = False) -> Schedule:
+    """One interleaving of them. build: with a turn of the build."""
+    turns = [who for who, one in enumerate(transactions) for _ in one.turns] + [BUILD] * build
+    chance.shuffle(turns)
+    return Schedule(transactions, tuple(turns))
+
+
+def all_pairs(statements: Sequence[str], levels: tuple[str, str]) -> Iterator[Schedule]:
+    """A statement each, in all interleavings; a pair of one level is the same the other way round."""
+    for pair in itertools.product(statements, repeat=2):
+        if levels[0] != levels[1] or pair[0] <= pair[1]:
+            two = tuple(Transaction(level, (one,)) for level, one in zip(levels, pair, strict=True))
+            yield from (Schedule(two, turns) for turns in interleavings(two))
 
 
 def interleavings(transactions: Sequence[Transaction], build: bool = False) -> Iterator[tuple[int, ...]]:

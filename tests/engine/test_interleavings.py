@@ -18,21 +18,22 @@ from tests.engine.crossing import LEGS, Crossing, drains
 from tests.engine.ground import DEFERRED, IMMEDIATE, KINDS, ORDINARY, Ground, grounds_of
 from tests.engine.isolation import (
     BUILD,
-    COMMIT,
+    LEVELS,
     READ_COMMITTED,
     REPEATABLE_READ,
-    ROLLBACK,
     SERIALIZABLE,
     Schedule,
     Transaction,
+    all_pairs,
+    by_chance,
     interleavings,
+    shuffled,
 )
 
 pytestmark = pytest.mark.sample(1)
 
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
-LEVELS = (READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE)
 OLD = (REPEATABLE_READ, SERIALIZABLE)
 # In the midst of a build some slots are scanned and some aren't.
 MODES = ("mid-build", "direct", "active")
@@ -110,30 +111,10 @@ def test_a_deferrable_primary_key_whose_row_is_deleted_since_the_snapshot(
     settled(ground)
 
 
-def by_chance(chance: random.Random, deferrable: bool, number: int, most: int = 3) -> tuple[Transaction, ...]:
-    """So many transactions of up to so many statements."""
-    choices = menu.choices(deferrable)
-    return tuple(
-        Transaction(
-            chance.choice(LEVELS),
-            tuple(chance.choices(choices, k=chance.randint(1, most))),
-            chance.choice((COMMIT, COMMIT, COMMIT, ROLLBACK)),
-        )
-        for _ in range(number)
-    )
-
-
-def shuffled(chance: random.Random, transactions: tuple[Transaction, ...], build: bool = False) -> Schedule:
-    """One interleaving of them."""
-    turns = [who for who, one in enumerate(transactions) for _ in one.turns] + [BUILD] * build
-    chance.shuffle(turns)
-    return Schedule(transactions, tuple(turns))
-
-
 def crossings(chance: random.Random, deferrable: bool, number: int, drained: bool) -> Iterator[Schedule]:
     """Schedules with a turn of the build. drained: no writer is under way then."""
     while number:
-        schedule = shuffled(chance, by_chance(chance, deferrable, 2), build=True)
+        schedule = shuffled(chance, by_chance(chance, menu.choices(deferrable), 2), build=True)
         if not drained or schedule.idle_at_build:
             number -= 1
             yield schedule
@@ -157,7 +138,8 @@ def settled(ground: Ground) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_of_schedules(grounds: Grounds, kind: str) -> None:
     ground, chance = grounds(kind), random.Random(SEED)
-    sample = [shuffled(chance, by_chance(chance, kind != ORDINARY, 2 + i % 2)) for i in range(240)]
+    choices = menu.choices(kind != ORDINARY)
+    sample = [shuffled(chance, by_chance(chance, choices, 2 + i % 2)) for i in range(240)]
     ground.sweep(sample)
     settled(ground)
 
@@ -172,14 +154,8 @@ def test_a_sample_of_schedules_across_phases(grounds: Grounds) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("levels", [LEVELS[:1] * 2, LEVELS[1::-1], LEVELS[1:2] * 2], ids="-".join)
 def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str, str]) -> None:
-    """A statement each, in all interleavings."""
-    ground, choices = grounds(kind), menu.choices(kind != ORDINARY)
-    # A pair of one level is the same the other way round.
-    pairs = [pair for pair in itertools.product(choices, repeat=2) if levels[0] != levels[1] or pair[0] <= pair[1]]
-    transactions = (
-        tuple(Transaction(level, (one,)) for level, one in zip(levels, pair, strict=True)) for pair in pairs
-    )
-    ground.sweep(Schedule(some, turns) for some in transactions for turns in interleavings(some))
+    ground = grounds(kind)
+    ground.sweep(all_pairs(menu.choices(kind != ORDINARY), levels))
     settled(ground)
 
 
@@ -203,11 +179,12 @@ def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) 
 def test_all_interleavings_of_transactions_by_chance(grounds: Grounds, kind: str) -> None:
     """Two to three statements each, at any two levels; and three transactions, one interleaving of each."""
     ground, chance = grounds(kind), random.Random(SEED)
+    choices = menu.choices(kind != ORDINARY)
     print(f"seed {SEED}")
     for _ in range(EXAMPLES or 40):
-        two = by_chance(chance, kind != ORDINARY, 2)
+        two = by_chance(chance, choices, 2)
         ground.sweep(Schedule(two, turns) for turns in interleavings(two))
-        ground.sweep(shuffled(chance, by_chance(chance, kind != ORDINARY, 3)) for _ in range(48))
+        ground.sweep(shuffled(chance, by_chance(chance, choices, 3)) for _ in range(48))
     settled(ground)
 
 

@@ -5,7 +5,6 @@ Or someone with a snapshot was refused with 40001. No key is ever there twice, n
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -15,15 +14,16 @@ import pytest
 from tests.engine.crossing import Crossing, drains
 from tests.engine.ground import grounds_of
 from tests.engine.isolation import (
-    BUILD,
     COMMIT,
+    LEVELS,
     READ_COMMITTED,
-    REPEATABLE_READ,
     ROLLBACK,
-    SERIALIZABLE,
     Schedule,
     Transaction,
+    all_pairs,
+    by_chance,
     interleavings,
+    shuffled,
 )
 from tests.engine.unique_ground import MENU, PARTITIONED, PLAIN, SOURCES, UniqueGround
 
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.sample(1)
 
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
-LEVELS = (READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE)
 MODES = ("direct", "active")
 
 Grounds = Callable[[str], UniqueGround]
@@ -42,25 +41,6 @@ def grounds(server: str) -> Iterator[Grounds]:
     """A ground of either kind of source, in a database of its own."""
     with grounds_of(server, "unique", lambda dsn, source: UniqueGround(dsn, source, MODES)) as ground:
         yield ground
-
-
-def by_chance(chance: random.Random, number: int, levels: tuple[str, ...] = LEVELS) -> tuple[Transaction, ...]:
-    """So many transactions of up to three statements."""
-    return tuple(
-        Transaction(
-            chance.choice(levels),
-            tuple(chance.choices([*MENU], k=chance.randint(1, 3))),
-            chance.choice((COMMIT, COMMIT, COMMIT, ROLLBACK)),
-        )
-        for _ in range(number)
-    )
-
-
-def shuffled(chance: random.Random, transactions: tuple[Transaction, ...]) -> Schedule:
-    """One interleaving of them."""
-    turns = [who for who, one in enumerate(transactions) for _ in one.turns]
-    chance.shuffle(turns)
-    return Schedule(transactions, tuple(turns))
 
 
 def settled(ground: UniqueGround) -> None:
@@ -75,7 +55,7 @@ def test_a_sample_of_schedules(grounds: Grounds, source: str) -> None:
     ground, chance = grounds(source), random.Random(SEED)
     levels = (LEVELS[:1], LEVELS)
     number = EXAMPLES or 240
-    ground.sweep([shuffled(chance, by_chance(chance, 2 + i % 5 // 4, levels[i % 2])) for i in range(number)])
+    ground.sweep([shuffled(chance, by_chance(chance, [*MENU], 2 + i % 5 // 4, levels[i % 2])) for i in range(number)])
     settled(ground)
 
 
@@ -107,10 +87,8 @@ def test_a_fold_and_a_publish_come_between(grounds: Grounds, leg: tuple[str, str
         for _ in range((EXAMPLES or 48) // 12):
             made: list[Schedule] = []
             while len(made) < 12:
-                two = by_chance(chance, 2, chance.choice((LEVELS, LEVELS[:1])))
-                turns = [who for who, one in enumerate(two) for _ in one.turns] + [BUILD]
-                chance.shuffle(turns)
-                schedule = Schedule(two, tuple(turns))
+                levels = chance.choice((LEVELS, LEVELS[:1]))
+                schedule = shuffled(chance, by_chance(chance, [*MENU], 2, levels), build=True)
                 if not drains(*leg) or schedule.idle_at_build:
                     made.append(schedule)
             crossing.sweep(made, *leg)
@@ -121,13 +99,8 @@ def test_a_fold_and_a_publish_come_between(grounds: Grounds, leg: tuple[str, str
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("levels", [LEVELS[:1] * 2, LEVELS[1::-1], LEVELS[1:2] * 2, LEVELS[::2]], ids="-".join)
 def test_all_pairs_of_statements(grounds: Grounds, source: str, levels: tuple[str, str]) -> None:
-    """A statement each, in all interleavings."""
     ground = grounds(source)
-    pairs = [pair for pair in itertools.product(MENU, repeat=2) if levels[0] != levels[1] or pair[0] <= pair[1]]
-    transactions = (
-        tuple(Transaction(level, (one,)) for level, one in zip(levels, pair, strict=True)) for pair in pairs
-    )
-    ground.sweep(Schedule(some, turns) for some in transactions for turns in interleavings(some))
+    ground.sweep(all_pairs([*MENU], levels))
     settled(ground)
 
 
@@ -136,7 +109,7 @@ def test_all_pairs_of_statements(grounds: Grounds, source: str, levels: tuple[st
 def test_all_interleavings_of_transactions_by_chance(grounds: Grounds, source: str) -> None:
     ground, chance = grounds(source), random.Random(SEED)
     for _ in range(EXAMPLES or 40):
-        two = by_chance(chance, 2)
+        two = by_chance(chance, [*MENU], 2)
         ground.sweep(Schedule(two, turns) for turns in interleavings(two))
-        ground.sweep(shuffled(chance, by_chance(chance, 3)) for _ in range(48))
+        ground.sweep(shuffled(chance, by_chance(chance, [*MENU], 3)) for _ in range(48))
     settled(ground)
