@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.spark import marks
+from airflow_roir.spark import start_timings
 from benchmarks.start import report, summarize
 from benchmarks.start_parts import BESIDE, PARTS, Event, parts, points, statements, sums
 
@@ -99,7 +99,7 @@ def test_a_run_that_ended_in_its_build_has_no_later_parts() -> None:
 
 
 def test_the_marks_are_parts_or_beside_them() -> None:
-    assert set(marks.MARKS) <= {part.name for part in PARTS} | set(BESIDE)
+    assert set(start_timings.MARKS) <= {part.name for part in PARTS} | set(BESIDE)
 
 
 def test_the_tables_have_medians_and_a_dash_for_what_a_side_has_not() -> None:
