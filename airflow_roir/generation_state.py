@@ -72,6 +72,7 @@ STATE_COLUMNS = {
     "segment": ("status",),
     "source_partition": ("status",),
     "scan_range": ("done",),
+    "delta_part": ("done",),
     "verification_unit": ("done",),
     "compaction_unit": ("status",),
 }
@@ -88,6 +89,7 @@ ARROWS = (
     Arrow("segment", "indexed", "sealed", "it is vacuumed and analysed"),
     Arrow("source_partition", "joining", "leaving", "the attach is given up, or its rows were rewritten"),
     Arrow("scan_range", "false", "true", "its last batch is committed, or its partition is gone"),
+    Arrow("delta_part", "false", "true", "its last blocks are folded"),
     Arrow("verification_unit", "false", "true", "it is compared"),
     Arrow("compaction_unit", "waiting", "copying", "its segments are captured, and the new ones made"),
     Arrow("compaction_unit", "copying", "indexing", "all blocks are copied"),

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from airflow_roir.engine.verify.compare import verify
+from airflow_roir.engine.lifecycle import verify
 from benchmarks import peers, sides
 from benchmarks.data import DATASETS, ROWS_PER_SCALE
 from benchmarks.pictures import of_bench

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
+from airflow_roir.engine import build, drop, fold, install, lifecycle, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.options import BuildOptions
@@ -40,14 +40,14 @@ def load(database: Database, index: str) -> Run:
     """Build and seal what was prepared, in a run that can go on."""
     run = start_run(database, index, "bench", take_over=True)
     for phase in (build, seal):
-        list(phase.work(database, run, 0))
+        list(phase.PHASE.work(database, run, 0))
         phase.finish(database, run)
     return run
 
 
 def publish(database: Database, index: str) -> None:
     """All that comes after prepare."""
-    finalize.finalize_run(database, load(database, index))
+    lifecycle.carry_on(database, load(database, index))
 
 
 def computed(connection: Any) -> float:
@@ -118,7 +118,7 @@ class Bulk:
         fold.switch(self.database, run)
         if self.unique:
             self.measure(f"{kind}direct")
-        finalize.finalize_run(self.database, run)
+        lifecycle.carry_on(self.database, run)
         self.measure(f"{kind}active")
         drop.drop_index(self.database, "ours", "bench")
         self.cursor.execute("SELECT 1")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, clean_up, finalize, operations, prepare, seal
+from airflow_roir.engine import build, clean_up, lifecycle, operations, prepare, seal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.errors import RoirError
@@ -43,7 +43,7 @@ def build_index(database: Database, definition: IndexDefinition, pauses: int = 0
     in_parallel(seal, database, run, wanted.parallelism)
     seal.finish(database, run)
     took("seal")
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
     took("finalize")
     seconds["all"] = time.perf_counter() - begun
     if pauses:
@@ -55,7 +55,7 @@ def build_index(database: Database, definition: IndexDefinition, pauses: int = 0
 def in_parallel(phase: Any, database: Database, run: Run, parallelism: int) -> None:
     """A phase's workers, until all of them have left."""
     with ThreadPoolExecutor(max_workers=parallelism) as pool:
-        for done in [pool.submit(lambda n=n: list(phase.work(database, run, n))) for n in range(parallelism)]:
+        for done in [pool.submit(lambda n=n: list(phase.PHASE.work(database, run, n))) for n in range(parallelism)]:
             done.result()
 
 

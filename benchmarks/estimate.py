@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import build, clean_up, drop, finalize, install, operations, prepare, seal
+from airflow_roir.engine import build, clean_up, drop, install, lifecycle, operations, prepare, seal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, driving, heartbeat, start_run
 from airflow_roir.options import BuildOptions
@@ -192,7 +192,7 @@ def _drive(database: Database, run: Run, until_build: bool = False) -> None:
         build.finish(database, run)
         in_parallel(seal, database, run, 2)
         seal.finish(database, run)
-        finalize.finalize_run(database, run)
+        lifecycle.carry_on(database, run)
 
 
 def estimates(connection: Any, recorded: dict[str, Any]) -> list[tuple[str, float, float, float | None, float, float]]:

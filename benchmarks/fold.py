@@ -30,10 +30,14 @@ from sqlalchemy import Connection
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, build, fold, install, prepare, seal
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.driver import PhaseDriver
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.fold import Folded, FoldWorker
+from airflow_roir.engine.fold import Folded, FoldWorker, PartClaim
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.phase_work import Step
+from airflow_roir.engine.pool import ThreadPool
 from airflow_roir.engine.run import start_run
 from airflow_roir.options import BuildOptions
 from benchmarks.quantile import quantile
@@ -81,7 +85,7 @@ def measure(dsn: str, database: Database, mix: str, workers: int, rows: int) -> 
     prepared = prepare.prepare(database, definition, BuildOptions(parallelism=max(1, workers), verify="none"))
     run = start_run(database, prepared.index, "bench", take_over=True)
     for phase in (build, seal):
-        list(phase.work(database, run, 0))
+        list(phase.PHASE.work(database, run, 0))
         phase.finish(database, run)
     fold.switch(database, run)
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
@@ -94,16 +98,20 @@ def measure(dsn: str, database: Database, mix: str, workers: int, rows: int) -> 
     steps: list[float] = []
     step = FoldWorker.step
 
-    def timed(self: FoldWorker, first: int, end: int) -> Folded:
+    def timed(self: FoldWorker, hold: PartClaim) -> Step | Stop:
         begun = time.perf_counter()
-        folded = step(self, first, end)
+        done = step(self, hold)
         steps.append((time.perf_counter() - begun) * 1000)
-        return folded
+        return done
 
     FoldWorker.step = timed  # type: ignore[method-assign]
     begun = time.perf_counter()
     if workers:
-        folded = fold.work(database, run)
+        fold.begin(database, run)
+        PhaseDriver(database, run, fold.PHASE, ThreadPool(database, run, fold.PHASE)).run()
+        with database.transaction() as session:
+            counts = execute(session, fold.FOLDED, {"operation": run.operation_id}).one()
+        folded = Folded(*(int(count) for count in counts[:3]))
     else:
         with database.transaction() as session:
             folded = apply_at_once(session, generation, load_job(session, run).entry)

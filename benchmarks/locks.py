@@ -29,12 +29,13 @@ import psycopg2
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, fold, install, operations, prepare, publish, seal
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.options import BuildOptions
 from benchmarks.quantile import quantile
 from servers.killable import running_server
+from tests.engine import steps
 
 RESULTS = Path(__file__).parent / "results"
 WRITERS, PAUSE_S, CALM_S, WORKERS = 4, 0.002, 10, 2
@@ -165,20 +166,20 @@ class Bench:
             with self.phase("build"):
                 pause = threading.Timer(0.5, lambda: operations.pause(database, "ix", "bench", "to measure"))
                 pause.start()
-                self.in_parallel(build.work)
+                self.in_parallel(build.PHASE.work)
                 pause.join()
             self.calm("paused")
             self.run = start_run(database, "ix", "bench", take_over=True)
         with self.phase("build"):
-            self.in_parallel(build.work)
+            self.in_parallel(build.PHASE.work)
             build.finish(database, self.run)
         with self.phase("seal"):
-            self.in_parallel(seal.work)
+            self.in_parallel(seal.PHASE.work)
             seal.finish(database, self.run)
         run = self.run
         self.drain("switch", lambda said: fold.switch(database, run, said), idle=idle)
         with self.phase("fold"):
-            fold.finish(database, run, fold.work(database, run))
+            steps.fold_delta(database, run)
         self.drain("publish", lambda said: publish.publish(database, run, said), idle=idle)
 
 

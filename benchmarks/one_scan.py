@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, finalize, prepare, seal
+from airflow_roir.engine import build, drop, lifecycle, prepare, seal
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.run import Run, heartbeat, start_run
 from airflow_roir.engine.scan import sharing
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.options import BuildOptions
 from benchmarks.data import DATASETS, Dataset
 from benchmarks.engine import in_parallel
@@ -59,14 +59,14 @@ def drive(database: Database, run: Run, workers: int, built: list[float]) -> Non
         while left:
             in_parallel(build, database, run, workers)
             with database.transaction() as connection:
-                left = build.work_left(connection, run, busy=[]).undone
+                left = build.PHASE.left(connection, run, busy=[]).undone
             # The others' workers have the last ranges.
             time.sleep(0.01 if left else 0)
         build.finish(database, run)
         built.append(time.perf_counter())
         in_parallel(seal, database, run, workers)
         seal.finish(database, run)
-        finalize.finalize_run(database, run)
+        lifecycle.carry_on(database, run)
 
 
 def measure(scene: Scene, way: str, count: int, workers: int) -> dict[str, float]:

@@ -13,12 +13,12 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, finalize, install, prepare, rehearse, seal
+from airflow_roir.engine import build, install, lifecycle, prepare, rehearse, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import space
 from airflow_roir.engine.forecast.trial import Trial
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.options import BuildOptions, VerifyOptions
 from servers.killable import running_server
 
@@ -80,13 +80,13 @@ def measure(dsn: str, shape: str, rows: int) -> None:
     begun = time.monotonic()
     prepared = prepare.prepare(database, definition, options, "bench")
     run = start_run(database, prepared.index, "bench")
-    for _ in build.work(database, run, 0):
+    for _ in build.PHASE.work(database, run, 0):
         pass
     build.finish(database, run)
-    for _ in seal.work(database, run, 0):
+    for _ in seal.PHASE.work(database, run, 0):
         pass
     seal.finish(database, run)
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
     [wal] = ask(dsn, f"SELECT pg_current_wal_lsn() - '{position}'::pg_lsn")
     verify(database, "ix", VerifyOptions(parallelism=1), "bench")
     took = time.monotonic() - begun

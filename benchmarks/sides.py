@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from airflow_roir.engine import finalize, prepare
+from airflow_roir.engine import lifecycle, prepare
 from airflow_roir.engine.database import execute
 from airflow_roir.options import BuildOptions
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
@@ -119,7 +119,7 @@ def by_spark(scene: Scene) -> Result:
     sealed = next((at for at, line in lines if "seal: done" in line), None)
     if code or at_work is None or sealed is None:
         raise RuntimeError(f"the driver ended with {code}:\n" + "\n".join(line for _, line in lines))
-    finalize.finalize(scene.database, INDEX, "bench", take_over=True)
+    lifecycle.finalize(scene.database, INDEX, "bench", take_over=True)
     finalized_s = time.perf_counter() - ended
     return {
         "prepare": prepared_s,

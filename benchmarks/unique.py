@@ -30,7 +30,7 @@ import psycopg2.errors
 
 from airflow_roir.engine import install, prepare
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify.compare import verify
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.options import BuildOptions
 from benchmarks import unique_cost
 from benchmarks.server import bench_server, described, facts

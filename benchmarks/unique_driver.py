@@ -17,7 +17,7 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any
 
-from airflow_roir.engine import build, finalize, seal
+from airflow_roir.engine import build, lifecycle, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_run
 from airflow_roir.errors import Fenced, RoirError
@@ -50,7 +50,7 @@ def drive(database: Database, index: str, parallelism: int) -> None:
             if _control(database, run).status != Status.RUNNING:
                 return
             database.retry(partial(engine.finish, database, run))
-        finalize.finalize_run(database, run)
+        lifecycle.carry_on(database, run)
 
 
 def _supervise(database: Database, run: Run, phase: Phase, parallelism: int) -> None:
@@ -64,7 +64,7 @@ def _supervise(database: Database, run: Run, phase: Phase, parallelism: int) -> 
 
             def left() -> Any:
                 with database.transaction() as connection:
-                    return PHASES[phase].work_left(connection, run, list(workers))  # noqa: B023
+                    return PHASES[phase].PHASE.left(connection, run, list(workers))  # noqa: B023
 
             undone = database.retry(left).undone if running else 0
             if not undone and not workers:
@@ -90,7 +90,7 @@ def _control(database: Database, run: Run) -> Any:
 def work(database: Database, order: str) -> None:
     """A worker, until nothing is free for it."""
     phase, number, run = json.loads(order)
-    for _ in PHASES[Phase(phase)].work(database, Run(*run), number):
+    for _ in PHASES[Phase(phase)].PHASE.work(database, Run(*run), number):
         pass
 
 

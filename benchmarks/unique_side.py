@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
+from airflow_roir.engine import build, drop, fold, install, lifecycle, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.options import BuildOptions
@@ -69,7 +69,7 @@ def main() -> None:
     in_parallel(seal, database, run, workers)
     seal.finish(database, run)
     took("seal")
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
     took("finalize")
     SECONDS["all"] = time.perf_counter() - begun
     drop.drop_index(database, prepared.index, "bench")

@@ -17,9 +17,8 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import install
+from airflow_roir.engine import install, lifecycle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import compare
 from airflow_roir.options import VerifyOptions
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_index
@@ -92,7 +91,7 @@ def main() -> None:
 def timed(database: Database, workers: int) -> tuple[float, Any]:
     """The seconds of one whole verification, and what it found."""
     begun = time.perf_counter()
-    report = compare.verify(database, INDEX, VerifyOptions(parallelism=workers), "bench")
+    report = lifecycle.verify(database, INDEX, VerifyOptions(parallelism=workers), "bench")
     return time.perf_counter() - begun, report
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import build, finalize, prepare, seal
+from airflow_roir.engine import build, lifecycle, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.options import BuildOptions
@@ -127,7 +127,7 @@ def _memory_mb(process: int | str, field: str) -> float:
 
 def _work(dsn: str, run: Run, phase: str, number: int, results: Any) -> None:
     """A worker in a process of its own; sends the most memory that it ever had."""
-    list(PHASES[phase].work(Database(dsn, f"{WORKER} {number}"), run, number))
+    list(PHASES[phase].PHASE.work(Database(dsn, f"{WORKER} {number}"), run, number))
     results.put(_memory_mb("self", "VmHWM"))
 
 
@@ -156,5 +156,5 @@ def memory(scene: Scene) -> dict[str, float]:
         found[f"{name}: worker"] = round(max(results.get() for _ in workers), 1)
         found[f"{name}: its session"] = round(max(peak for _, peak in sampler.samples), 1)
         phase.finish(scene.database, run)
-    finalize.finalize_run(scene.database, run)
+    lifecycle.carry_on(scene.database, run)
     return found

@@ -42,12 +42,12 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, finalize, fold, install, prepare, seal
+from airflow_roir.engine import build, drop, fold, install, lifecycle, prepare, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.options import BuildOptions
 from benchmarks import bulk, removal_parts
 from benchmarks.quantile import quantile
@@ -247,16 +247,16 @@ class Bench:
         prepared = prepare.prepare(database, definition, options)
         self.measure(number, case, "capture")
         run = start_run(database, prepared.index, "bench", take_over=True)
-        with beside(lambda: list(build.work(database, run, 0))):
+        with beside(lambda: list(build.PHASE.work(database, run, 0))):
             self.measure(number, case, "build")
         build.finish(database, run)
-        list(seal.work(database, run, 0))
+        list(seal.PHASE.work(database, run, 0))
         seal.finish(database, run)
         fold.switch(database, run)
         halt = threading.Event()
         with beside(lambda: self.fold(run, lasts, halt), halt):
             self.measure(number, case, "fold")
-        finalize.finalize_run(database, run)
+        lifecycle.carry_on(database, run)
         self.measure(number, case, "active")
         report = verify(database, "ours")
         if not report.is_exact:
@@ -268,7 +268,7 @@ class Bench:
         with self.database.connect() as connection:
             with connection.begin():
                 job = load_job(connection, run)
-            worker = fold.FoldWorker(connection, job.generation_id, job.entry)
+            worker = fold.Folding(connection, job.generation_id, job.entry)
             blocks = self.sql(f"SELECT pg_relation_size('{physical.delta(job.generation_id)}') / 8192")[0]
             starts = range(0, blocks + 1, fold.BLOCKS_PER_STEP)
             for start in starts:

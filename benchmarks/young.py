@@ -30,7 +30,7 @@ import psycopg2
 
 from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify.compare import verify
+from airflow_roir.engine.lifecycle import verify
 from benchmarks.engine import build_index
 from benchmarks.pictures import of_young
 from benchmarks.quantile import quantile

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_roir.engine import clean_up
-from airflow_roir.engine.compact import compaction
+from airflow_roir.engine import clean_up, lifecycle
 from airflow_roir.engine.database import Database
 from benchmarks.engine import build_index
 from benchmarks.young_tables import Churn
@@ -129,7 +128,7 @@ def rebuild(database: Database, cursor: Any, churn: Churn) -> None:
 
 def compact(database: Database, cursor: Any, churn: Churn) -> None:
     """What the model finds worth it."""
-    compaction.compact(database, churn.index, actor="bench", parallelism=1)
+    lifecycle.compact(database, churn.index, actor="bench", parallelism=1)
     clean_up.clean_up(database)
 
 

@@ -144,6 +144,21 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def listeners_of_workers() -> None:
+    """Who listens to a database hears its workers, too: each has a database of its own, by another name."""
+    named = Database.named
+
+    def heard(database: Database, application_name: str) -> Database:
+        other = named(database, application_name)
+        for mine, its in ((database.engine, other.engine), (database.engine.pool, other.engine.pool)):
+            its.dispatch._update(mine.dispatch, only_propagate=False)  # type: ignore[attr-defined]
+        other.engine._has_events = True
+        return other
+
+    Database.named = heard  # type: ignore[method-assign]
+
+
 def database_dsn(dsn: str, name: str) -> str:
     """The same server, another database."""
     parts = urlsplit(dsn)

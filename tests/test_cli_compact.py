@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import operations, revert
+from airflow_roir.engine import lifecycle, operations, revert
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.compaction import BegunCompaction
@@ -102,11 +102,11 @@ def test_by_threads_it_tells_what_each_unit_was(dsn: str, aged: None) -> None:
 def test_a_paused_compaction_is_shown_and_resumed(dsn: str, index: None, database: Database) -> None:
     found = begun(database, parallelism=1)
     run = start_run(database, "ix", "test")
-    step = worker.work(database, run, 0)
+    step = steps.step_by_step(database, run, worker.PHASE)
     seen = [0.0]
     for metrics in step:
         seen.append(operation(dsn)["percent_complete"])
-        if metrics.done:
+        if metrics.rest is None:
             break
     next(step)
     now = here(dsn, "status", "ix").stdout
@@ -149,9 +149,9 @@ def test_what_was_swapped_in_stays_after_an_abort(dsn: str, index: None, databas
     before = segments(dsn)
     begun(database, parallelism=1)
     run = start_run(database, "ix", "test")
-    step = worker.work(database, run, 0)
+    step = steps.step_by_step(database, run, worker.PHASE)
     for metrics in step:
-        if metrics.done:
+        if metrics.rest is None:
             break
     next(step)
     assert "is aborted" in here(dsn, "abort", "ix").stdout
@@ -171,7 +171,7 @@ def test_it_fails_where_readers_see_another_generation(dsn: str, index: None, da
     begun(database)
     revert.revert(database, "ix", "somebody")
     with pytest.raises(OperationFailed, match="isn't the one that readers see any more"):
-        compaction.compact(database, "ix")
+        lifecycle.compact(database, "ix")
     assert operations.find_operation(database, "ix").status == "failed"
     assert "is failed" in here(dsn, "compact", "ix", "--without-spark", code=1).stderr
     here(dsn, "abort", "ix")

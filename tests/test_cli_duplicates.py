@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.engine import finalize, fold
+from airflow_roir.engine import fold, lifecycle
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import driving, start_run
 from airflow_roir.engine.unique import duplicate_report, duplicates
@@ -151,7 +151,7 @@ def test_the_status_tells_of_duplicates_and_of_what_an_index_is(database: Databa
     run_sql(dsn, "UPDATE t SET k = -id")
     run = start_run(database, "ix", "test", take_over=True)
     steps.seal_all(database, run)
-    finalize.finalize(database, "ix", "test", take_over=True)
+    lifecycle.finalize(database, "ix", "test", take_over=True)
     assert "unique: enforced over all partitions" in here(dsn, "status").stdout
 
 
@@ -188,7 +188,7 @@ def test_a_census_is_told_after_its_index_is_gone(database: Database, dsn: str) 
     assert "census 1" in here(dsn, "status").stdout
     steps.build_all(database, run)
     steps.seal_all(database, run)
-    finalize.finalize(database, "ix", "test", take_over=True)
+    lifecycle.finalize(database, "ix", "test", take_over=True)
     assert "ix" not in here(dsn, "status").stdout
     shown = here(dsn, "duplicates", "ix", code=1).stdout
     assert "public.ix, census 1: 8 rows share 4 keys" in shown

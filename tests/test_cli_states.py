@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from airflow_roir.cli import app
 from airflow_roir.definition import IndexDefinition, argument
-from airflow_roir.engine import abort, operations, prepare
+from airflow_roir.engine import abort, lifecycle, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -176,7 +176,7 @@ def test_a_remedy_may_be_pasted_and_no_message_acts_on_the_terminal(database: Da
 
 def test_after_a_verification_its_rate_is_called_that_of_a_comparison(database: Database, terminal: Terminal) -> None:
     steps.make_index(database)
-    compare.verify(database, "ix", VerifyOptions())
+    lifecycle.verify(database, "ix", VerifyOptions())
     text, one = terminal.status()
     assert (one["kind"], one["status"], one["rows"]) == ("verify", "completed", 500)
     assert "500 rows compared" in text
@@ -206,7 +206,7 @@ def test_names_that_differ_look_different_and_nothing_is_cut(database: Database,
 def test_what_is_wrong_with_an_index_stands_with_the_index(database: Database, dsn: str, terminal: Terminal) -> None:
     steps.make_index(database)
     run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c2 IN (7, 8)", "ALTER TABLE t DISABLE TRIGGER USER")
-    compare.verify(database, "ix", VerifyOptions())
+    lifecycle.verify(database, "ix", VerifyOptions())
     text, _ = terminal.status()
     indexes = text[: text.index("operations")]
     assert "2 wrong" in indexes

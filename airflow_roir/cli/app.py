@@ -46,6 +46,9 @@ Beside = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Master = Annotated[str | None, typer.Option(help="Spark master: local[n], spark://…, sc://…")]
+WithoutSpark = Annotated[
+    bool, typer.Option("--without-spark", help="Work by threads of this command: PostgreSQL does the work anyway.")
+]
 Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value; may be repeated.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over even from a run that is alive.")]
 Reason = Annotated[str, typer.Option(help="Why; kept with the operation.")]

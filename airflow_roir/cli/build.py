@@ -23,6 +23,7 @@ from airflow_roir.cli.app import (
     TableName,
     TakeOver,
     Unique,
+    WithoutSpark,
     app,
     database_of,
     dsn_of,
@@ -75,6 +76,7 @@ def build(
     *,
     given: Given,
     beside: Beside = None,
+    without_spark: WithoutSpark = False,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
@@ -83,7 +85,7 @@ def build(
 
     Several indexes of one table, rebuilt or by --with, are built by one scan of it.
     """
-    from airflow_roir.cli.spark import CommandSpark
+    from airflow_roir.cli.spark import spark_of
 
     index = indexes[0]
     definitions = [
@@ -99,20 +101,20 @@ def build(
     if len(definitions) > 1:
         from airflow_roir.cli.together import build_together
 
-        build_together(database_of(context), definitions, options, master, conf, as_json)
+        build_together(database_of(context), definitions, options, without_spark, master, conf, as_json)
         return
     definition = definitions[0]
     if options.throttle is not None:
         from airflow_roir.engine.live_options import check_throttle
 
         check_throttle(database_of(context), options.throttle)
-    with CommandSpark(dsn_of(context), master, conf) as spark:
+    with spark_of(without_spark, dsn_of(context), master, conf) as spark:
         if _opens_now(options.windows):
             # Beside all that follows, imports included.
             spark.start()
         else:
             spark.check()
-        from airflow_roir.cli.execute import carry_on, carry_on_verification
+        from airflow_roir.cli.execute import carry_on, verify_to_end
         from airflow_roir.engine import operations, prepare
         from airflow_roir.engine.verify import verification
 
@@ -120,7 +122,7 @@ def build(
         if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
             compare = options.for_comparison()
             begun = verification.begin(database, index, compare, operations.default_actor(), "before", say)
-            say(f"the index before its rebuild: {carry_on_verification(database, begun.index, spark)}")
+            say(f"the index before its rebuild: {verify_to_end(database, begun.index, spark)}")
         prepared = prepare.prepare(database, definition, options, report=say)
         if prepared.adopted:
             say(f"continuing unfinished operation {prepared.operation_id}")
@@ -134,6 +136,7 @@ def resume(
     index: Index,
     *,
     given: Given,
+    without_spark: WithoutSpark = False,
     master: Master = None,
     conf: Conf = None,
     take_over: TakeOver = False,
@@ -141,7 +144,7 @@ def resume(
 ) -> None:
     """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import carry_on, print_census
-    from airflow_roir.cli.spark import CommandSpark
+    from airflow_roir.cli.spark import spark_of
     from airflow_roir.engine import abort, operations
     from airflow_roir.errors import LockNotAcquired
 
@@ -158,7 +161,7 @@ def resume(
         # Else its options would be changed by a command that then refuses to drive it.
         operations.refuse_running(database, row, index)
     # What is wrong with them is said before anything is changed.
-    command_spark = CommandSpark(database.dsn, master, conf)
+    command_spark = spark_of(without_spark, database.dsn, master, conf)
     command_spark.check()
     if any(value is not None for value in given.values()):
         operations.change_options(database, index, actor=operations.default_actor(), **given)

@@ -11,6 +11,7 @@ from airflow_roir.cli.app import (
     Conf,
     Index,
     Master,
+    WithoutSpark,
     app,
     database_of,
     print_json,
@@ -55,7 +56,7 @@ def compact(
     ] = None,
     *,
     given: Given,
-    without_spark: Annotated[bool, typer.Option("--without-spark", help="Work by threads of this command.")] = False,
+    without_spark: WithoutSpark = False,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
@@ -70,22 +71,18 @@ def compact(
 
         print_choice(choose(database, index, allowed, exact, segment_bytes=wanted), as_json, index)
         return
-    from airflow_roir.cli.execute import carry_on_compaction, compact_by_threads, print_compaction
-    from airflow_roir.cli.spark import CommandSpark
+    from airflow_roir.cli.execute import compact_to_end, print_compaction
+    from airflow_roir.cli.spark import spark_of
     from airflow_roir.engine import live_options
 
     options = CompactOptions.asked(**given)
     live_options.check_throttle(database, options.throttle)
-    with CommandSpark(database.dsn, master, conf) as spark:
-        if not without_spark:
-            spark.check()
+    with spark_of(without_spark, database.dsn, master, conf) as spark:
+        spark.check()
         if (begun := _begin(database, index, allowed, exact, wanted, options, as_json)) is None:
             return
-        if without_spark:
-            report = compact_by_threads(database, begun)
-        else:
-            spark.start(begun.operation_id)
-            report = carry_on_compaction(database, begun.index, spark, quiet=as_json)
+        spark.start(begun.operation_id)
+        report = compact_to_end(database, begun.index, spark, quiet=as_json)
     print_compaction(report, as_json)
 
 

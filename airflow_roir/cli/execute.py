@@ -1,4 +1,4 @@
-"""How a command runs an operation to its end: Spark's driver as a process, the rest in this one."""
+"""How a command runs an operation to its end: on Spark, whose driver is a process of its own, and in this process."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.cells import printable
-from airflow_roir.cli.ending import ending
 from airflow_roir.cli.look import look
 from airflow_roir.cli.overview import print_overview
-from airflow_roir.cli.spark import CommandSpark, tell
+from airflow_roir.cli.spark import CommandSpark, NoSpark, tell
 from airflow_roir.definition import argument
-from airflow_roir.engine import admission, finalize, long_pause, operations
+from airflow_roir.engine import admission, lifecycle, long_pause, operations
 from airflow_roir.engine.compact import compaction
-from airflow_roir.engine.compact.compaction import BegunCompaction, CompactionReport
+from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.compact.report import told
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.status import OperationStatus, operation_status
-from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
-from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Phase, Status
-from airflow_roir.options import VerifyOptions
+from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Status
 from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import SETTLE_S, Driver
 
@@ -45,45 +43,79 @@ LOST = "the server has lost its last commits, by a failover or a restore; contin
 MOST = 5
 
 
-def carry_on(database: Database, index: str, spark: CommandSpark, take_over: bool, as_json: bool) -> None:
-    """Run the operation to its end, from its present phase; exits with 3 if somebody paused it."""
+def carry_on(database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool, as_json: bool) -> None:
+    """Run the operation to its end, from its present phase, and print what came out; exits with 3 if it is paused."""
     row = operations.find_operation(database, index)
     if row.kind == Kind.VERIFY:
-        print_report(carry_on_verification(database, index, spark, take_over, as_json), as_json)
-        return
-    if row.kind == Kind.COMPACT:
-        print_compaction(carry_on_compaction(database, index, spark, take_over, as_json), as_json)
-        return
-    owner = _owner()
-    for now, taking_over in _turns(database, row.id, index, spark, owner, take_over):
-        with _progress(database, row.id, quiet=as_json) as relay:
-            if now.phase in (Phase.BUILD, Phase.SEAL):
-                if not _on_spark(database, index, now, owner, spark, taking_over, relay):
-                    after = operation_status(database, row.id)
-                    if after.status == Status.RUNNING and after.phase in (Phase.BUILD, Phase.SEAL):
-                        # It was sealed.
-                        say(LOST)
-                continue
-            spark.release()
+        print_report(verify_to_end(database, index, spark, take_over, as_json), as_json)
+    elif row.kind == Kind.COMPACT:
+        print_compaction(compact_to_end(database, index, spark, take_over, as_json), as_json)
+    else:
+        ended = _to_end(database, row.id, index, spark, take_over, as_json)
+        if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
+            print_census(database, row.id, as_json)
+            return
+        print_overview(look(database, index), as_json)
+        _exit_if_unfinished(ended, index)
+
+
+def verify_to_end(
+    database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool = False, quiet: bool = False
+) -> VerifyReport:
+    """Run a verification to its end; exits with 3 if somebody paused it."""
+    row = operations.find_operation(database, index)
+    _exit_if_unfinished(_to_end(database, row.id, index, spark, take_over, quiet), index)
+    return report_of(database, row.id)
+
+
+def compact_to_end(
+    database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool = False, quiet: bool = False
+) -> CompactionReport:
+    """As `verify_to_end`, of a compaction."""
+    row = operations.find_operation(database, index)
+    _exit_if_unfinished(_to_end(database, row.id, index, spark, take_over, quiet), index)
+    return compaction.report_of(database, row.id)
+
+
+def _to_end(
+    database: Database, operation_id: int, index: str, spark: CommandSpark | NoSpark, take_over: bool, quiet: bool
+) -> OperationStatus:
+    """Run an operation to its end: what takes long on Spark, if there is one, the rest in this process."""
+    owner = f"{operations.default_actor()} pid {os.getpid()}"
+    for now, taking_over in _turns(database, operation_id, index, spark, owner, take_over):
+        with _progress(database, operation_id, quiet) as relay:
             if now.status == Status.PAUSED:
                 # Now: a pause that comes in between must not be lifted with this one.
-                operations.resume(database, index, operations.default_actor(), row.id)
-            try:
-                finalize.finalize(database, index, owner, say, take_over=taking_over, operation=row.id)
-            except DuplicatesFound as error:
-                say(str(error))
-            except (OperationPaused, OperationQueued):
-                # Its window has closed in this moment: the next turn waits for it.
-                continue
-        if not _waits_for_window(database, row.id):
-            break
-    ended = operation_status(database, row.id)
-    if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
-        print_census(database, row.id, as_json)
+                operations.resume(database, index, operations.default_actor(), operation_id)
+            if isinstance(spark, NoSpark) or now.phase in lifecycle.FINAL:
+                spark.release()
+                _in_this_process(database, index, operation_id, owner, spark, taking_over, relay)
+            elif not _on_spark(database, index, operation_id, owner, spark, taking_over, relay):
+                after = operation_status(database, operation_id)
+                if after.status == Status.RUNNING and after.phase in lifecycle.LONG:
+                    # It had ended the phase.
+                    say(LOST)
+    return operation_status(database, operation_id)
+
+
+def _in_this_process(
+    database: Database,
+    index: str,
+    operation_id: int,
+    owner: str,
+    spark: CommandSpark | NoSpark,
+    take_over: bool,
+    relay: Callable[[str], None],
+) -> None:
+    phases = lifecycle.PHASES if isinstance(spark, NoSpark) else lifecycle.FINAL
+    wish: dict[str, Any] = {"take_over": take_over, "lift_pause": False, "operation": operation_id}
+    try:
+        lifecycle.drive(database, index, owner, None, relay, phases=tuple(phases), **wish)
+    except DuplicatesFound as error:
+        say(str(error))
+    except (OperationPaused, OperationQueued, KeyboardInterrupt):
+        # Its window has closed in this moment: the next turn waits for it. Or Ctrl-C, by which it is paused now.
         return
-    print_overview(look(database, index), as_json)
-    _exit_if_paused(ended, index)
-    _exit_if_unfinished(ended, index)
 
 
 def print_census(database: Database, operation_id: int, as_json: bool) -> None:
@@ -99,56 +131,6 @@ def print_census(database: Database, operation_id: int, as_json: bool) -> None:
             print_groups(found, duplicate_report.groups(connection, found, limit=duplicate_report.FIRST))
     if found.groups:
         raise typer.Exit(1)
-
-
-def carry_on_verification(
-    database: Database, index: str, spark: CommandSpark, take_over: bool = False, quiet: bool = False
-) -> VerifyReport:
-    """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
-    return report_of(database, _carry_on_workers(database, index, spark, take_over, quiet))
-
-
-def carry_on_compaction(
-    database: Database, index: str, spark: CommandSpark, take_over: bool = False, quiet: bool = False
-) -> CompactionReport:
-    """As `carry_on_verification`, of a compaction."""
-    return compaction.report_of(database, _carry_on_workers(database, index, spark, take_over, quiet))
-
-
-def _carry_on_workers(database: Database, index: str, spark: CommandSpark, take_over: bool, quiet: bool) -> int:
-    """Run an operation all of whose phases are for workers to its end; returns its id."""
-    row = operations.find_operation(database, index)
-    owner = _owner()
-    for now, taking_over in _turns(database, row.id, index, spark, owner, take_over):
-        with _progress(database, row.id, quiet) as relay:
-            code = _on_spark(database, index, now, owner, spark, taking_over, relay)
-        if code != OperationQueued.exit_code and not _waits_for_window(database, row.id):
-            break
-    ended = operation_status(database, row.id)
-    _exit_if_paused(ended, index)
-    _exit_if_unfinished(ended, index)
-    return int(row.id)
-
-
-def compact_by_threads(database: Database, begun: BegunCompaction) -> CompactionReport:
-    """As `verify_by_threads`, of a compaction that has begun."""
-    actor = operations.default_actor()
-    for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
-        with ending(), suppress(OperationPaused, OperationQueued):
-            return compaction.compact_begun(database, begun, actor, say)
-    row = operations.find_operation(database, begun.index)
-    raise OperationPaused(f"index {begun.index}: paused by {row.paused_by}: {row.pause_reason}")
-
-
-def verify_by_threads(database: Database, index: str, options: VerifyOptions) -> VerifyReport:
-    """Verify by threads of this process, once its window is open and it has its place. Raises OperationPaused."""
-    actor = operations.default_actor()
-    begun = verification.begin(database, index, options, actor, report=say)
-    for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
-        with ending(), suppress(OperationPaused, OperationQueued):
-            return compare.verify_begun(database, begun, actor)
-    row = operations.find_operation(database, begun.index)
-    raise OperationPaused(f"index {begun.index}: paused by {row.paused_by}: {row.pause_reason}")
 
 
 def print_report(report: VerifyReport, as_json: bool) -> None:
@@ -175,7 +157,7 @@ def print_compaction(report: CompactionReport, as_json: bool) -> None:
 
 
 def _turns(
-    database: Database, operation_id: int, index: str, spark: CommandSpark | None, owner: str, take_over: bool
+    database: Database, operation_id: int, index: str, spark: CommandSpark | NoSpark, owner: str, take_over: bool
 ) -> Iterator[tuple[OperationRow, bool]]:
     """The operation each time that it may work, until it has ended or somebody else has paused it.
 
@@ -204,8 +186,7 @@ def _turns(
                 continue
             if not wait.passes:
                 return
-            if spark is not None:
-                spark.rest()
+            spark.rest()
             if wait.why != said:
                 said = wait.why
                 now = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
@@ -224,33 +205,21 @@ def _now(database: Database, operation_id: int) -> tuple[OperationRow, bool]:
         return row, operations.heart_beats(row, connection)
 
 
-def _waits_for_window(database: Database, operation_id: int) -> bool:
-    now = operation_status(database, operation_id)
-    return now.status == Status.PAUSED and now.paused_by == BY_WINDOW
-
-
-def _owner() -> str:
-    return f"{operations.default_actor()} pid {os.getpid()}"
-
-
 def _on_spark(
     database: Database,
     index: str,
-    row: OperationRow,
+    operation_id: int,
     owner: str,
     spark: CommandSpark,
     take_over: bool,
     relay: Callable[[str], None],
 ) -> int:
-    if row.status == Status.PAUSED:
-        # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
-        operations.resume(database, index, operations.default_actor(), row.id)
     spark.relay = relay
-    driver = spark.drive(row.id, index, owner, take_over)
+    driver = spark.drive(operation_id, index, owner, take_over)
     code = _follow(
         driver,
-        lambda: _pause_quietly(database, index, row.id),
-        lambda: _has_paused(database, row.id, owner),
+        lambda: _pause_quietly(database, index, operation_id),
+        lambda: _has_paused(database, operation_id, owner),
     )
     # Who has to queue again asks again.
     if code not in (0, OperationPaused.exit_code, OperationQueued.exit_code):
@@ -258,18 +227,15 @@ def _on_spark(
     return code
 
 
-def _exit_if_paused(ended: OperationStatus, index: str) -> None:
+def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
     if ended.status == Status.PAUSED:
         # That was said, with what to do next.
         if ended.paused_by != BY_DUPLICATES:
             who = f"{printable(ended.paused_by or '')}: {printable(ended.pause_reason or '')}"
             say(f"paused by {who}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)
-
-
-def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
-    """Its end was told, and is lost."""
     if ended.status == Status.RUNNING:
+        # Its end was told, and is lost.
         say(f"the operation isn't finished; continue with: roir resume {argument(index)}")
         raise typer.Exit(1)
 
@@ -374,7 +340,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
 
 
 def _relay_beside_bar(line: str) -> None:
-    from airflow_roir.spark.news import tells_of_pieces
+    from airflow_roir.engine.phase_log import tells_of_pieces
 
     if not tells_of_pieces(line.removeprefix("roir: ")):
         tell(line)

@@ -110,6 +110,40 @@ class CommandSpark:
             self._driver.kill(0)
 
 
+class NoSpark:
+    """The Spark of a command that does without: its workers are threads of the command."""
+
+    def __init__(self) -> None:
+        self._ending = ExitStack()
+
+    def start(self, operation_id: int | None = None) -> None:
+        """There is nothing to start."""
+
+    def check(self) -> None:
+        """There is nothing to miss."""
+
+    def release(self) -> None:
+        """There is nothing to end."""
+
+    rest = release
+
+    def __enter__(self) -> NoSpark:
+        self._ending.enter_context(ending())
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._ending.close()
+
+
+def spark_of(without: bool, dsn: str, master: str | None, conf: Sequence[str] | None) -> CommandSpark | NoSpark:
+    """What a command works on. Raises typer.BadParameter."""
+    if not without:
+        return CommandSpark(dsn, master, conf)
+    if master or conf:
+        raise typer.BadParameter("--without-spark works by threads of this command: leave out --master and --conf")
+    return NoSpark()
+
+
 def spark_options(master: str | None, conf: Sequence[str] | None) -> SparkOptions:
     """As the command line gives them. Raises typer.BadParameter."""
     if wrong := [setting for setting in conf or () if "=" not in setting]:

@@ -35,21 +35,22 @@ def build_together(
     database: Database,
     definitions: Sequence[IndexDefinition],
     options: BuildOptions,
+    without_spark: bool,
     master: str | None,
     conf: Sequence[str] | None,
     as_json: bool,
 ) -> None:
     """Prepare the indexes one after the other, then build them side by side. Exits with the worst of their codes."""
-    from airflow_roir.cli.spark import CommandSpark
+    from airflow_roir.cli.spark import spark_of
 
-    CommandSpark(database.dsn, master, conf).check()
+    spark_of(without_spark, database.dsn, master, conf).check()
     codes: list[int] = []
     prepared: list[str] = []
     for definition in definitions:
         name = str(definition.name)
         try:
             if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
-                _compare(database, name, options, master, conf)
+                _compare(database, name, options, without_spark, master, conf)
             found = prepare.prepare(database, definition, options, report=_said_of(name))
         except RoirError as error:
             say(f"{name}: {error}")
@@ -58,7 +59,11 @@ def build_together(
         if found.adopted:
             say(f"{name}: continuing unfinished operation {found.operation_id}")
         prepared.append(found.index)
-    given = [*(["--master", master] if master else []), *(part for one in conf or () for part in ("--conf", one))]
+    given = [
+        *(["--without-spark"] if without_spark else []),
+        *(["--master", master] if master else []),
+        *(part for one in conf or () for part in ("--conf", one)),
+    ]
     with _all(database, [[name, *given, *(["--json"] if as_json else [])] for name in prepared]) as children:
         for child in children:
             child.hear_out()
@@ -76,14 +81,19 @@ def _said_of(index: str) -> Callable[[str], None]:
 
 
 def _compare(
-    database: Database, index: str, options: BuildOptions, master: str | None, conf: Sequence[str] | None
+    database: Database,
+    index: str,
+    options: BuildOptions,
+    without_spark: bool,
+    master: str | None,
+    conf: Sequence[str] | None,
 ) -> None:
-    from airflow_roir.cli.execute import carry_on_verification
-    from airflow_roir.cli.spark import CommandSpark
+    from airflow_roir.cli.execute import verify_to_end
+    from airflow_roir.cli.spark import spark_of
 
-    with CommandSpark(database.dsn, master, conf) as spark:
+    with spark_of(without_spark, database.dsn, master, conf) as spark:
         begun = verification.begin(database, index, options.for_comparison(), operations.default_actor(), "before", say)
-        say(f"{index} before its rebuild: {carry_on_verification(database, begun.index, spark)}")
+        say(f"{index} before its rebuild: {verify_to_end(database, begun.index, spark)}")
 
 
 class Child:

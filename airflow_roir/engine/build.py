@@ -7,8 +7,7 @@ The worker never looks at the delta and takes no row lock: *touched wins*. One c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,23 +15,22 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import Scan, quote
+from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations, owner
-from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
+from airflow_roir.engine import operations
+from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
-from airflow_roir.engine.governor.turn import Turn, share_of
+from airflow_roir.engine.governor.turn import share_of
 from airflow_roir.engine.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.phase_work import PhaseWork, Step
 from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan.batch_size import BatchSize
-from airflow_roir.engine.scan.carrying import Carrier
-from airflow_roir.engine.scan.reader import Stretch, reader_of, selected
+from airflow_roir.engine.scan.copier import Away, Claim, Copier, SourceCopier
 from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.shards.batch_marks import check_marks
-from airflow_roir.engine.shards.copy_ranges import NOT_NOW, TOO_MANY, ShardAway, ShardPiece, ShardReaders
-from airflow_roir.engine.shards.shard import set_away
+from airflow_roir.engine.shards.copy_ranges import NOT_NOW, TOO_MANY, ShardCopier
+from airflow_roir.engine.unique.early.detecting import detecting
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.options import BuildOptions
@@ -89,24 +87,6 @@ SELECT (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A worker's hold on a range. token: proves that it still has it.
-
-    row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None if it never was.
-    shard_id: the server that it is read from; None: this one. mark: of its last batch there.
-    """
-
-    id: int
-    ordinal: int
-    token: int
-    scan: ScanRange
-    row_bytes: float | None = None
-    rows_per_block: float | None = None
-    shard_id: int | None = None
-    mark: int | None = None
-
-
-@dataclass(frozen=True)
 class Batch:
     """A committed batch. claim: the range as it stands now, None if it is done."""
 
@@ -115,31 +95,17 @@ class Batch:
     claim: Claim | None
 
 
-@dataclass(frozen=True)
-class RangeMetrics:
-    """What a worker did on one claim of a range."""
-
-    worker: int
-    ordinal: int
-    rows: int
-    batches: int
-    seconds: float
-    done: bool
-
-
 class BuildWorker:
     """One of an operation's parallel workers. worker: its number, from 0; those at or above the parallelism leave."""
 
-    def __init__(self, connection: Connection, job: Job, worker: int, shards: ShardReaders | None = None) -> None:
+    def __init__(self, connection: Connection, job: Job, worker: int, shards: ShardCopier | None = None) -> None:
         self.connection = connection
         self.job = job
+        self.source = SourceCopier(connection, job, BATCH_DONE, BATCH_STOOD)
         self.shards = shards
         self.worker = worker
         self.is_limited = False
-        self._source = SourceCheck(connection, job)
-        self.reader = reader_of(connection, job)
-        self.carrier = Carrier(connection, job)
-        self._columns = selected(job)
+        self._check = SourceCheck(connection, job)
         self._size = BatchSize(job.options.get("batch_ms", BuildOptions.batch_ms) / 1000)
 
     def claim(self) -> Claim | Stop:
@@ -160,133 +126,115 @@ class BuildWorker:
             density = execute(self.connection, DENSITY, {"range": found.id}).first() or (None, None)
         return Claim(found.id, found.ordinal, found.claim_token, scan, *density)
 
+    def step(self, hold: Claim) -> Step | Stop:
+        """As `batch`; a rest is due only under a limit."""
+        done = self.batch(hold)
+        if isinstance(done, Stop):
+            return done
+        # Whoever was copied for copies for this operation as well.
+        paced = done.rows * self._copier(hold).share
+        return Step(done.rows, done.seconds, done.claim, paced=paced, rests=self.is_limited)
+
+    def let_go(self) -> None:
+        """Between two batches nothing is held."""
+
+    def close(self) -> None:
+        """Close the sessions in shards."""
+        if self.shards is not None:
+            self.shards.close()
+
+    def _copier(self, claim: Claim) -> Copier:
+        return self.source if claim.shard_id is None or self.shards is None else self.shards
+
     def batch(self, claim: Claim) -> Batch | Stop:
         """Copy the next rows of a claimed range: entries and watermark in one transaction (I4).
 
         Stops, and gives the range back, if the operation is paused or this worker is one too many.
-        Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged. A shard that is out of reach is written
-        down, and its range given back.
+        Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged. Where it is read from is out of reach, is
+        written down, and the range given back.
         """
-        try:
-            return self._whole_batch(claim)
-        except ShardAway as away:
-            with self.connection.begin():
-                set_away(self.connection, away.shard.id, away.problem)
-                RANGES.release(self.connection, self.job.run, claim)
-            return Batch(0, 0.0, None)
-
-    def _whole_batch(self, claim: Claim) -> Batch | Stop:
-        try:
+        copier = self._copier(claim)
+        may_try_again = True
+        while True:
             try:
-                return self._batch(claim)
-            except LockNotAcquired:
-                # The next look finds the name that it has now.
-                return self._batch(claim)
-            except DBAPIError as error:
-                # Its schema got another name between lock and read; or it was altered, which the next try meets too.
-                if not has_vanished(error):
-                    raise
-                return self._batch(claim)
-        except (DBAPIError, Fenced, LockNotAcquired, SourceChanged) as error:
-            if isinstance(error, DBAPIError) and is_transient(error):
-                raise
-            with self.connection.begin():
-                standing = self.standing(claim).standing
-                if standing == "held" and not isinstance(error, SourceChanged):
-                    # A table that was altered may not be read as before, a leaf that was dropped not at all.
-                    check_fingerprint(self.connection, self.job)
-                    check_partitions(self.connection, self.job)
-            if standing == "out":
+                return self._batch(claim, copier)
+            except Away as away:
+                with self.connection.begin():
+                    away.write_down(self.connection)
+                    RANGES.release(self.connection, self.job.run, claim)
                 return Batch(0, 0.0, None)
-            # Whoever was cut off for long may find the base sealed, or gone: that is no failure of the operation.
-            if standing == "lost":
-                raise RANGES.fenced(self.job.run, self.worker, claim) from error
-            raise
+            except (DBAPIError, RoirError) as error:
+                if copier.is_to_try_alone(error):
+                    continue
+                # Its schema got another name between lock and read: the next look finds the name that it has now. Or it
+                # was altered, which the next try meets, too.
+                if may_try_again and (isinstance(error, LockNotAcquired) or _has_vanished(error)):
+                    may_try_again = False
+                    continue
+                self._explain(claim, error)
+                return Batch(0, 0.0, None)
 
-    def _batch(self, claim: Claim) -> Batch | Stop:
-        try:
-            outcome = self._try_batch(claim, carry=True)
-            self.carrier.committed()
-            return outcome
-        except Fenced:
-            raise
-        except (DBAPIError, RoirError) as error:
-            # Whatever went wrong with an operation that it copied for, too, is none of its own.
-            if (isinstance(error, DBAPIError) and error.connection_invalidated) or not self.carrier.blame():
-                raise
-            return self._try_batch(claim, carry=False)
+    def _explain(self, claim: Claim, error: DBAPIError | RoirError) -> None:
+        """Raise what an error of a batch comes from; return if the leaf was taken out of the source meanwhile."""
+        is_of_state = isinstance(error, Fenced | LockNotAcquired | SourceChanged)
+        if not is_of_state and not (isinstance(error, DBAPIError) and not is_transient(error)):
+            raise error
+        with self.connection.begin():
+            standing = self.standing(claim).standing
+            if standing == "held" and not isinstance(error, SourceChanged):
+                # A table that was altered may not be read as before, a leaf that was dropped not at all.
+                check_fingerprint(self.connection, self.job)
+                check_partitions(self.connection, self.job)
+        # Whoever was cut off for long may find the base sealed, or gone: that is no failure of the operation.
+        if standing == "lost":
+            raise RANGES.fenced(self.job.run, self.worker, claim) from error
+        if standing != "out":
+            raise error
 
-    def _try_batch(self, claim: Claim, carry: bool) -> Batch | Stop:
+    def _batch(self, claim: Claim, copier: Copier) -> Batch | Stop:
+        """One try, one transaction."""
         begun = time.monotonic()
-        self.carrier.none()
         run = self.job.run
-        if claim.shard_id is not None and self.shards is not None:
-            self.shards.open(claim.shard_id)
+        copier.begin(claim)
         with self.connection.begin():
             row = self.standing(claim)
             check_epoch(row, run)
-            if stop := why_stop(row, self.worker, Phase.BUILD):
+            stop = why_stop(row, self.worker, Phase.BUILD)
+            copied = None if stop or row.too_many else copier.copy(row, claim, partial(self._limit, row, copier))
+            if copied is None:
                 RANGES.release(self.connection, run, claim)
-                return stop
-            if row.too_many:
-                RANGES.release(self.connection, run, claim)
-                return Batch(0, 0.0, None)
+                return stop or Batch(0, 0.0, None)
             self.is_limited = row.max_rows_per_second is not None or row.is_governed
-            if claim.shard_id is not None and self.shards is not None:
-                piece = ShardPiece(claim.id, row.relation, claim.scan, claim.mark)
-                stretch, rows, mark = self.shards.copy(self.connection, piece, partial(self._limit, row))
-            elif (found := self._copy_here(claim, row, carry)) is not None:
-                (stretch, rows), mark = found, None
-            else:
-                RANGES.release(self.connection, run, claim)
-                return Batch(0, 0.0, None)
-            seconds = time.monotonic() - begun
-            watermark, done = stretch.watermark, stretch.done
+            watermark, done = copied.stretch.watermark, copied.stretch.done
             values = {
                 "watermark": None if watermark is None else to_json(watermark),
                 "old_watermark": None if claim.scan.watermark is None else to_json(claim.scan.watermark),
                 "done": done,
-                "rows": rows,
-                "seconds": round(seconds, 3),
+                "rows": copied.rows,
+                "seconds": round(time.monotonic() - begun, 3),
                 "source": self.job.source.oid,
-                "mark": mark,
+                "mark": copied.mark,
             }
             committed = RANGES.commit(
                 self.connection, run, self.worker, claim, BATCH_DONE, values, BATCH_STOOD, "%(done)s", BATCH_FOUND
             )
-            if committed.name != row.name and claim.shard_id is None:
-                # Its schema got another name meanwhile: who knows what was read.
-                raise LockNotAcquired(
-                    f"index {run.index}: {row.name} was renamed while a batch read it; the batch changed nothing"
-                )
+            copier.moved(row, committed, values)
             # Most of what is written there matters to nobody.
-            self._source.look(committed.stamp)
-            self.carrier.advance(BATCH_DONE, BATCH_STOOD, values, committed.stamp)
+            self._check.look(committed.stamp)
         took = time.monotonic() - begun
-        self.reader.copied(claim.scan, stretch, rows)
-        self._size.took(rows, took)
-        rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark), mark=mark)
-        return Batch(rows, took, rest)
+        copier.done(claim, copied)
+        self._size.took(copied.rows, took)
+        rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark), mark=copied.mark)
+        return Batch(copied.rows, took, rest)
 
-    def _copy_here(self, claim: Claim, row: Row[Any], carry: bool) -> tuple[Stretch, int] | None:
-        """Cut and copy a batch of this database; None if a worker of an older operation reads the range."""
-        # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
-        lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
-        if carry and row.accompanied:
-            if self.carrier.is_read_by_older(claim.id):
-                return None
-            self.carrier.take(claim.id)
-        stretch = self.reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
-        return stretch, self.copy(row.name, stretch)
-
-    def _limit(self, row: Row[Any], row_bytes: float | None) -> int:
+    def _limit(self, row: Row[Any], copier: Copier, row_bytes: float | None) -> int:
         """How many rows the next batch copies, about."""
         # Under a grant that is less than a worker, short pieces of work and of rest: long ones hurt whoever meets them.
         limit = self._size.rows(row.batch_rows, PACED if share_of(row.granted) < 1 else 1.0)
         if row_bytes:
             limit = min(limit, max(1, int(limits_of(self.connection).batch_bytes / row_bytes)))
         if row.max_rows_per_second:
-            share = row.max_rows_per_second / row.parallelism / self.carrier.share
+            share = row.max_rows_per_second / row.parallelism / copier.share
             limit = min(limit, max(1, int(share * RATE_WINDOW_S)))
         return limit
 
@@ -301,70 +249,20 @@ class BuildWorker:
             {"range": claim.id, "token": claim.token, "epoch": self.job.run.epoch},
         ).one()
 
-    def copy(self, relation: str, stretch: Stretch) -> int:
-        """Copy a stretch of a relation, by name, in the open transaction; returns its rows."""
-        job = self.job
-        base = physical.base(job.generation_id)
-        if stretch.settings:
-            execute(self.connection, stretch.settings)
-        if self.carrier.companions:
-            return self.carrier.insert(relation, stretch)
-        rows = f"SELECT {', '.join(self._columns)} FROM ONLY {relation} WHERE {stretch.where}"
-        values: dict[str, Any] = stretch.values
-        # An index that is rebuilt from itself is a table of ours.
-        if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source, [relation]):
-            columns = owner.row_type(self.connection, base)
-            item, values = owner.relation(self.connection, job.source, rows, columns, values, [relation])
-            rows = f"SELECT * FROM {item}"
-        copy = f"INSERT INTO {base} ({', '.join(job.entry.physical())}) {rows}"
-        return execute(self.connection, copy, values).rowcount
+
+def _has_vanished(error: DBAPIError | RoirError) -> bool:
+    return isinstance(error, DBAPIError) and has_vanished(error)
 
 
-def work(
-    database: Database, run: Run, worker: int, wait: Callable[[float], None] = time.sleep
-) -> Iterator[RangeMetrics]:
-    """Claim and copy ranges until none is free, the operation is paused, or this worker is one too many.
-
-    Yields what was done on each range, as it is left. wait: how to sleep under a rate limit.
-    Raises Fenced, SourceChanged, and whatever the database raises: the caller decides what is transient.
-    """
-    with ExitStack() as stack:
-        connection = stack.enter_context(database.connect())
-        with connection.begin():
-            # One that comes up after a pause leaves before it reads anything else.
-            if why_stop(read_control(connection, run), worker, Phase.BUILD):
-                return
-            job = load_job(connection, run)
-            operations.start_clock(connection, run.operation_id, run.epoch)
-        shards = ShardReaders.of(database, connection, job)
-        if shards is not None:
-            stack.callback(shards.close)
-        builder = BuildWorker(connection, job, worker, shards)
-        turn = Turn(connection, run, worker, wait)
-        turn.come()
-        while isinstance(claim := builder.claim(), Claim):
-            rows = batches = 0
-            seconds = 0.0
-            held: Claim | None = claim
-            while held is not None:
-                outcome = builder.batch(held)
-                if isinstance(outcome, Stop):
-                    yield RangeMetrics(worker, claim.ordinal, rows, batches, seconds, done=False)
-                    return
-                rows, batches, seconds = rows + outcome.rows, batches + 1, seconds + outcome.seconds
-                held = outcome.claim
-                if builder.is_limited:
-                    # Whoever was copied for copies for this operation as well.
-                    turn.rest(outcome.seconds, outcome.rows * builder.carrier.share)
-            yield RangeMetrics(worker, claim.ordinal, rows, batches, seconds, done=True)
+def make_worker(database: Database, connection: Connection, run: Run, number: int) -> BuildWorker:
+    """A worker of a build. Raises Fenced, SourceChanged."""
+    with connection.begin():
+        job = load_job(connection, run)
+        operations.start_clock(connection, run.operation_id, run.epoch)
+    return BuildWorker(connection, job, number, ShardCopier.of(database, connection, job))
 
 
-def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
-    """How many ranges are left. busy: the run's workers that are alive; what others held is free again."""
-    return RANGES.left(connection, run, busy)
-
-
-def finish(database: Database, run: Run) -> None:
+def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
     """Advance to seal, once every range is done. Raises InvariantViolated if one isn't, Fenced.
 
     Of an index over shards: SourceChanged if one has lost commits that were copied, DBAPIError if one is out of reach.
@@ -388,3 +286,14 @@ def finish(database: Database, run: Run) -> None:
         operations.tick(connection, run.operation_id, run.epoch)
         operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
         operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "seal")
+
+
+PHASE = PhaseWork(
+    Phase.BUILD,
+    RANGES,
+    make_worker,
+    finish,
+    "SELECT ordinal, rows, seconds, done FROM roir.scan_range WHERE operation_id = %(operation)s",
+    "copies the table's rows into the base, range by range; writers meanwhile fill the delta",
+    beside=detecting,
+)

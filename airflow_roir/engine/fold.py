@@ -1,33 +1,34 @@
 """Fold: from the switch on DML maintains the base itself; what the delta holds is applied to it.
 
-The delta only shrinks (I5), so this ends, whatever the write rate. One call of `FoldWorker.step` is one transaction.
+The delta only shrinks (I5), so this ends, whatever the write rate. Its blocks are cut into parts, which workers claim.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
+from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.partitions import changes, visibility
-from airflow_roir.engine.retry.shortage import patience_of, persist
+from airflow_roir.engine.phase_work import PhaseWork, Step
+from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.unique import duplicates
@@ -178,8 +179,8 @@ def set_mode(connection: Connection, generation_id: int, old: str, new: str, als
         )
 
 
-class FoldWorker:
-    """Applies delta rows to the base."""
+class Folding:
+    """Applies delta rows of a generation to its base."""
 
     def __init__(self, connection: Connection, generation_id: int, entry: Entry) -> None:
         self.connection = connection
@@ -191,14 +192,12 @@ class FoldWorker:
         # Neighbours in the base's index, which the delta's own order scatters, share its pages.
         self._in_order = f"ORDER BY {', '.join(f'c{i + 1}' for i in entry.identity_positions)}"
 
-    def step(self, first: int, end: int) -> Folded:
-        """Fold the delta's blocks [first, end), in one transaction. It skips rows that a writer holds."""
-        with self.connection.begin():
-            _wait_little(self.connection)
-            return self.fold("d.ctid >= %(first)s::tid AND d.ctid < %(end)s::tid", {"first": first, "end": end})
+    def blocks(self, first: int, end: int) -> Folded:
+        """Fold the delta's blocks [first, end), in the caller's transaction. It skips rows that a writer holds."""
+        return self.fold("d.ctid >= %(first)s::tid AND d.ctid < %(end)s::tid", {"first": first, "end": end})
 
     def fold(self, where: str = "true", blocks: dict[str, int] | None = None) -> Folded:
-        """As `step`, in the caller's transaction and over all rows by default."""
+        """As `blocks`, over all rows by default."""
         shown = self._shown() if self.entry.enforced else None
         # The base first, as the capture function's TRUNCATE locks them.
         execute(self.connection, f"LOCK TABLE {self.base} IN ROW EXCLUSIVE MODE")
@@ -328,92 +327,193 @@ def left_in_delta(connection: Connection, generation_id: int) -> int:
     )
 
 
-def work(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> Folded:
-    """Fold the whole delta with the operation's parallelism, pass by pass, until only held rows remain.
+PARTS = Pieces("part", "roir.delta_part", "operation_id = %(operation)s", "NOT done", "next_block, end_block")
+PART_FOLDED = """next_block = %(next)s, done = %(done)s, upserted = upserted + %(upserted)s,
+       annihilated = annihilated + %(annihilated)s, ghosts = ghosts + %(ghosts)s, seconds = seconds + %(seconds)s"""
+DELTA_BLOCKS = "SELECT pg_relation_size(%(delta)s) / current_setting('block_size')::int"
+# A pass over the delta's blocks of now, in parts; a little more of them than there are workers, so that none waits long
+# for the last.
+CUT = """
+INSERT INTO roir.delta_part (operation_id, pass, ordinal, next_block, end_block)
+SELECT %(operation)s, last.pass + 1, last.ordinal + row_number() OVER (ORDER BY first), first,
+       least(first + %(step)s, %(blocks)s + 1)
+  FROM generate_series(0, %(blocks)s::bigint, %(step)s) AS first,
+       (SELECT coalesce(max(pass), 0) AS pass, coalesce(max(ordinal), -1) AS ordinal
+          FROM roir.delta_part WHERE operation_id = %(operation)s) AS last
+"""
+PARTS_PER_WORKER = 4
+IS_CUT = "SELECT EXISTS (SELECT FROM roir.delta_part WHERE operation_id = %(operation)s)"
+FOLDED = """
+SELECT coalesce(sum(upserted), 0) AS upserted, coalesce(sum(annihilated), 0) AS annihilated,
+       coalesce(sum(ghosts), 0) AS ghosts,
+       coalesce(sum(upserted + annihilated + ghosts)
+                FILTER (WHERE pass = (SELECT max(pass) FROM roir.delta_part WHERE operation_id = %(operation)s)), 0)
+       AS in_last_pass
+  FROM roir.delta_part WHERE operation_id = %(operation)s
+"""
 
-    Raises OperationPaused at a step's boundary, Fenced, SourceChanged.
+
+@dataclass(frozen=True)
+class PartClaim:
+    """A worker's hold on a part of the delta. next_block: where it is."""
+
+    id: int
+    ordinal: int
+    token: int
+    next_block: int
+    end_block: int
+
+
+class FoldWorker:
+    """One of an operation's parallel workers, in the fold phase. Each method is one transaction."""
+
+    def __init__(self, connection: Connection, job: Job, worker: int) -> None:
+        self.connection = connection
+        self.job = job
+        self.worker = worker
+        self.folding = Folding(connection, job.generation_id, job.entry)
+
+    def claim(self) -> PartClaim | Stop:
+        """Claim a part of the delta. Raises Fenced."""
+        run = self.job.run
+        with self.connection.begin():
+            if stop := why_stop(read_control(self.connection, run), self.worker, Phase.FOLD):
+                return stop
+            found = PARTS.claim(self.connection, run, self.worker)
+        if found is None:
+            return Stop("done")
+        return PartClaim(found.id, found.ordinal, found.claim_token, found.next_block, found.end_block)
+
+    def step(self, hold: PartClaim) -> Step | Stop:
+        """Fold the next blocks of a part; where it is then commits together with what was folded. Raises Fenced."""
+        begun = time.monotonic()
+        run, end = self.job.run, min(hold.next_block + BLOCKS_PER_STEP, hold.end_block)
+        done = end == hold.end_block
+        with PARTS.telling_fenced(self.connection, run, self.worker, hold), self.connection.begin():
+            if stop := why_stop(read_control(self.connection, run), self.worker, Phase.FOLD):
+                PARTS.release(self.connection, run, hold)
+                return stop
+            _wait_little(self.connection)
+            folded = self.folding.blocks(hold.next_block, end)
+            seconds = time.monotonic() - begun
+            values = {**asdict(folded), "next": end, "done": done, "seconds": round(seconds, 3)}
+            PARTS.commit(
+                self.connection, run, self.worker, hold, PART_FOLDED, {**values, "was": hold.next_block},
+                "NOT p.done AND p.next_block = %(was)s", "%(done)s",
+            )  # fmt: skip
+        rest = None if done else replace(hold, next_block=end)
+        return Step(folded.rows, time.monotonic() - begun, rest)
+
+    def let_go(self) -> None:
+        """Between two steps nothing is held."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def make_worker(_database: Database, connection: Connection, run: Run, number: int) -> FoldWorker:
+    """A worker of a fold. Raises Fenced, SourceChanged, InvariantViolated."""
+    with connection.begin():
+        job = _job_of(connection, run)
+        operations.start_clock(connection, run.operation_id, run.epoch)
+    return FoldWorker(connection, job, number)
+
+
+def _job_of(connection: Connection, run: Run) -> Job:
+    job = load_job(connection, run)
+    if mode(connection, job.generation_id) != DIRECT:
+        raise InvariantViolated(f"index {run.index}: the capture is not in direct mode; not folded")
+    return job
+
+
+def begin(database: Database, run: Run) -> None:
+    """Cut the first pass, unless that was done."""
+    with database.transaction() as connection:
+        row = read_running(connection, run)
+        if not execute(connection, IS_CUT, {"operation": run.operation_id}).scalar_one():
+            _cut(connection, row)
+
+
+def _cut(connection: Connection, row: OperationRow) -> None:
+    _wait_little(connection)
+    delta = {"delta": physical.delta(row.generation_id)}
+    blocks = int(execute(connection, DELTA_BLOCKS, delta).scalar_one())
+    per_part = math.ceil((blocks + 1) / (row.parallelism * PARTS_PER_WORKER))
+    step = math.ceil(per_part / BLOCKS_PER_STEP) * BLOCKS_PER_STEP
+    execute(connection, CUT, {"operation": row.id, "step": step, "blocks": blocks})
+
+
+def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
+    """Begin the next pass; or advance to publish, if nothing is left or writers hold all that is left.
+
+    Publish folds that under the drain lock. Raises InvariantViolated if a part isn't folded yet, Fenced.
+    """
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+        if row.phase != Phase.FOLD:
+            return
+        undone = PARTS.left(connection, run, ()).undone
+        if undone:
+            raise InvariantViolated(f"index {run.index}: {undone} parts of the delta aren't folded yet; resume it")
+        folded = execute(connection, FOLDED, {"operation": run.operation_id}).one()
+        _wait_little(connection)
+        if folded.in_last_pass and left_in_delta(connection, row.generation_id):
+            _cut(connection, row)
+            return
+        operations.tick(connection, run.operation_id, run.epoch)
+        operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+        detail = f"publish; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
+        operations.record_event(connection, row.index_id, row.id, run.owner, "phase", detail)
+
+
+PHASE = PhaseWork(
+    Phase.FOLD,
+    PARTS,
+    make_worker,
+    finish,
+    """
+SELECT ordinal, upserted + annihilated + ghosts AS rows, seconds, done FROM roir.delta_part
+ WHERE operation_id = %(operation)s
+""",
+    "applies the delta to the base, in passes over its blocks, while writers write to the base itself",
+)
+
+
+def fold_here(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> Folded:
+    """Fold the whole delta in this thread, pass by pass, until only rows that writers hold remain.
+
+    For the little that came between the fold and the publish. Raises OperationPaused at a step's boundary, Fenced,
+    SourceChanged.
     """
 
-    def read() -> Job:
+    def read() -> tuple[Job, int]:
         with database.transaction() as connection:
             read_running(connection, run)
-            job = load_job(connection, run)
-            if mode(connection, job.generation_id) != DIRECT:
-                raise InvariantViolated(f"index {run.index}: the capture is not in direct mode; not folded")
-            return job
-
-    job = persist(database, run, read, report)
-
-    def begin_pass() -> tuple[int, int]:
-        with database.transaction() as connection:
-            # All of them, however little is granted now: they share it, and a pass may see it grow.
-            workers = int(read_running(connection, run).parallelism)
+            job = _job_of(connection, run)
             _wait_little(connection)
-            blocks = execute(
-                connection,
-                "SELECT pg_relation_size(%(delta)s) / current_setting('block_size')::int",
-                {"delta": physical.delta(job.generation_id)},
-            ).scalar_one()
-            return workers, int(blocks)
+            delta = {"delta": physical.delta(job.generation_id)}
+            return job, int(execute(connection, DELTA_BLOCKS, delta).scalar_one())
 
-    def left() -> int:
+    def step(job: Job, first: int) -> Folded:
+        with database.transaction() as connection:
+            read_running(connection, run)
+            _wait_little(connection)
+            return Folding(connection, job.generation_id, job.entry).blocks(first, first + BLOCKS_PER_STEP)
+
+    def left(job: Job) -> int:
         with database.transaction() as connection:
             _wait_little(connection)
             return left_in_delta(connection, job.generation_id)
 
     total = Folded()
     while True:
-        workers, blocks = persist(database, run, begin_pass, report)
-        starts = iter(range(0, blocks + 1, BLOCKS_PER_STEP))
-        next_start = threading.Lock()
-
-        def fold_share(
-            starts: Iterator[int] = starts, lock: threading.Lock = next_start, workers: int = workers
-        ) -> Folded:
-            folded = Folded()
-            patience = patience_of(database, run, report=report)
-            first: int | None = None
-            while True:
-                try:
-                    with database.connect() as connection:
-                        worker = FoldWorker(connection, job.generation_id, job.entry)
-                        turn = Turn(connection, run, among=workers)
-                        turn.come()
-                        while True:
-                            if first is None:
-                                with lock:
-                                    first = next(starts, None)
-                            if first is None:
-                                return folded
-                            with connection.begin():
-                                read_running(connection, run)
-                            begun = time.monotonic()
-                            folded += worker.step(first, first + BLOCKS_PER_STEP)
-                            first = None
-                            patience.renew()
-                            turn.rest(time.monotonic() - begun)
-                except DBAPIError as error:
-                    # Its step is taken again, whether it was committed or not: what it folded is gone from the delta.
-                    if not patience.waits(error):
-                        raise
-
-        with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="roir-fold") as pool:
-            passed = sum((share.result() for share in [pool.submit(fold_share) for _ in range(workers)]), Folded())
+        job, blocks = persist(database, run, read, report)
+        passed = Folded()
+        for first in range(0, blocks + 1, BLOCKS_PER_STEP):
+            passed += persist(database, run, partial(step, job, first), report)
         total += passed
-        if persist(database, run, left, report) == 0 or passed.rows == 0:
+        if passed.rows == 0 or persist(database, run, partial(left, job), report) == 0:
             return total
-
-
-def finish(database: Database, run: Run, folded: Folded) -> None:
-    """Advance to publish, which folds what writers still hold in the delta, under the drain lock. Raises Fenced."""
-    with database.transaction() as connection:
-        row = read_control(connection, run)
-        if row.phase != Phase.FOLD:
-            return
-        operations.tick(connection, run.operation_id, run.epoch)
-        operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
-        detail = f"publish; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
-        operations.record_event(connection, row.index_id, row.id, run.owner, "phase", detail)
 
 
 def _wait_little(connection: Connection) -> None:

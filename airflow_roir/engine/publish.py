@@ -45,7 +45,7 @@ def publish(database: Database, run: Run, report: Callable[[str], None] = lambda
     # The view is replaced under a lock that its readers hold up.
     exclusive = [_view(database, job)]
     while not fold.drain(database, job, lambda connection, lock: _publish(connection, lock, job), report, exclusive):
-        fold.work(database, run, report)
+        fold.fold_here(database, run, report)
 
 
 def _view(database: Database, job: Job) -> str:
@@ -71,7 +71,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     check_partitions(connection, job, known, adopt=True)
     if fold.left_in_delta(connection, job.generation_id) > MOST_ROWS_UNDER_LOCK:
         return False
-    fold.FoldWorker(connection, job.generation_id, job.entry).fold()
+    fold.Folding(connection, job.generation_id, job.entry).fold()
     ghosts = _only_ghosts(connection, job)
     view.show(connection, _name(connection, job), job.index_id, job.generation_id)
     values = {"index": job.index_id, "revert_window_s": int(job.options["revert_window_s"])}

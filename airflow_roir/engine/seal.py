@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
-from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
+from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
-from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.partitions import visibility
+from airflow_roir.engine.phase_work import PhaseWork, Step
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
@@ -57,23 +57,16 @@ class SegmentClaim:
     token: int
 
 
-@dataclass(frozen=True)
-class SegmentMetrics:
-    """What a worker did on one segment."""
-
-    worker: int
-    ordinal: int
-    seconds: float
-
-
 class SealWorker:
-    """One of an operation's parallel workers, in the seal phase. Each method is one transaction."""
+    """One of an operation's parallel workers, in the seal phase. `index` and `vacuum` are one transaction each."""
 
     def __init__(self, database: Database, connection: Connection, job: Job, worker: int) -> None:
         self.database = database
         self.connection = connection
         self.job = job
         self.worker = worker
+        # By segment: how often it gave way.
+        self._retreats: Counter[int] = Counter()
 
     def claim(self) -> SegmentClaim | Stop:
         """Claim a segment that isn't sealed. Raises Fenced."""
@@ -86,6 +79,29 @@ class SealWorker:
         if found is None:
             return Stop("done")
         return SegmentClaim(found.id, found.ordinal, found.status, found.claim_token)
+
+    def step(self, hold: SegmentClaim) -> Step:
+        """Index a segment, or vacuum one that is indexed. Raises DuplicatesFound if the operation stops at them."""
+        begun = time.monotonic()
+        gives_way = self._retreats[hold.ordinal] < self.database.limits.seal_retreats
+        try:
+            if hold.status == SegmentStatus.LOADING:
+                indexed = self.index(hold, gives_way)
+                if indexed is None and self.job.options.get("on_duplicate") == "stop":
+                    duplicates.refuse(self.database, self.job)
+                return Step(0, time.monotonic() - begun, indexed, done=False)
+            self.vacuum(hold, gives_way)
+        except GaveWay:
+            # It is claimed anew, which looks for a pause on the way, and queues behind whoever was let by.
+            self._retreats[hold.ordinal] += 1
+            return Step(0, time.monotonic() - begun, done=False)
+        return Step(0, time.monotonic() - begun)
+
+    def let_go(self) -> None:
+        """Between two steps nothing is held."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
     def index(self, claim: SegmentClaim, gives_way: bool = True) -> SegmentClaim | None:
         """Build and attach the segment's unique index. Raises Fenced and GaveWay, with nothing changed.
@@ -189,42 +205,15 @@ class SealWorker:
         return SEGMENTS.telling_fenced(self.connection, self.job.run, self.worker, claim)
 
 
-def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
-    """Seal segments until none is free, the operation is paused, or this worker is one too many. Raises Fenced."""
-    with database.connect() as connection:
-        with connection.begin():
-            if why_stop(read_control(connection, run), worker, Phase.SEAL):
-                return
-            job = load_job(connection, run)
-            operations.start_clock(connection, run.operation_id, run.epoch)
-        sealer = SealWorker(database, connection, job, worker)
-        retreats: Counter[int] = Counter()
-        turn = Turn(connection, run, worker)
-        turn.come()
-        while isinstance(claim := sealer.claim(), SegmentClaim):
-            begun = time.monotonic()
-            gives_way = retreats[claim.ordinal] < database.limits.seal_retreats
-            try:
-                indexed = sealer.index(claim, gives_way) if claim.status == SegmentStatus.LOADING else claim
-                if indexed is None:
-                    if job.options.get("on_duplicate") == "stop":
-                        duplicates.refuse(database, job)
-                    continue
-                sealer.vacuum(indexed, gives_way)
-            except GaveWay:
-                # It is claimed anew, which looks for a pause on the way, and queues behind whoever was let by.
-                retreats[claim.ordinal] += 1
-                continue
-            yield SegmentMetrics(worker, claim.ordinal, took := time.monotonic() - begun)
-            turn.rest(took)
+def make_worker(database: Database, connection: Connection, run: Run, number: int) -> SealWorker:
+    """A worker of a seal. Raises Fenced, SourceChanged."""
+    with connection.begin():
+        job = load_job(connection, run)
+        operations.start_clock(connection, run.operation_id, run.epoch)
+    return SealWorker(database, connection, job, number)
 
 
-def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
-    """How many segments are left. busy: the run's workers that are alive; what others held is free again."""
-    return SEGMENTS.left(connection, run, busy)
-
-
-def finish(database: Database, run: Run) -> None:
+def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
     """Advance to fold, once every segment is sealed; in a census also with segments that have duplicates.
 
     Raises DuplicatesFound if rows share a key of a unique index (all are listed then, those of the delta too),
@@ -259,3 +248,16 @@ def finish(database: Database, run: Run) -> None:
         operations.tick(connection, run.operation_id, run.epoch)
         operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
         operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "fold")
+
+
+PHASE = PhaseWork(
+    Phase.SEAL,
+    SEGMENTS,
+    make_worker,
+    finish,
+    """
+SELECT s.ordinal, NULL::bigint AS rows, NULL::numeric AS seconds, s.status = 'sealed' AS done FROM roir.segment s
+  JOIN roir.operation o ON o.generation_id = s.generation_id WHERE o.id = %(operation)s
+""",
+    "builds each segment's index at once, by a sort, which is where rows that share a unique key are found",
+)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import finalize, operations
+from airflow_roir.engine import lifecycle, operations
 from airflow_roir.engine.run import leave_run
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.verify.report import report_of
@@ -75,7 +75,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 runs: list[Run] = []
                 wish: dict[str, Any] = {"take_over": ours, "surroundings": known, "operation": row.id}
                 wish["began"] = runs.append
-                work = Background(lambda: finalize.finalize(own, self.index, owner, report=self.log.info, **wish))
+                work = Background(lambda: lifecycle.finalize(own, self.index, owner, report=self.log.info, **wish))
                 with sending(database, row.id, ti) as send, Watcher(ti) as watcher:
                     try:
                         self.drive(work.wait, database, ti, watcher, send)

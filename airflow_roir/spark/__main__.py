@@ -119,8 +119,8 @@ def _run(
 
     with SparkStart(spark, f"roir {options.index}" if options.index else "roir") as start:
         # What takes long to import comes while Java starts.
+        from airflow_roir.engine import lifecycle  # noqa: F401
         from airflow_roir.engine.database import Database
-        from airflow_roir.spark import supervise  # noqa: F401
 
         def drive(of: argparse.Namespace) -> int:
             return _drive(Database(dsn, f"roir {of.index} driver"), of, start, voice, log.path)
@@ -144,21 +144,22 @@ def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, v
     """Drive one operation, told line by line; its exit code. log: the file of Spark's own, only told."""
     from sqlalchemy.exc import DBAPIError
 
+    from airflow_roir.engine import lifecycle
     from airflow_roir.engine.operations import default_actor
     from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
-    from airflow_roir.spark.supervise import drive
+    from airflow_roir.spark.pool import SparkPools
 
     try:
-        status = drive(
+        status = lifecycle.drive(
             database,
             options.index,
             options.owner or f"{default_actor()} pid {os.getpid()}",
-            spark,
-            options.take_over,
+            SparkPools(spark, log),
             lambda line: report(line, voice),
+            take_over=options.take_over,
             lift_pause=not options.keep_pause,
-            log=log,
             operation=options.operation,
+            phases=lifecycle.LONG,
         )
     except RoirError as error:
         return say(str(error), error.exit_code, voice)

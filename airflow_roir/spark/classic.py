@@ -15,12 +15,12 @@ from threading import Event
 from typing import Any
 
 import airflow_roir
+from airflow_roir.engine.phase_work import WorkerMetrics
 from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.options import LOCAL_MASTER, SparkOptions, with_task_failures
 from airflow_roir.spark.package import write_package
 from airflow_roir.spark.session import Session, WorkerJob, tag_of
 from airflow_roir.spark.start_timings import mark
-from airflow_roir.spark.worker_metrics import WorkerMetrics
 
 SETTINGS = {
     # For Spark's own log; the lines for the user come from us.

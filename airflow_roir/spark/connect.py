@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import airflow_roir
+from airflow_roir.engine.phase_work import WorkerMetrics
 from airflow_roir.spark.options import SparkOptions
 from airflow_roir.spark.package import write_package
 from airflow_roir.spark.session import Session, WorkerJob, tag_of
 from airflow_roir.spark.start_timings import mark
-from airflow_roir.spark.worker_metrics import WorkerMetrics
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,8 +12,6 @@ from typing import Any
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import VerifyOptions
-from airflow_roir.task.forms import fields_of
 
 with DAG(
     dag_id="verify_indexes_weekly",
@@ -32,7 +30,9 @@ with DAG(
             title="Slices",
             description="In how many runs all of an index is compared: 7 nights are a week.",
         ),
-        **fields_of(VerifyOptions, ("repair",)),
+        "repair": Param(
+            False, type="boolean", title="Repair", description="Repair each discrepancy in a short transaction."
+        ),
         "spark": Param(
             "local",
             type="string",

@@ -300,6 +300,27 @@ CREATE TABLE roir.scan_range (
     CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)
 );
 
+-- A pass of a fold over the delta's blocks, in parts. The next pass begins once all parts of the last one are done.
+CREATE TABLE roir.delta_part (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    operation_id bigint NOT NULL REFERENCES roir.operation (id),
+    pass integer NOT NULL,
+    ordinal integer NOT NULL,
+    -- Blocks before this one are folded.
+    next_block bigint NOT NULL,
+    end_block bigint NOT NULL,
+    done boolean NOT NULL DEFAULT false,
+    upserted bigint NOT NULL DEFAULT '0',
+    annihilated bigint NOT NULL DEFAULT '0',
+    ghosts bigint NOT NULL DEFAULT '0',
+    seconds numeric(14, 3) NOT NULL DEFAULT '0',
+    claim_epoch bigint,
+    claim_worker integer,
+    claim_token bigint NOT NULL DEFAULT '0',
+    UNIQUE (operation_id, ordinal),
+    CONSTRAINT delta_part_blocks CHECK (next_block <= end_block)
+);
+
 -- One row: what counts for all operations of the database.
 CREATE TABLE roir.setting (
     id smallint PRIMARY KEY DEFAULT '1' CONSTRAINT setting_one CHECK (id = 1),

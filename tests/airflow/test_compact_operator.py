@@ -41,7 +41,7 @@ from airflow_roir.engine.run import driving, start_run
 database = Database(os.environ["ROIR_DSN"])
 run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1", take_over=True)
 with driving(database, run):
-    list(worker.work(database, run, 0))
+    list(worker.PHASE.work(database, run, 0))
     worker.finish(database, run)
 """
 NIGHT = {
@@ -192,4 +192,4 @@ def test_a_night_takes_the_worst_index_first_and_keeps_to_its_budget(context: di
     with pytest.raises(AirflowFailException, match="no_such"):
         ranked_indexes({**NIGHT, "indexes": ["no_such"]}, ti)
     assert [one["index"] for one in ranked_indexes({**NIGHT, "indexes": [INDEX, "", INDEX]}, ti)] == [INDEX]
-    list(worker.work(shop.database, start_run(shop.database, INDEX, "test"), 0))
+    list(worker.PHASE.work(shop.database, start_run(shop.database, INDEX, "test"), 0))

@@ -95,7 +95,7 @@ def test_a_task_drives_its_own_operation_or_fails(
         folded.append(wish["operation"])
         raise AirflowException("driven")
 
-    monkeypatch.setattr("airflow_roir.operators.finalize.finalize.finalize", finalize)
+    monkeypatch.setattr("airflow_roir.operators.finalize.lifecycle.finalize", finalize)
     operator = TASKS[task](task_id=task, operation_id={"unset": None}.get(given, str(number)), **WHAT)
     if given in ("gone", "None"):
         operator.operation_id = None if given == "gone" else "None"

@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import lifecycle, operations, status
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import OperationRunning
@@ -517,7 +517,6 @@ open(os.environ["TOLD"], "w").write(json.dumps([os.environ.get(name) for name in
 def test_a_query_and_replicas_reach_the_driver_by_its_environment_and_finalize_too(
     context: dict[str, Any], shop: Any, driver_code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_roir.engine import finalize
 
     told = tmp_path / "told"
     monkeypatch.setenv("TOLD", str(told))
@@ -541,7 +540,7 @@ def test_a_query_and_replicas_reach_the_driver_by_its_environment_and_finalize_t
         given.append(surroundings)
         raise OperationRunning("elsewhere")
 
-    monkeypatch.setattr(finalize, "finalize", finalized)
+    monkeypatch.setattr(lifecycle, "finalize", finalized)
     monkeypatch.setattr(FinalizeIndexBuildOperator, "take_turn", lambda self, database, _ti: self.read(database))
     shop.run("SET session_replication_role = replica; UPDATE roir.operation SET phase = 'fold'")
     with pytest.raises(AirflowException):
@@ -606,7 +605,7 @@ def test_a_finalize_that_airflow_ends_is_paused_at_once(
         halt.wait()
         raise OperationRunning("the test is over")
 
-    monkeypatch.setattr("airflow_roir.engine.finalize.finalize_run", hang)
+    monkeypatch.setattr("airflow_roir.engine.lifecycle.carry_on", hang)
     try:
         with pytest.raises(AirflowRescheduleException):
             operator.execute(context)  # type: ignore[arg-type]

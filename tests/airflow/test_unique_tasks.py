@@ -26,9 +26,9 @@ from airflow_roir.engine.run import driving
 from airflow_roir.errors import DuplicatesFound
 try:
     with driving(database, run):
-        list(build.work(database, run, 0))
+        list(build.PHASE.work(database, run, 0))
         build.finish(database, run)
-        list(seal.work(database, run, 0))
+        list(seal.PHASE.work(database, run, 0))
         seal.finish(database, run)
 except DuplicatesFound as error:
     print(f"roir: {error}")

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import (
 from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare, when_driven
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, operations
+from airflow_roir.engine import abort, lifecycle, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import end_run, start_run
@@ -40,7 +40,7 @@ database = Database(os.environ["ROIR_DSN"])
 run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1", take_over=True)
 with driving(database, run):
     while operations.find_operation(database, "public.item_by_kind").status == "running":
-        list(compare.work(database, run, 0))
+        list(compare.SUM.work(database, run, 0))
         compare.finish(database, run)
 """
 NEVER = "raise SystemExit(9)"
@@ -108,7 +108,7 @@ def test_a_retry_returns_what_the_try_before_it_has_found(
         verified(context, fail_on_difference=False)
     assert not isinstance(failure.value, AirflowFailException)
     # Somebody else's, meanwhile, is none of its business.
-    compare.verify(shop.database, INDEX, VerifyOptions(repair=True))
+    lifecycle.verify(shop.database, INDEX, VerifyOptions(repair=True))
     asked = driver_code(NEVER)
     assert verified(context, fail_on_difference=False)["missing"] == 1
     assert asked == []
@@ -123,7 +123,7 @@ def test_a_try_that_died_is_gone_on_with_at_once(
         verified(context)
     # Killed: its heart has just beaten, and one unit of several is done.
     run = start_run(shop.database, INDEX, "airflow rebuild_index run_1")
-    next(iter(compare.work(shop.database, run, 0)))
+    next(iter(compare.SUM.work(shop.database, run, 0)))
     asked = driver_code(COMPARE)
     assert verified(context)["rows"] == ROWS
     assert "--take-over" in asked[0]

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from sqlalchemy import event
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, finalize, prepare, seal
+from airflow_roir.engine import build, lifecycle, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import driving, heartbeat, start_run
+from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Status
 from airflow_roir.options import BuildOptions
@@ -110,8 +111,8 @@ def _resume(database: Database) -> str:
                 if metrics.error:
                     raise RuntimeError(metrics.error)
             database.retry(lambda finish=finish: finish(database, run))
-        finalize.finalize_run(database, run)
-    return finalize.operation_status(database, run.operation_id).status
+        lifecycle.carry_on(database, run)
+    return operation_status(database, run.operation_id).status
 
 
 PROGRAMS = {"operation": _operation, "resume": _resume}

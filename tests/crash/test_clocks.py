@@ -120,7 +120,7 @@ def test_a_heartbeat_goes_on_through_a_long_batch_and_a_long_index_build(dsn: st
                 execute(connection, f"CREATE INDEX ON roir_data.g1_s00{segment.ordinal} (c1)")
                 beats_now()
                 open_index.rollback()
-        for _ in seal.work(database, one, 0):
+        for _ in seal.PHASE.work(database, one, 0):
             pass
         seal.finish(database, one)
     steps.finish_all(database, one)

@@ -106,7 +106,7 @@ def test_a_try_that_was_taken_for_dead_is_fenced_and_not_an_error_of_the_operati
     zombie = steps.worker(database, run)
     claim = zombie.claim()
     assert isinstance(claim, Claim)
-    for _ in build.work(database, run, 0):
+    for _ in build.PHASE.work(database, run, 0):
         pass
     build.finish(database, run)
     with database.connect() as connection:

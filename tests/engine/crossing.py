@@ -119,7 +119,7 @@ class Voyage:
         elif phase == "switched":
             fold.switch(database, self.run)
         elif phase == "folded":
-            fold.finish(database, self.run, fold.work(database, self.run))
+            steps.fold_delta(database, self.run)
         else:
             steps.publish_all(database, self.run)
 

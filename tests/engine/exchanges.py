@@ -17,9 +17,9 @@ from airflow_roir.engine import (
     abort,
     clean_up,
     drop,
-    finalize,
     fold,
     install,
+    lifecycle,
     operations,
     prepare,
     publish,
@@ -30,7 +30,6 @@ from airflow_roir.engine import (
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
 from airflow_roir.engine.run import Run, driving, start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -245,7 +244,7 @@ def to(database: Database, *legs: Callable[[Database, Run], object]) -> None:
 
 
 def folded(database: Database, run: Run) -> None:
-    fold.finish(database, run, fold.work(database, run))
+    steps.fold_delta(database, run)
 
 
 def built(database: Database, **more: Any) -> None:
@@ -270,7 +269,7 @@ def to_publish(database: Database, **more: Any) -> None:
 
 def published(database: Database) -> None:
     begun(database, verify="none")
-    to(database, steps.build_all, steps.seal_all, finalize.finalize_run)
+    to(database, steps.build_all, steps.seal_all, lifecycle.carry_on)
 
 
 def again(database: Database, **more: Any) -> None:
@@ -298,7 +297,7 @@ def rebuild_to_publish(database: Database) -> None:
 
 def rebuilt(database: Database, **more: Any) -> None:
     rebuilding(database, verify="none", **more)
-    to(database, steps.build_all, steps.seal_all, finalize.finalize_run)
+    to(database, steps.build_all, steps.seal_all, lifecycle.carry_on)
 
 
 def expired(database: Database) -> None:
@@ -352,7 +351,7 @@ def remove(database: Database) -> None:
 
 
 def verified(database: Database, **more: Any) -> None:
-    compare.verify(database, INDEX, VerifyOptions(parallelism=1, **more), "test")
+    lifecycle.verify(database, INDEX, VerifyOptions(parallelism=1, **more), "test")
 
 
 Command = Callable[[Database], object]
@@ -370,7 +369,7 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
     "seal": (built, lambda database: to(database, steps.seal_all)),
     "switch": (sealed, lambda database: to(database, fold.switch)),
     "fold": (switched, lambda database: to(database, folded)),
-    "finalize": (to_publish, lambda database: finalize.finalize(database, INDEX, "test", take_over=True)),
+    "finalize": (to_publish, lambda database: lifecycle.finalize(database, INDEX, "test", take_over=True)),
     "publish": (to_publish, lambda database: to(database, publish.publish)),
     "publish a rebuild": (rebuild_to_publish, lambda database: to(database, publish.publish)),
     "verify": (spoiled, verified),

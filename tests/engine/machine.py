@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
         if number in self.workers:
             self.zombies.append(self.workers.pop(number))
         with self.connection.begin():
-            build.work_left(self.connection, self.run, busy=list(self.workers))
+            build.PHASE.left(self.connection, self.run, busy=list(self.workers))
 
     @precondition(lambda self: self.zombies)
     @rule(meanwhile=meanwhile_of_a_batch)
@@ -242,23 +242,25 @@ class Machine(RuleBasedStateMachine):
             case _, Phase.BUILD:
                 self._leave()
                 with self.connection.begin():
-                    build.work_left(self.connection, run, busy=[])
-                for _ in build.work(database, run, 0):
+                    build.PHASE.left(self.connection, run, busy=[])
+                for _ in build.PHASE.work(database, run, 0):
                     if not whole:
                         return
                 build.finish(database, run)
             case _, Phase.SEAL:
-                for _ in seal.work(database, run, 0):
+                for _ in seal.PHASE.work(database, run, 0):
                     if not whole:
                         return
                 seal.finish(database, run)
             case _, Phase.FOLD if self.mode == "capture":
                 fold.switch(database, run)
             case _, Phase.FOLD if whole:
-                fold.finish(database, run, fold.work(database, run))
+                steps.fold_delta(database, run)
             case _, Phase.FOLD:
                 with database.connect() as connection:
-                    fold.FoldWorker(connection, self.job.generation_id, self.job.entry).step(0, 1)
+                    steps.fold_blocks(
+                        connection, fold.Folding(connection, self.job.generation_id, self.job.entry), 0, 1
+                    )
             case _, Phase.PUBLISH:
                 publish.publish(database, run)
 

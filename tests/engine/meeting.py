@@ -15,9 +15,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import health, operations
+from airflow_roir.engine import health, lifecycle, operations
 from airflow_roir.engine.database import Database, sqlstate
-from airflow_roir.engine.verify import compare as verifying
 from airflow_roir.errors import NotFound, RoirError
 from tests.engine import steps
 from tests.engine.operators import (
@@ -280,7 +279,7 @@ class Meeting:
         if self._unfinished():
             self._finish()
         if self.verified:
-            report = verifying.verify(self.other, "ix")
+            report = lifecycle.verify(self.other, "ix")
             if not report.is_exact:
                 self.found.append(f"verify: {report}")
             self.compare("at last")

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, fold, operations, prepare, publish, revert
+from airflow_roir.engine import abort, clean_up, drop, operations, prepare, publish, revert
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import finish
 from airflow_roir.engine.database import Database, retry, sqlstate
@@ -157,7 +157,7 @@ def _verify(database: Database) -> None:
     run = start_run(database, "ix", "test")
     while True:
         # Of what raises the worker decides what may pass, a lock that isn't had among it.
-        retry(lambda: list(verifying.work(database, run, 0)), Patience(database.limits, outage_s=PATIENCE_S))
+        retry(lambda: list(verifying.SUM.work(database, run, 0)), Patience(database.limits, outage_s=PATIENCE_S))
         verifying.finish(database, run)
         with database.transaction() as connection:
             if not verification.is_open(connection, begun.verification_id):
@@ -225,7 +225,7 @@ def make_templates(server: str) -> dict[str, str]:
             _, run = steps.begin(database, "ix", None, None, **OPTIONS)
             steps.switch_all(database, run)
             run_sql(dsn, "UPDATE t SET k = 'new' WHERE id % 9 = 0")
-            fold.finish(database, run, fold.work(database, run))
+            steps.fold_delta(database, run)
         run_sql(dsn, *SCENES[scene])
     return names
 

@@ -14,15 +14,15 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, finalize, operations, prepare
+from airflow_roir.engine import clean_up, lifecycle, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import driving, start_run
 from airflow_roir.errors import WorkerFailed
+from airflow_roir.operation import Phase
 from airflow_roir.options import BuildOptions
 from airflow_roir.spark import task
-from airflow_roir.spark.supervise import ENGINE
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -190,8 +190,7 @@ class Life:
                     if one.error is not None:
                         raise WorkerFailed(one.error)
                 self.write()
-                for kind, engine in ENGINE.items():
-                    if kind.value == phase:
-                        persist(database, run, lambda engine=engine: engine.finish(database, run), self.said.append)
+                finish = lifecycle.PHASES[Phase(phase)].finish
+                persist(database, run, lambda finish=finish: finish(database, run, self.said.append), self.said.append)
             self.write()
-            finalize.finalize_run(database, run, self.said.append)
+            lifecycle.carry_on(database, run, self.said.append)

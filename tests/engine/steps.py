@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg2
 import psycopg2.extensions
+from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, finalize, fold, operations, prepare, publish, seal
+from airflow_roir.engine import build, fold, lifecycle, operations, prepare, publish, seal
 from airflow_roir.engine.capture import installation
+from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.phase_work import PhaseWork, Step
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.options import BuildOptions
@@ -95,7 +98,7 @@ def start_with(database: Database, parallelism: int, index: str = "ix", owner: s
 
 def build_all(database: Database, run: Run) -> None:
     """Every range, by one worker."""
-    for _ in build.work(database, run, 0):
+    for _ in build.PHASE.work(database, run, 0):
         pass
     build.finish(database, run)
 
@@ -125,9 +128,22 @@ def build_by_chance(
     build.finish(database, run)
 
 
+def step_by_step(database: Database, run: Run, phase: PhaseWork, number: int = 0) -> Iterator[Step]:
+    """Each step of one worker of a phase, until it finds nothing to do."""
+    with database.connect() as connection:
+        one = phase.worker(database, connection, run, number)
+        while not isinstance(hold := one.claim(), Stop):
+            while hold is not None:
+                step = one.step(hold)
+                if isinstance(step, Stop):
+                    return
+                yield step
+                hold = step.rest
+
+
 def seal_all(database: Database, run: Run) -> None:
     """Every segment, by one worker."""
-    for _ in seal.work(database, run, 0):
+    for _ in seal.PHASE.work(database, run, 0):
         pass
     seal.finish(database, run)
 
@@ -135,9 +151,20 @@ def seal_all(database: Database, run: Run) -> None:
 def fold_all(database: Database, run: Run) -> fold.Folded:
     """The switch and the fold."""
     fold.switch(database, run)
-    folded = fold.work(database, run)
-    fold.finish(database, run, folded)
+    return fold_delta(database, run)
+
+
+def fold_delta(database: Database, run: Run) -> fold.Folded:
+    """The fold, once the switch is made, by this thread."""
+    folded = fold.fold_here(database, run)
+    fold.finish(database, run)
     return folded
+
+
+def fold_blocks(connection: Connection, folding: fold.Folding, first: int, end: int) -> fold.Folded:
+    """One step of a fold."""
+    with connection.begin():
+        return folding.blocks(first, end)
 
 
 def switch_all(database: Database, run: Run) -> None:
@@ -149,7 +176,7 @@ def switch_all(database: Database, run: Run) -> None:
 
 def fold_and_publish(database: Database, run: Run) -> None:
     """What comes after the switch."""
-    fold.finish(database, run, fold.work(database, run))
+    fold_delta(database, run)
     publish_all(database, run)
 
 
@@ -157,7 +184,7 @@ def finish_all(database: Database, run: Run) -> None:
     """Everything from the start of build to publish."""
     build_all(database, run)
     seal_all(database, run)
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
 
 
 def publish_all(database: Database, run: Run) -> None:
@@ -190,8 +217,9 @@ def batches(database: Database, run: Run) -> list[int]:
 def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
     """The copy of all that is left of a range, in the caller's transaction: what a worker that dies has done."""
     relation = worker.standing(claim).name
-    worker.carrier.none()
-    return worker.copy(relation, worker.reader.next(relation, claim.scan, 1_000_000))
+    source = worker.source
+    source.carrier.none()
+    return source.insert(relation, source.reader.next(relation, claim.scan, 1_000_000))
 
 
 def assert_exact(database: Database, index: str = "ix") -> Comparison:

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import admission, operations
+from airflow_roir.engine import admission, allowed, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, end_run, read_control, settle, start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused
 from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, Phase, Status
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import steps, verifying
 
 pytestmark = pytest.mark.sample(4)
 
@@ -40,7 +39,7 @@ def give(dsn: str, **columns: object) -> None:
 
 def look(database: Database, run: Run) -> str | None:
     with database.transaction() as connection:
-        return admission.pause_when_over(connection, read_control(connection, run), run.epoch, run.index)
+        return allowed.look(connection, read_control(connection, run), run.epoch, run.index)
 
 
 def row(database: Database) -> Any:
@@ -73,7 +72,7 @@ def test_a_window_that_closes_pauses_the_run_at_the_next_look(database: Database
     assert look(database, run) is None
     found = row(database)
     assert (found.status, found.paused_by) == (Status.PAUSED, BY_WINDOW)
-    assert list(steps.build.work(database, run, 0)) == []
+    assert list(steps.build.PHASE.work(database, run, 0)) == []
     end_run(database, run)
     give(dsn, windows=f"'{OPEN}'")
     # Inside, whoever waits lifts it.
@@ -91,13 +90,13 @@ def test_a_window_that_closes_between_fold_and_publish_holds_the_comparison_but_
     assert row(database).phase == Phase.PUBLISH
     give(dsn, windows=f"'{closed()}'")
     with database.transaction() as connection:
-        assert not admission.is_last(connection, row(database))
+        assert not allowed.is_last(connection, row(database))
     assert look(database, run) is not None
     with pytest.raises(OperationPaused):
-        compare.verify_build(database, run)
+        verifying.of_build(database, run)
     give(dsn, windows=f"'{OPEN}'")
     run = start_run(database, "ix", "test")
-    compare.verify_build(database, run)
+    verifying.of_build(database, run)
     # All is compared, and the view is about to show it.
     give(dsn, windows=f"'{closed()}'", max_duration_s=1, working_since="clock_timestamp() - interval '1 h'")
     assert look(database, run) is None
@@ -229,7 +228,7 @@ def test_a_pause_in_the_same_moment_wins(database: Database, dsn: str) -> None:
         read = read_control(connection, run)
     operations.pause(database, "ix", "somebody")
     with pytest.raises(IllegalTransition), database.transaction() as connection:
-        admission.pause_when_over(connection, read, run.epoch, run.index)
+        allowed.look(connection, read, run.epoch, run.index)
     assert row(database).paused_by == "somebody"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, finalize, health, prepare
+from airflow_roir.engine import clean_up, health, lifecycle, prepare
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, remove_entries, sync
@@ -230,7 +230,7 @@ def test_names_are_swapped_while_a_rebuild_waits_for_its_lock(database: Database
     steps.build_all(database, run)
     steps.seal_all(database, run)
     writer.commit()
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
     steps.assert_exact(database)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import psycopg2.extensions
 import pytest
 
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import SourceCheck
-from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import verification
 from airflow_roir.errors import SourceChanged
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -41,12 +42,12 @@ def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
     Stage(database, "active", include="v").connection.close()
     _, writer = stubbed(dsn)
     monkeypatch.setattr(verification, "PATIENCE_S", 0.1)
-    report = compare.verify(database, "ix", VerifyOptions(), "test")
+    report = lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert report.complete
     assert report.found == 0
     writer.commit()
     assert FUNCTION in warned(database)[0]
-    assert compare.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2
+    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2
     assert warned(database) == []
     steps.assert_exact(database)
 
@@ -63,9 +64,9 @@ def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_
     writer.commit()
     # What it has read by now nobody knows.
     assert verification.begin(database, "ix", VerifyOptions(), "test").verification_id == begun.verification_id
-    compare.verify(database, "ix", VerifyOptions(), "test")
+    lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert FUNCTION in warned(database)[0]
-    assert compare.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2
+    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2
     assert warned(database) == []
 
 

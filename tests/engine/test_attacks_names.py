@@ -9,10 +9,9 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up, drop, install
+from airflow_roir.engine import abort, clean_up, drop, install, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -75,8 +74,8 @@ def test_a_table_that_our_role_may_not_lock_has_the_name_by_then(kept: tuple[str
     refused(lambda: steps.begin(database, include="v"))
     steps.begin(database, include="v")
     build()
-    refused(lambda: compare.verify(database, "ix"))
-    assert compare.verify(database, "ix").complete
+    refused(lambda: lifecycle.verify(database, "ix"))
+    assert lifecycle.verify(database, "ix").complete
     refused(lambda: steps.begin(database, table=None, keys=None))
     steps.begin(database, table=None, keys=None)
     with exchanged(dsn, database):

@@ -17,8 +17,8 @@ from sqlalchemy import event
 
 from airflow_roir.engine import clean_up, revert
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach, detach, sync
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, finalize, operations, prepare
+from airflow_roir.engine import abort, lifecycle, operations, prepare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.unique import census, duplicate_report
@@ -59,7 +59,7 @@ KEYS = [("1",), ("100",), ("20",)]
 
 def test_it_lists_all_and_keeps_nothing_else(database: Database, dsn: str) -> None:
     run = sealed(database, dsn)
-    ended = finalize.finalize(database, "ix", "test", take_over=True)
+    ended = lifecycle.finalize(database, "ix", "test", take_over=True)
     assert (ended.status, ended.census) == ("aborted", True)
     found, groups = report(database)
     assert (found.operation_id, found.groups, found.rows) == (run.operation_id, 3, 7)
@@ -86,7 +86,7 @@ def test_whoever_is_killed_while_it_ends_loses_nothing(
     for part in name.split(".")[:-1]:
         module = getattr(module, part)
     with killed_at(monkeypatch, module, name.split(".")[-1]), pytest.raises(KeyboardInterrupt):
-        finalize.finalize(database, "ix", "test", take_over=True)
+        lifecycle.finalize(database, "ix", "test", take_over=True)
     row = operations.find_operation(database, "ix")
     assert row.status == "aborting"
     assert operations.has_outcome(row)
@@ -97,10 +97,10 @@ def test_whoever_is_killed_while_it_ends_loses_nothing(
 def test_what_is_written_after_a_kill_counts(database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = sealed(database, dsn)
     with killed_at(monkeypatch, census, "read_running"), pytest.raises(KeyboardInterrupt):
-        finalize.finalize(database, "ix", "test", take_over=True)
+        lifecycle.finalize(database, "ix", "test", take_over=True)
     assert operations.find_operation(database, "ix").status == "paused"
     run_sql(dsn, "DELETE FROM t WHERE id = 101", "INSERT INTO t VALUES (104, 0, 30, 0)")
-    finalize.finalize(database, "ix", "test", take_over=True)
+    lifecycle.finalize(database, "ix", "test", take_over=True)
     found, groups = report(database)
     assert found.operation_id == run.operation_id
     assert sorted(group.key for group in groups) == [("1",), ("20",), ("30",)]
@@ -111,7 +111,7 @@ def test_without_duplicates_it_says_so(database: Database, dsn: str) -> None:
     _, run = steps.begin(database, unique=True, census=True)
     steps.build_all(database, run)
     steps.seal_all(database, run)
-    assert finalize.finalize(database, "ix", "test", take_over=True).end_reason == "census: no two rows share a key"
+    assert lifecycle.finalize(database, "ix", "test", take_over=True).end_reason == "census: no two rows share a key"
     assert report(database)[0].groups == 0
 
 
@@ -132,7 +132,7 @@ def test_it_is_refused_where_it_cant_be(database: Database, dsn: str) -> None:
     run = start_run(database, "ix", "test", take_over=True)
     steps.build_all(database, run)
     steps.seal_all(database, run)
-    finalize.finalize(database, "ix", "test", take_over=True)
+    lifecycle.finalize(database, "ix", "test", take_over=True)
     refused("exists, and a census keeps nothing", "ix", True, census=True)
 
 

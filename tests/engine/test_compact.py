@@ -11,7 +11,7 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, health, operations, prepare, revert
+from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, operations, prepare, revert
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
@@ -20,9 +20,9 @@ from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import verification
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -231,7 +231,7 @@ def test_a_paused_one_continues_where_it_stood(database: Database, dsn: str) -> 
     assert rows > 0
     one.connection.close()
     end_run(database, run)
-    done = compaction.compact(database, "ix")
+    done = lifecycle.compact(database, "ix")
     assert done is not None
     assert done.status == "completed"
     check(database, dsn)
@@ -453,7 +453,7 @@ def test_an_invalid_index_of_a_killed_command_is_dropped_by_a_clean_up(database:
 @pytest.mark.usefixtures("index")
 def test_threads_carry_it_to_its_end(database: Database, dsn: str) -> None:
     compaction.begin(database, "ix", [action("rewrite", [n]) for n in (1, 2, 3, 4)], CompactOptions(), "me")
-    report = compaction.compact(database, "ix", parallelism=2)
+    report = lifecycle.compact(database, "ix", parallelism=2)
     assert report is not None
     assert [unit["status"] for unit in report.units] == ["done"] * 4
     assert report.bytes_after > 0

@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import abort, clean_up, health, operations, revert
 from airflow_roir.engine.compact import applying
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach, remove_entries
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.engine.verify.verification import VerifyOptions
 from airflow_roir.errors import Fenced, InvariantViolated, OperationFailed
 from tests.conftest import run_sql

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_roir.engine import health
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify.compare import verify
+from airflow_roir.engine.lifecycle import verify
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.compacting import act

@@ -9,7 +9,7 @@ from dataclasses import replace
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, health, operations
+from airflow_roir.engine import abort, clean_up, health, lifecycle, operations
 from airflow_roir.engine.compact import choosing, compaction
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.budget import Budget
@@ -475,5 +475,5 @@ def test_a_choice_by_odd_statistics(dsn: str, what: str) -> None:
     run_sql(dsn, STATISTICS[what].format("relname ~ '^g1_s'"))
     for budget in (None, Budget(bytes=1), Budget(seconds=1.0), Budget(bytes=10**18)):
         choosing.choose(database, "ix", budget, segment_bytes=None if budget else 1).as_dict()
-    compaction.compact(database, "ix", Budget(bytes=10**18))
+    lifecycle.compact(database, "ix", Budget(bytes=10**18))
     is_right(dsn, database)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import admission, long_pause, operations
+from airflow_roir.engine import admission, lifecycle, long_pause, operations
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.database import Database
@@ -63,7 +63,7 @@ def test_outside_of_its_window_it_waits(database: Database) -> None:
     assert operation_status(database, operation).paused_by == BY_WINDOW
     operations.change_options(database, "ix", actor="me", windows="off")
     run = start_run(database, "ix", "test")
-    assert [one.done for one in worker.work(database, run, 0)].count(True) == 2
+    assert [one.done for one in worker.PHASE.work(database, run, 0)].count(True) == 2
     worker.finish(database, run)
     assert operation_status(database, operation).status == "completed"
 
@@ -83,7 +83,7 @@ def test_it_takes_a_place_in_the_queue(dsn: str, database: Database) -> None:
 def test_a_pause_that_lasts_is_warned_of_and_ends_it(dsn: str, database: Database) -> None:
     operation = begun(database, warn_after_s=3600, abort_after_s=7200)
     run = start_run(database, "ix", "test")
-    step = worker.work(database, run, 0)
+    step = steps.step_by_step(database, run, worker.PHASE)
     for _ in range(3):
         next(step)
     operations.pause(database, "ix", "somebody", "lunch")
@@ -117,7 +117,7 @@ def test_metrics_and_status_count_what_is_swapped_in(database: Database) -> None
     operation = begun(database)
     run = start_run(database, "ix", "test")
     seen = [0.0]
-    for _ in worker.work(database, run, 0):
+    for _ in steps.step_by_step(database, run, worker.PHASE):
         now = samples(database)
         seen.append(now["roir_operation_percent"])
         assert now["roir_operation_workers"] <= 1
@@ -135,7 +135,7 @@ def test_metrics_and_status_count_what_is_swapped_in(database: Database) -> None
     assert (now.compaction.units, now.compaction.done, now.compaction.left_out) == (2, 2, 0)
     # What a second one does is added.
     begun(database)
-    compaction.compact(database, "ix")
+    lifecycle.compact(database, "ix")
     assert samples(database)["roir_index_compacted_units_total"] == 4
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, operations, prepare, publish, seal
+from airflow_roir.engine import abort, build, fold, lifecycle, operations, prepare, publish, seal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact.worker import finish as finish_compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, settle, start_run
 from airflow_roir.engine.status import operation_status
-from airflow_roir.engine.verify import compare as verifying
 from airflow_roir.errors import (
     Fenced,
     IllegalTransition,
@@ -107,7 +106,7 @@ def test_a_rate_limit_that_changes_is_followed_while_the_worker_waits(database: 
         if len(slept) == 3:
             operations.change_options(database, "ix", actor="me", max_rows_per_second=0)
 
-    assert sum(done.rows for done in build.work(database, run, 0, wait)) == 1000
+    assert sum(done.rows for done in build.PHASE.work(database, run, 0, wait)) == 1000
     # Ten seconds' worth at the old rate: after the change nobody waits.
     assert len(slept) == 3
 
@@ -126,13 +125,13 @@ def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(databas
 def test_ranges_of_a_worker_that_vanished_are_claimed_again(database: Database) -> None:
     _, run = steps.begin(database, ranges=2)
     claimed(steps.worker(database, run, 1))
-    for _ in build.work(database, run, 0):
+    for _ in build.PHASE.work(database, run, 0):
         pass
     with pytest.raises(InvariantViolated, match="1 ranges"):
         build.finish(database, run)
     with database.transaction() as connection:
-        assert build.work_left(connection, run, busy=[1]).free == 0
-        assert build.work_left(connection, run, busy=[0]).free == 1
+        assert build.PHASE.left(connection, run, busy=[1]).free == 0
+        assert build.PHASE.left(connection, run, busy=[0]).free == 1
     steps.finish_all(database, run)
     steps.assert_exact(database)
 
@@ -204,7 +203,7 @@ def test_progress_never_goes_backwards(database: Database) -> None:
             held = batch.claim
             seen.append(operation_status(database, prepared.operation_id).percent_complete)
     build.finish(database, run)
-    for _ in seal.work(database, run, 0):
+    for _ in seal.PHASE.work(database, run, 0):
         seen.append(operation_status(database, prepared.operation_id).percent_complete)
     seal.finish(database, run)
     steps.fold_all(database, run)
@@ -235,7 +234,7 @@ def test_a_fold_and_a_publish_of_an_operation_that_has_failed_say_why(database: 
     steps.build_all(database, run)
     steps.seal_all(database, run)
     settle(database, run, SourceChanged("the table was altered"), fatal=True)
-    for step in (fold.switch, fold.work, publish.publish):
+    for step in (fold.switch, fold.fold_here, publish.publish):
         with pytest.raises(OperationFailed, match="the table was altered"):
             step(database, run)
 
@@ -254,7 +253,7 @@ def test_a_pause_at_the_end_of_a_phase_is_a_pause(database: Database, dsn: str, 
         if kind == "build":
             steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
         elif kind == "verify":
-            verifying.verify(database, "ix")
+            lifecycle.verify(database, "ix")
         else:
             run = start_run(database, "ix", "test", take_over=True)
             list(compacting.stages(database, run))
@@ -283,7 +282,7 @@ def test_a_publish_whose_generation_an_abort_drops_says_so(database: Database, d
     _, run = steps.begin(database)
     steps.switch_all(database, run)
     other = Database(dsn, "another")
-    fold.finish(database, run, fold.work(database, run))
+    steps.fold_delta(database, run)
     with (
         before(database, "SET LOCAL lock_timeout", lambda: abort.abort(other, "ix", "test")),
         pytest.raises(Fenced),

@@ -19,8 +19,8 @@ from airflow_roir.engine.capture.installation import trigger_name, truncate_trig
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.finalize import finalize_run
 from airflow_roir.engine.indexes import indexes
+from airflow_roir.engine.lifecycle import carry_on
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.source import Source
@@ -314,7 +314,7 @@ def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
             run = start_run(database, "ix", "test", take_over=True)
             steps.build_all(database, run)
             steps.seal_all(database, run)
-            finalize_run(database, run)
+            carry_on(database, run)
         except (RoirError, DBAPIError) as error:
             return "" if str(error) else "an error without words"
     told = [line for one in indexes(database) for line in one.warnings]

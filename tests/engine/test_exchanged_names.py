@@ -15,11 +15,9 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, health, operations, prepare, status
+from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, operations, prepare, status
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.partitions import attach, sync
-from airflow_roir.engine.run import driving, start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import NotFound, RoirError, VerificationFailed
 from tests.conftest import database_dsn, run_sql
 from tests.engine import exchanges, steps
@@ -194,7 +192,7 @@ class Case:
                 continue
             if self.command in OF_SPOILED and not self.repaired:
                 self.repaired = True
-                self._ours(lambda: compare.verify(database, INDEX, exchanges.VerifyOptions(repair=True), "test"))
+                self._ours(lambda: lifecycle.verify(database, INDEX, exchanges.VerifyOptions(repair=True), "test"))
                 continue
             if any("roir build" in line or "roir verify" in line for line in warned):
                 self.said += warned
@@ -213,11 +211,7 @@ class Case:
 
         def go_on() -> None:
             if row.kind == "verify":
-                run = start_run(database, INDEX, "test", take_over=True)
-                with database.transaction() as connection:
-                    found = compare.verification.unfinished(connection, run.operation_id)
-                with driving(database, run):
-                    compare.by_threads(database, run, found.id)
+                lifecycle.drive(database, INDEX, "test", take_over=True)
             else:
                 exchanges.to(database, steps.build_all, steps.seal_all, verify_and_publish)
 
@@ -265,7 +259,7 @@ class Case:
 
 
 def verify_and_publish(database: Database, run: Any) -> None:
-    exchanges.finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
 
 
 # --- the walk

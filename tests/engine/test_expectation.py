@@ -60,7 +60,7 @@ def test_without_history_the_work_grows_with_the_rows(database: Database, dsn: s
 def test_a_small_table_is_told_what_to_do_and_a_limited_build_is_not(database: Database, dsn: str) -> None:
     table(dsn, 100)
     said = str(expected(database, 100, parallelism=2))
-    assert "a few seconds of work, 4 s to 15 s of start" in said
+    assert "a few seconds of work, 4 s to 15 s of start on Spark" in said
     assert "The start takes longer than the work: one worker does (--parallelism 1)" in said
     assert "--without-spark" in said
     assert "CREATE INDEX CONCURRENTLY" in said
@@ -141,4 +141,4 @@ def test_prepare_tells_the_same_first(database: Database, dsn: str) -> None:
     table(dsn, 100)
     lines: list[str] = []
     prepare.prepare(database, IndexDefinition.parse("s100_by_k", "s100", "k"), BuildOptions(), report=lines.append)
-    assert lines[0].startswith("expected: a few seconds of work, 4 s to 15 s of start (by ")
+    assert lines[0].startswith("expected: a few seconds of work, 4 s to 15 s of start on Spark (by ")

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, build, clean_up, finalize, fold, operations, seal
+from airflow_roir.engine import abort, build, clean_up, fold, lifecycle, operations, seal
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
@@ -51,7 +51,7 @@ def go_on(database: Database) -> None:
         steps.build_all(database, run)
     if phase in ("build", "seal"):
         steps.seal_all(database, run)
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
     steps.assert_exact(database)
 
 
@@ -65,10 +65,10 @@ def test_a_run_that_the_new_server_never_heard_of_is_fenced(both: Pair) -> None:
     now = start_run(database, "ix", "now", take_over=True)
     assert lost.epoch != now.epoch
     with pytest.raises(Fenced, match="now drives operation 1 now; lost stops"):
-        list(build.work(database, lost, 0))
+        list(build.PHASE.work(database, lost, 0))
     steps.build_all(database, now)
     steps.seal_all(database, now)
-    finalize.finalize_run(database, now)
+    lifecycle.carry_on(database, now)
     steps.assert_exact(database)
 
 
@@ -79,7 +79,7 @@ def test_a_run_whose_start_was_lost_says_so(both: Pair) -> None:
     lost = start_run(database, "ix", "lost", take_over=True)
     both.fail_over()
     with pytest.raises(Fenced, match="the server has lost that lost took up operation 1"):
-        list(build.work(database, lost, 0))
+        list(build.PHASE.work(database, lost, 0))
     go_on(database)
 
 
@@ -95,7 +95,7 @@ def test_workers_of_a_phase_that_has_not_come_yet_do_nothing(both: Pair) -> None
     both.lose()
     steps.build_all(database, run)
     both.fail_over()
-    assert list(seal.work(database, run, 0)) == []
+    assert list(seal.PHASE.work(database, run, 0)) == []
     assert read(both, "SELECT DISTINCT status FROM roir.segment") == [("loading",)]
     go_on(database)
 
@@ -126,7 +126,7 @@ def test_a_clean_up_takes_no_delta_of_a_generation_whose_publish_was_lost(both: 
     steps.build_all(database, run)
     steps.seal_all(database, run)
     fold.switch(database, run)
-    fold.finish(database, run, fold.work(database, run))
+    steps.fold_delta(database, run)
     both.lose()
     steps.publish_all(database, run)
     with between(database, "SELECT g.id, g.index_id, g.entry", both.fail_over):
@@ -215,7 +215,8 @@ def test_a_compaction_goes_on_from_what_the_new_server_has(both: Pair, lost: str
         run_sql(both.here, "UPDATE t SET k = NULL WHERE id % 9 = 0")
 
     with before(database, lost, lose), before(database, over, both.fail_over):
-        report = compaction.compact_begun(database, begun, "test")
+        lifecycle.drive(database, begun.index, "test")
+    report = compaction.report_of(database, begun.operation_id)
     assert [unit["status"] for unit in report.units] == ["done"] * 2
     run_sql(both.there, "UPDATE t SET k = NULL WHERE id % 10 = 0", "DELETE FROM t WHERE id % 11 = 4")
     steps.assert_exact(database)
@@ -233,6 +234,6 @@ def test_a_finalize_goes_on_from_what_the_new_server_has(both: Pair, lost: str) 
     if lost.startswith("UPDATE"):
         both.lose()
     with between(database, lost, both.fail_over):
-        finalize.finalize_run(database, run)
+        lifecycle.carry_on(database, run)
     assert operations.find_operation(database, "ix").status == "completed"
     steps.assert_exact(database)

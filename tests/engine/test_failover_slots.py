@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import clean_up, finalize
+from airflow_roir.engine import clean_up, lifecycle
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
@@ -74,7 +74,7 @@ def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
             run = start_run(promoted, "ix", "test", take_over=True)
             steps.build_all(promoted, run)
             steps.seal_all(promoted, run)
-            finalize.finalize_run(promoted, run)
+            lifecycle.carry_on(promoted, run)
             steps.assert_exact(promoted)
             report = clean_up.clean_up(promoted)
             assert (report.guards_removed, report.waiting, report.warnings) == (2, [], [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.fold import Folded, FoldWorker
+from airflow_roir.engine.fold import Folded, Folding
 from airflow_roir.engine.job import load_job
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -30,7 +30,7 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
     with database.transaction() as connection:
         job = load_job(connection, run)
     with database.connect() as connection:
-        worker = FoldWorker(connection, job.generation_id, job.entry)
+        worker = Folding(connection, job.generation_id, job.entry)
         with connection.begin():
             where = "d.ctid >= %(first)s::tid AND d.ctid < %(end)s::tid"
             folded = worker.fold(where, {"first": 0, "end": fold.BLOCKS_PER_STEP})
@@ -38,6 +38,6 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
     assert folded.upserted
     assert folded.annihilated
     assert scanned == 0
-    assert folded + fold.work(database, run) == Folded(upserted=6667, annihilated=10_000)
+    assert folded + fold.fold_here(database, run) == Folded(upserted=6667, annihilated=10_000)
     with database.transaction() as connection:
         assert fold.left_in_delta(connection, job.generation_id) == 0

@@ -11,12 +11,11 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, fold, prepare, publish, rehearse
+from airflow_roir.engine import clean_up, fold, lifecycle, prepare, publish, rehearse
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import locks
 from airflow_roir.engine.forecast.locks import ACCESS_EXCLUSIVE, ACCESS_SHARE, EACH, SHARE_ROW_EXCLUSIVE, Lock
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -94,9 +93,9 @@ def watch_build(database: Database, definition: IndexDefinition, options: BuildO
     phase("build", partial(steps.build_all, database, run))
     phase("seal", partial(steps.seal_all, database, run))
     phase("switch", partial(fold.switch, database, run))
-    phase("fold", lambda: fold.finish(database, run, fold.work(database, run)))
+    phase("fold", lambda: steps.fold_delta(database, run))
     phase("publish", partial(publish.publish, database, run))
-    phase("verify", partial(compare.verify, database, prepared.index, VerifyOptions(), "test"))
+    phase("verify", partial(lifecycle.verify, database, prepared.index, VerifyOptions(), "test"))
     phase("clean-up", partial(clean_up.clean_up, database))
     steps.assert_exact(database, prepared.index)
     foreseen = locks.foresee(planned.source, planned.index, planned.kind, options, database.limits)

@@ -15,7 +15,7 @@ import psycopg2.errors
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, finalize
+from airflow_roir.engine import abort, clean_up, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry import patience
 from airflow_roir.engine.run import end_run, start_run
@@ -100,7 +100,7 @@ def finish(database: Database) -> None:
         phase = "seal"
     if phase == "seal":
         steps.seal_all(database, run)
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import abort, catalog, clean_up, drop, health
+from airflow_roir.engine import abort, catalog, clean_up, drop, health, lifecycle
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.status import status
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, SourceChanged
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -86,7 +85,7 @@ def test_a_capture_trigger_that_does_not_fire_is_told(
     (warning,) = told(database)
     assert "disabled or gone for a while, and may have missed writes" in warning
     assert "roir verify public.ix" in warning
-    compare.verify(database, "ix", VerifyOptions(), "test")
+    lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert told(database) == []
 
 
@@ -118,7 +117,7 @@ def test_the_remedy_enables_all_triggers(database: Database, dsn: str, state: st
     run_sql(dsn, warning.partition("Remedy: ")[2].partition("; then")[0])
     (warning,) = told(database)
     assert "disabled or gone for a while" in warning
-    compare.verify(database, "ix", VerifyOptions(), "test")
+    lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert told(database) == []
 
 

@@ -9,11 +9,10 @@ import psycopg2
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, drop, operations, prepare, revert, status
+from airflow_roir.engine import abort, drop, lifecycle, operations, prepare, revert, status
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.role import role_sql
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions, VerifyOptions, WorkOptions
 from tests.conftest import database_dsn, run_sql
@@ -107,7 +106,7 @@ WAYS: dict[str, Callable[[Database, str], object]] = {
     "abort, index": lambda database, text: abort.abort(database, text, "test"),
     "revert, index": lambda database, text: revert.revert(database, text, "test"),
     "drop, index": lambda database, text: drop.drop_index(database, text, "test"),
-    "verify, index": lambda database, text: compare.verify(database, text, VerifyOptions(), "test"),
+    "verify, index": lambda database, text: lifecycle.verify(database, text, VerifyOptions(), "test"),
     "prepare, index": build_of(index=""),
     "prepare, quoted index": build_of(index='"{}"'),
     "prepare, schema": build_of(index='"{}".ix'),

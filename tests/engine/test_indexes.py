@@ -6,10 +6,9 @@ import psycopg2.extensions
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import clean_up, drop, install, operations, revert
+from airflow_roir.engine import clean_up, drop, install, lifecycle, operations, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import IndexFacts, indexes
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import NotFound, SchemaVersionMismatch
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -90,12 +89,12 @@ def test_a_verification_says_what_it_found_and_of_what_part(database: Database, 
     steps.make_table(dsn)
     steps.make_index(database, include="v")
     run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c2 = 7", "UPDATE roir_data.g1 SET c3 = -1 WHERE c2 = 8")
-    compare.verify(database, "ix", VerifyOptions(repair=True))
+    lifecycle.verify(database, "ix", VerifyOptions(repair=True))
     found = only(database).verified
     assert found is not None
     assert (found.rows, found.missing, found.extra, found.different, found.repaired) == (100, 1, 0, 1, 2)
     for options, part in ((VerifyOptions(sample=10), "sample"), (VerifyOptions(slices=2), "slice")):
-        compare.verify(database, "ix", options)
+        lifecycle.verify(database, "ix", options)
         found = only(database).verified
         assert found is not None
         assert (found.part, found.missing) == (part, 0)

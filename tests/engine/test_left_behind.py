@@ -12,12 +12,11 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, health, install, prepare
+from airflow_roir.engine import clean_up, health, install, lifecycle, prepare
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.retry import patience
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -56,11 +55,11 @@ def _prepare(database: Database, say: Callable[[str], None]) -> None:
 def _compact(database: Database, _say: Callable[[str], None]) -> None:
     options = CompactOptions(parallelism=1)
     begun = compaction.begin(database, "ix", [compacting.act("merge", 0, 1)], options, "test")
-    compaction.compact_begun(database, begun, "test")
+    lifecycle.drive(database, begun.index, "test")
 
 
 def _verify(database: Database, _say: Callable[[str], None]) -> None:
-    compare.verify(database, "ix", VerifyOptions(), "test")
+    lifecycle.verify(database, "ix", VerifyOptions(), "test")
 
 
 def _unheard(command: Callable[[Database], object]) -> Command:

@@ -9,11 +9,11 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, rehearse
+from airflow_roir.engine import abort, lifecycle, rehearse
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, LabelsRenamed
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -285,13 +285,13 @@ def test_a_verification_goes_by_the_labels_of_now(database: Database, dsn: str) 
     )
     steps.make_index(database)
     run_sql(dsn, "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
-    assert compare.verify(database, "ix", VerifyOptions(), "test").is_exact
+    assert lifecycle.verify(database, "ix", VerifyOptions(), "test").is_exact
     begun = verification.begin(database, "ix", VerifyOptions(), "test")
     run_sql(dsn, "ALTER TYPE mood RENAME VALUE 'blue' TO 'down'")
     with pytest.raises(LabelsRenamed, match="abort the operation and start again"):
-        compare.verify_begun(database, begun, "test")
+        lifecycle.drive(database, begun.index, "test")
     abort.abort(database, "ix", "test")
-    assert compare.verify(database, "ix", VerifyOptions(), "test").is_exact
+    assert lifecycle.verify(database, "ix", VerifyOptions(), "test").is_exact
 
 
 def test_a_renamed_label_of_the_primary_key_stops_the_build_until_it_is_called_as_before(

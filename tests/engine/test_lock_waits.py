@@ -19,9 +19,9 @@ from airflow_roir.engine.partitions.detach import detach_partition
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import overview
 from airflow_roir.engine.verify import verification
+from airflow_roir.engine.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
-from airflow_roir.spark.task import session_name
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.steps import sql
@@ -251,7 +251,7 @@ def test_a_worker_that_waits_is_found_among_the_sessions(database: Database, dsn
     holder = steps.session(dsn)
     sql(holder, f"LOCK TABLE {physical.segment(prepared.generation_id, 1)} IN ACCESS EXCLUSIVE MODE")
     worker = Database(dsn, session_name(run, 3))
-    thread = threading.Thread(target=lambda: list(seal.work(worker, run, 0)), daemon=True)
+    thread = threading.Thread(target=lambda: list(seal.PHASE.work(worker, run, 0)), daemon=True)
     thread.start()
     found: list[LockWait] = []
     while thread.is_alive() and not found:

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import finalize, fold, prepare, publish, rehearse
+from airflow_roir.engine import fold, lifecycle, prepare, publish, rehearse
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run
@@ -75,7 +75,7 @@ class Locking:
             steps.build_all(self.database, self.run)
             steps.seal_all(self.database, self.run)
         if self.step != "publish":
-            finalize.finalize_run(self.database, self.run)
+            lifecycle.carry_on(self.database, self.run)
         steps.assert_exact(self.database)
 
 
@@ -184,12 +184,12 @@ def test_a_run_that_gives_up_pauses_with_the_blockers_names(database: Database, 
     idle = steps.session(dsn)
     sql(idle, "UPDATE t SET v = 0 WHERE id = 1")
     with pytest.raises(LockNotAcquired):
-        finalize.finalize(database, "ix", "test", take_over=True)
+        lifecycle.finalize(database, "ix", "test", take_over=True)
     found = operation_status(database, locking.run.operation_id)
     assert (found.status, found.notice) == ("paused", None)
     assert f"pid {pid_of(idle)} " in str(found.pause_reason)
     idle.rollback()
-    finalize.finalize(database, "ix", "test", take_over=True)
+    lifecycle.finalize(database, "ix", "test", take_over=True)
     steps.assert_exact(database)
 
 

@@ -35,7 +35,7 @@ def test_no_two_runs_have_one_epoch_even_if_the_first_was_forgotten(database: Da
 
 def test_no_segment_is_sealed_before_all_is_copied(database: Database) -> None:
     _, run = steps.begin(database)
-    assert list(seal.work(database, run, 0)) == []
+    assert list(seal.PHASE.work(database, run, 0)) == []
     steps.finish_all(database, run)
     steps.assert_exact(database)
 

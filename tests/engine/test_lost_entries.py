@@ -10,9 +10,9 @@ import pytest
 from airflow_roir.engine import clean_up, drop, install, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import indexes
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.status import status
 from airflow_roir.engine.verify import verification
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import SchemaMissing
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

@@ -10,14 +10,13 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_roir.cli.metrics_text import Found
-from airflow_roir.engine import abort, clean_up, drop, operations
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, to_json
 from airflow_roir.engine.metrics.families import FAMILIES
 from airflow_roir.engine.metrics.reading import metrics
 from airflow_roir.engine.run import end_run, start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import VerifyOptions
 from tests.conftest import database_dsn, run_sql
@@ -339,7 +338,7 @@ def test_faults_of_the_capture_and_differences(dsn: str, database: Database, tab
     assert seen.one("roir_capture_faults") == 1
     assert seen.one("roir_index_discrepancies") == 0
     run_sql(dsn, f"ALTER TABLE t ENABLE ALWAYS TRIGGER {rows}")
-    compare.verify(database, "ix", VerifyOptions())
+    lifecycle.verify(database, "ix", VerifyOptions())
     assert Scrape(database).one("roir_index_discrepancies") == 3
 
 

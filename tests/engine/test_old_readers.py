@@ -65,9 +65,9 @@ def test_a_reader_with_a_snapshot_older_than_the_publish_is_refused(
     steps.seal_all(database, run)
     steps.fold.switch(database, run)
     take("after switch")
-    folded = steps.fold.work(database, run)
+    steps.fold.fold_here(database, run)
     take("after fold")
-    steps.fold.finish(database, run, folded)
+    steps.fold.finish(database, run)
     steps.publish_all(database, run)
     old = users["old"]
     with pytest.raises(psycopg2.errors.SerializationFailure, match="published after the transaction's snapshot") as got:

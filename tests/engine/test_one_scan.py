@@ -121,7 +121,7 @@ def test_no_two_workers_read_the_same_range(database: Database, table: str) -> N
         batch(worker, claim)
     assert copied(database, a) == copied(database, b) == 10
     with database.transaction() as connection:
-        left = build.work_left(connection, b, busy=[0])
+        left = build.PHASE.left(connection, b, busy=[0])
     # What the other one's worker holds is to be done, and isn't free.
     assert left == build.WorkLeft(free=len(ranges(database, b)) - 2, undone=len(ranges(database, b)))
 
@@ -216,7 +216,7 @@ def test_one_with_another_rate_limit_is_left_alone(database: Database, table: st
     batch(limited, claimed(limited))
     assert [copied(database, run) for run in (a, b, c)] == [5, 5, 5]
     # Both may copy for both, each at half of the rate.
-    assert limited.carrier.share == 2
+    assert limited.source.carrier.share == 2
 
 
 @pytest.mark.parametrize("scan", ["key", "block"])
@@ -429,7 +429,7 @@ def test_a_worker_that_is_killed_between_its_statements(database: Database, tabl
         worker.batch(held)
     assert copied(database, a) == copied(database, b)
     with database.transaction() as connection:
-        build.work_left(connection, a, busy=[])
+        build.PHASE.left(connection, a, busy=[])
     again = steps.worker(database, a)
     batch(again, claimed(again))
     assert copied(database, a) == copied(database, b)
@@ -548,7 +548,7 @@ class Crowd:
             else:
                 outcome = worker.batch(held)
                 held = outcome.claim if isinstance(outcome, Batch) else None
-                self.carried += len(worker.carrier.companions)
+                self.carried += len(worker.source.carrier.companions)
         except Fenced:
             worker.connection.close()
             del self.workers[index, number]
@@ -592,7 +592,7 @@ class Crowd:
         if self.status(index) == Phase.BUILD:
             busy = [n for i, n in self.workers if i == index and n != number]
             with self.database.transaction() as connection:
-                build.work_left(connection, self.runs[index], busy=busy)
+                build.PHASE.left(connection, self.runs[index], busy=busy)
 
     def end(self) -> None:
         self.user.commit()

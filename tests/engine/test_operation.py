@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, finalize, prepare
+from airflow_roir.engine import clean_up, lifecycle, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput, InvariantViolated
@@ -140,7 +140,7 @@ def test_a_pause_for_a_reader_that_has_gone_says_so(database: Database, dsn: str
         raise BrokenPipeError(32, "Broken pipe")
 
     with pytest.raises(BrokenPipeError):
-        finalize.finalize(database, "ix", "test", gone, take_over=True)
+        lifecycle.finalize(database, "ix", "test", gone, take_over=True)
     found = operation_status(database, run.operation_id)
     assert found.status == "paused"
     assert "the reader of the command's output has gone" in str(found.pause_reason)

@@ -13,7 +13,7 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, clean_up, finalize, operations, seal
+from airflow_roir.engine import build, clean_up, lifecycle, operations, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach
@@ -145,7 +145,7 @@ def carry(database: Database, begun: Callable[[], object] = lambda: None) -> Non
                     raise RoirError(metrics.error)
             finish = build.finish if phase == "build" else seal.finish
             database.retry(lambda finish=finish: finish(database, run))  # type: ignore[misc]
-        finalize.finalize_run(database, run)
+        lifecycle.carry_on(database, run)
 
 
 @pytest.fixture

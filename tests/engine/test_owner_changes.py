@@ -12,11 +12,10 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, health, install
+from airflow_roir.engine import abort, clean_up, health, install, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RightMissing, RoirError
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -68,12 +67,12 @@ def warnings(database: Database) -> list[str]:
 
 
 def verify(database: Database) -> None:
-    assert compare.verify(database, "ix", VerifyOptions()).is_exact
+    assert lifecycle.verify(database, "ix", VerifyOptions()).is_exact
 
 
 def repair(database: Database) -> None:
     run_sql(database.dsn, "UPDATE roir_data.g1 SET c1 = 'wrong' WHERE c2 = 7")
-    assert compare.verify(database, "ix", VerifyOptions(repair=True)).found
+    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).found
 
 
 def rebuild(database: Database) -> None:

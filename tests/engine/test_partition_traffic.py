@@ -9,7 +9,7 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import clean_up, finalize, seal
+from airflow_roir.engine import clean_up, lifecycle, seal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
@@ -158,10 +158,10 @@ def test_the_index_is_exact_whatever_partitions_do(database: Database, dsn: str,
         for scan in chance.sample(("key", "block"), 2):  # a create and a rebuild
             _, run = steps.begin(database, include="v", table="t", batch_rows=25, ranges=9, segments=3, scan=scan)
             steps.build_by_chance(database, run, chance, now_and_then)
-            for _ in seal.work(database, run, 0):
+            for _ in seal.PHASE.work(database, run, 0):
                 traffic.step()
             seal.finish(database, run)
-            finalize.finalize_run(database, run)
+            lifecycle.carry_on(database, run)
             for _ in range(4):
                 traffic.step()
                 assert_shown_now(database)

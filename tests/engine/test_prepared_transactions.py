@@ -60,8 +60,8 @@ class Operation:
         yield "build", lambda: steps.build_all(database, run)
         yield "seal", lambda: steps.seal_all(database, run)
         yield "switch", lambda: fold.switch(database, run)
-        yield "fold step", lambda: fold.work(database, run)
-        yield "fold", lambda: fold.finish(database, run, fold.work(database, run))
+        yield "fold step", lambda: fold.fold_here(database, run)
+        yield "fold", lambda: steps.fold_delta(database, run)
         yield "publish", lambda: publish.publish(database, run)
 
     def _prepare(self) -> None:

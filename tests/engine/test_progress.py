@@ -18,9 +18,9 @@ from airflow_roir.engine.progress import bars
 from airflow_roir.engine.progress.snapshot import MOST_SAMPLES, Progress, progress
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.run import Run, end_run, settle
+from airflow_roir.engine.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
 from airflow_roir.options import MAX_PARALLELISM
-from airflow_roir.spark.task import session_name
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -11,8 +11,7 @@ from contextlib import suppress
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, health
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine import clean_up, health, lifecycle
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -299,7 +298,7 @@ def test_a_former_owner_keeps_no_right(world: World, how: str, guarded: bool) ->
         "INSERT INTO t VALUES (1000, 'new', 1000)",
     )
     for index in ("public.ix", "public.ux"):
-        found = compare.verify(world.database, index, VerifyOptions(), "test")
+        found = lifecycle.verify(world.database, index, VerifyOptions(), "test")
         assert (found.missing, found.different, found.extra) == (0, 0, 0)
     clean_up.clean_up(world.database)
     with world.database.transaction() as connection:

@@ -8,8 +8,7 @@ import re
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, health, install
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine import clean_up, health, install, lifecycle
 from airflow_roir.options import VerifyOptions
 from tests.engine import steps
 from tests.engine.public import World
@@ -171,7 +170,7 @@ def test_status_tells_where_more_than_reading_became_possible(world: World, how:
     if by == "init":
         install.init(world.database)
     else:
-        assert compare.verify(world.database, "public.ix", VerifyOptions(repair=True), "test").damaged == 1
+        assert lifecycle.verify(world.database, "public.ix", VerifyOptions(repair=True), "test").damaged == 1
     with world.database.transaction() as connection:
         assert health.warnings(connection) == []
     world.run("GRANT ALL ON ix TO app")

@@ -97,9 +97,9 @@ def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> N
     user.commit()
     steps.switch_all(database, run)
     sql(user, "UPDATE t SET v = v + 1 WHERE id <= 3")  # open: holds the delta rows of ids 1 to 3
-    folded = fold.work(database, run)
+    folded = fold.fold_here(database, run)
     assert folded.upserted == 17
-    fold.finish(database, run, folded)
+    fold.finish(database, run)
     with pytest.raises(LockNotAcquired):
         steps.publish_all(database, run)
     user.rollback()
@@ -121,7 +121,7 @@ def test_seal_and_fold_give_up_soon_behind_an_open_truncate(dsn: str) -> None:
     fold.switch(database, run)
     sql(user, "TRUNCATE t")
     with pytest.raises(OperationalError, match="lock timeout"):
-        fold.work(database, run)
+        fold.fold_here(database, run)
     user.rollback()
     finish_from(database, run, "switch")
     steps.assert_exact(database)
@@ -145,7 +145,7 @@ def reach(database: Database, run: Run, stage: str) -> None:
     """Go on to a stage: the capture switched, the delta folded, or published."""
     steps.switch_all(database, run)
     if stage in ("fold", "publish"):
-        fold.finish(database, run, fold.work(database, run))
+        steps.fold_delta(database, run)
     if stage == "publish":
         steps.publish_all(database, run)
 
@@ -153,6 +153,6 @@ def reach(database: Database, run: Run, stage: str) -> None:
 def finish_from(database: Database, run: Run, stage: str) -> None:
     """Go on to the end."""
     if stage == "switch":
-        fold.finish(database, run, fold.work(database, run))
+        steps.fold_delta(database, run)
     if stage != "publish":
         steps.publish_all(database, run)

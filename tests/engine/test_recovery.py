@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up, finalize, fold
+from airflow_roir.engine import abort, clean_up, fold, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
@@ -139,7 +139,7 @@ def through_phases(server: Server, folder: Path) -> None:
     reached("sealed")
     fold.switch(database, run)
     reached("mid_fold")
-    fold.finish(database, run, fold.work(database, run))
+    steps.fold_delta(database, run)
     reached("folded")
     steps.publish_all(database, run)
     reached("published")
@@ -162,7 +162,7 @@ def test_the_operation_goes_on_from_where_it_stood(archive: Archive, point: str)
                 steps.build_all(database, run)
             if found.phase in ("build", "seal"):
                 steps.seal_all(database, run)
-            finalize.finalize_run(database, run)
+            lifecycle.carry_on(database, run)
         else:
             assert point in ("published", "cleaned")
         run_sql(dsn, "DELETE FROM t WHERE id % 11 = 0", "TRUNCATE t1")

@@ -281,7 +281,7 @@ def test_spirit_pr_156_last_rows_before_the_cut_over(database: Database, dsn: st
     steps.switch_all(database, run)
     user = steps.session(dsn)
     sql(user, "UPDATE t SET k = 'last', v = 0 WHERE id = 1; INSERT INTO t VALUES (1000, 'last', 0)")
-    fold.finish(database, run, fold.work(database, run))
+    steps.fold_delta(database, run)
     with pytest.raises(LockNotAcquired):
         publish.publish(database, run)
     user.commit()

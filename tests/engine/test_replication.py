@@ -14,7 +14,7 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import clean_up, finalize
+from airflow_roir.engine import clean_up, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
@@ -215,7 +215,7 @@ def test_after_a_failover_the_operation_goes_on(primary: Server, dsn: str, phase
         if phase == "mid-build":
             steps.build_all(database, run)
             steps.seal_all(database, run)
-        finalize.finalize_run(database, run)
+        lifecycle.carry_on(database, run)
         assert steps.assert_exact(database).rows == 54
         assert clean_up.clean_up(database).warnings == []
     user.close()

@@ -74,10 +74,10 @@ def test_a_delta_that_is_rewritten_between_two_steps_of_the_fold(database: Datab
     connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
-    one = fold.FoldWorker(connection, job.generation_id, job.entry)
-    assert one.step(0, 16).rows > 0
+    one = fold.Folding(connection, job.generation_id, job.entry)
+    assert steps.fold_blocks(connection, one, 0, 16).rows > 0
     run_sql(dsn, f"VACUUM FULL {one.delta}")
-    one.step(16, 32)
+    steps.fold_blocks(connection, one, 16, 32)
     connection.close()
     steps.fold_and_publish(database, run)
     steps.assert_exact(database)

@@ -13,8 +13,8 @@ from sqlalchemy import event
 
 from airflow_roir.engine import clean_up, run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

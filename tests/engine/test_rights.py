@@ -10,11 +10,10 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, QualifiedName
-from airflow_roir.engine import catalog, drop, owner, rehearse
+from airflow_roir.engine import catalog, drop, lifecycle, owner, rehearse
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.run import Run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, RoirError
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -56,10 +55,10 @@ def test_no_step_gives_an_owner_rights(scene: Scene, door: str, scan: str) -> No
         sql(one, f"{change.format(base)} WHERE {this}")
     one.commit()
     one.close()
-    found = compare.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
+    found = lifecycle.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
     assert not scene.gains(), "repair"
     assert (found.missing, found.different, found.extra) == (2, 1, 1), found
-    assert not compare.verify(scene.database, "evil.ix", VerifyOptions(), "test").missing
+    assert not lifecycle.verify(scene.database, "evil.ix", VerifyOptions(), "test").missing
     assert scene.tried() or door in QUIET
     drop.drop_index(scene.database, "evil.ix", "test")
     assert not scene.gains(), "drop"
@@ -162,8 +161,8 @@ def test_a_view_that_takes_the_tables_name_runs_as_the_owner(scene: Scene, when:
     )
     for step in (
         lambda: one.batch(claim) if one is not None else steps.build_all(scene.database, run),
-        lambda: compare.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test"),
-        lambda: compare.verify(scene.database, "evil.ix", VerifyOptions(sample=100), "test"),
+        lambda: lifecycle.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test"),
+        lambda: lifecycle.verify(scene.database, "evil.ix", VerifyOptions(sample=100), "test"),
     ):
         with suppress(RoirError, DBAPIError):
             step()
@@ -223,7 +222,7 @@ def test_damage_is_found_as_the_owner(scene: Scene) -> None:
     run_sql(scene.dsn, lost.format("true"))
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):
         scene.tried()
-        found = compare.verify(scene.database, "evil.ix", options, "test")
+        found = lifecycle.verify(scene.database, "evil.ix", options, "test")
         assert scene.tried()
         assert not scene.gains(), options
         assert found.damaged >= 3, found

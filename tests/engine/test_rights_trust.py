@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, drop, owner
+from airflow_roir.engine import clean_up, drop, lifecycle, owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.repair import Mender
 from airflow_roir.errors import RoirError, SourceChanged
@@ -72,8 +72,8 @@ def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str
     sql(one, f"UPDATE {base} SET c3 = 'x' WHERE c2 = 4")
     sql(one, f"UPDATE {base} SET c1 = 'x' WHERE c2 = 5")
     one.commit()
-    compare.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
-    compare.verify(scene.database, "evil.ix", VerifyOptions(sample=50), "test")
+    lifecycle.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
+    lifecycle.verify(scene.database, "evil.ix", VerifyOptions(sample=50), "test")
     if partitioned:
         scene.as_owner(
             "CREATE TABLE evil.t3 (LIKE evil.t INCLUDING ALL)",
@@ -209,7 +209,7 @@ def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Sce
             mender.put([1, 2, 3])
             mender.take_out([1, 2, 3])
         elif step == "verify":
-            compare.verify(scene.database, "evil.ix", VerifyOptions(), "test")
+            lifecycle.verify(scene.database, "evil.ix", VerifyOptions(), "test")
         elif step == "batch":
             one.batch(claim)
         else:

@@ -14,9 +14,8 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, drop, finalize, operations, revert
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations, revert
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -212,14 +211,14 @@ def life(scene: Scene, shape: str, owner: str, settings: Sequence[str]) -> None:
     steps.switch_all(scene.database, run)
     accepted += writes(scene, 2000, oid, settings)
     assert not scene.gains(), "direct"
-    finalize.finalize_run(scene.database, run)
+    lifecycle.carry_on(scene.database, run)
     accepted += writes(scene, 3000, oid, settings)
     assert not scene.gains(), "active"
     assert accepted > 6 * len(settings)
     # His code was there, and ran as he.
     assert scene.tried()
     steps.assert_exact(scene.database, "app.ix")
-    found = compare.verify(scene.database, "app.ix", VerifyOptions(repair=True), "test")
+    found = lifecycle.verify(scene.database, "app.ix", VerifyOptions(repair=True), "test")
     assert found.is_exact, found
     assert not scene.gains()
 
@@ -299,7 +298,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
     holds("truncate")
     for options_of in (VerifyOptions(), VerifyOptions(repair=True), VerifyOptions(sample=10)):
         with suppress(RoirError, DBAPIError):
-            compare.verify(scene.database, "evil.ix", options_of, "test")
+            lifecycle.verify(scene.database, "evil.ix", options_of, "test")
         holds("verify")
     drop.drop_index(scene.database, "evil.ix", "test")
     holds("drop")

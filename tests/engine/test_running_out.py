@@ -8,7 +8,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, install, operations
+from airflow_roir.engine import clean_up, install, lifecycle, operations
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
@@ -62,13 +62,14 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
     faults = Faults(database, cause, offset)
     with faults.happening():
         try:
-            report = compaction.compact_begun(database, begun, "test")
+            lifecycle.drive(database, begun.index, "test")
         except DBAPIError:
             # A command says at once that it found no server.
             assert cause == "terminated"
             assert len(faults.made) == 1
-            report = compaction.compact_begun(database, begun, "test")
+            lifecycle.drive(database, begun.index, "test")
     assert faults.made
+    report = compaction.report_of(database, begun.operation_id)
     assert [unit["status"] for unit in report.units] == ["done"] * 3
     assert sql(steps.session(dsn), "SELECT DISTINCT throttled, throttled_since FROM roir.operation") == [(None, None)]
     test_compact_attacks.is_right(dsn, database)

@@ -271,7 +271,7 @@ def test_a_batch_of_a_composite_key_reads_no_more_than_its_rows(dsn: str, databa
         # As it is where the table is big.
         execute(worker.connection, "SET LOCAL enable_bitmapscan = off")
         worker.standing(claim)
-        stretch = worker.reader.next("public.t", middle, 100)
+        stretch = worker.source.reader.next("public.t", middle, 100)
         explain = f"{stretch.settings} EXPLAIN (ANALYZE, TIMING OFF) SELECT * FROM public.t WHERE {stretch.where}"
         shown = "\n".join(execute(worker.connection, explain, stretch.values).scalars())
     worker.connection.close()

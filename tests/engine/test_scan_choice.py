@@ -8,10 +8,9 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition, Scan
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import rehearse
+from airflow_roir.engine import lifecycle, rehearse
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -92,7 +91,7 @@ def test_an_index_with_known_differences_is_not_copied(dsn: str) -> None:
     prepared, run = steps.begin(database)
     steps.finish_all(database, run)
     run_sql(dsn, f"DELETE FROM {physical.base(prepared.generation_id)} WHERE c1 = 3")
-    compare.verify(database, "ix", VerifyOptions(), "test")
+    lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert chosen(database)[0] == "block"
 
 

@@ -39,7 +39,7 @@ def seal_beside(database: Database, dsn: str, run: Run, statement: str, truncate
 
     with before(database, statement, truncates):
         try:
-            for _ in seal.work(database, run, 0):
+            for _ in seal.PHASE.work(database, run, 0):
                 pass
         except Exception as error:  # the seal may be the one that gives way
             if not is_transient(error):  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
     else:
         with database.transaction() as connection:
             execute(connection, "SET lock_timeout = '100ms'")
-            build.work_left(connection, run, ())
+            build.PHASE.left(connection, run, ())
     worker.connection.close()
     user.commit()
 
@@ -203,7 +203,7 @@ def test_the_rate_limit_is_kept_by_blocks(dsn: str, database: Database) -> None:
     )
     _, run = steps.begin(database, scan="block", ranges=1, parallelism=1, max_rows_per_second=20)
     slept: list[float] = []
-    rows = sum(metrics.rows for metrics in build.work(database, run, 0, slept.append))
+    rows = sum(metrics.rows for metrics in build.PHASE.work(database, run, 0, slept.append))
     assert rows == 2260
     assert rows / sum(slept) <= 2 * 20, f"{rows / sum(slept):.0f} rows/s"
 

@@ -157,10 +157,10 @@ class Schedule:
         if self.chance.random() < 0.5:
             operations.pause(self.database, "ix", "schedule", "by chance")
             with pytest.raises(OperationPaused):
-                fold.work(self.database, self.run)
+                fold.fold_here(self.database, self.run)
             self._running()
         fold.switch(self.database, self.run)
-        fold.finish(self.database, self.run, fold.work(self.database, self.run))
+        steps.fold_delta(self.database, self.run)
         publish.publish(self.database, self.run)
 
     def _running(self) -> Run:
@@ -179,7 +179,7 @@ class Schedule:
                 {"id": self.run.operation_id},
             ).scalar_one()  # fmt: skip
             if left and not any(claim for _, claim in self.workers.values()):
-                build.work_left(self.look, self.run, busy=[])
+                build.PHASE.left(self.look, self.run, busy=[])
         return not left
 
     def _forget(self, number: int) -> None:

@@ -7,7 +7,7 @@ import threading
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import abort, finalize, seal
+from airflow_roir.engine import abort, lifecycle, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import DEFAULT, Limits
@@ -106,7 +106,7 @@ def test_a_truncate_gets_by_an_index_build_that_then_comes_to_its_end(
     gate.open()
     thread.join()
     assert not failed
-    finalize.finalize_run(database, built)
+    lifecycle.carry_on(database, built)
     assert steps.assert_exact(database).rows > 0
 
 
@@ -130,7 +130,7 @@ def test_a_truncate_gets_by_a_vacuum(database: Database, dsn: str, built: Run) -
     gate.open()
     thread.join()
     assert not failed
-    finalize.finalize_run(database, built)
+    lifecycle.carry_on(database, built)
     steps.assert_exact(database)
 
 
@@ -160,5 +160,5 @@ def test_who_comes_again_and_again_waits_in_the_end(database: Database, dsn: str
         one.join()
     assert not failed
     assert not refused
-    finalize.finalize_run(database, built)
+    lifecycle.carry_on(database, built)
     steps.assert_exact(database)

@@ -15,7 +15,7 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import clean_up, finalize, fold, own_session
+from airflow_roir.engine import clean_up, fold, lifecycle, own_session
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
 from airflow_roir.engine.partitions import attach
@@ -518,7 +518,7 @@ def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str
     assert [sql(user, f"SELECT count(*) FROM roir_data.g{n}_delta")[0][0] for n in (1, 2)] == [0, 0]
     user.rollback()
     for index, run in zip(("ix1", "ix2"), runs, strict=True):
-        finalize.finalize_run(databases[0], run)
+        lifecycle.carry_on(databases[0], run)
         steps.assert_exact(databases[0], index)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import clean_up, finalize, run
+from airflow_roir.engine import clean_up, lifecycle, run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import indexes
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions.sync import sync_partitions
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import LockNotAcquired, NotFound, PartitionsChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql
@@ -92,7 +92,7 @@ def finish(database: Database, drive: run.Run, mode: str) -> None:
     if mode == "capture":
         steps.finish_all(database, drive)
     else:
-        finalize.finalize_run(database, drive)
+        lifecycle.carry_on(database, drive)
 
 
 @pytest.mark.parametrize("statement", ["DROP TABLE t3", "ALTER TABLE t DETACH PARTITION t3"])

@@ -11,7 +11,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, by_threads, finalize, fold, operations, seal
+from airflow_roir.engine import build, fold, lifecycle, operations, seal
 from airflow_roir.engine.compact import worker as compacter
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import turn
@@ -23,7 +23,6 @@ from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.operations import read_operation
 from airflow_roir.engine.rehearse import rehearse
 from airflow_roir.engine.run import Run
-from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
@@ -157,7 +156,7 @@ def test_a_grant_that_is_not_renewed_is_a_hold_and_a_pause_ends_it(governed: Dat
         governor = Governor(governed, run, Surroundings())
         governor.look(connection)
         run_sql(dsn, "UPDATE roir.operation SET granted_at = clock_timestamp() - interval '16 s'")
-        assert list(build.work(governed, run, 0, wait)) == []
+        assert list(build.PHASE.work(governed, run, 0, wait)) == []
     assert len(looks) == 3
     governor.close()
 
@@ -283,13 +282,23 @@ def test_the_next_run_takes_the_grant_over_and_no_reason_is_left_behind(governed
 
 
 PHASES: dict[str, Callable[[Database, Run], object]] = {
-    "build": lambda database, run: list(build.work(database, run, 0, turn.time.sleep)),
-    "seal": lambda database, run: list(seal.work(database, run, 0)),
-    "fold": fold.work,
-    "verify": lambda database, run: compare.verify_build(database, run),
+    "build": lambda database, run: list(build.PHASE.work(database, run, 0, turn.time.sleep)),
+    "seal": lambda database, run: list(seal.PHASE.work(database, run, 0)),
+    "fold": lambda database, run: _fold(database, run),
+    "verify": lambda database, run: _verify(database, run),
     "verify alone": lambda database, run: verifying.go_through(database, run, 2),
-    "compact": lambda database, run: list(compacter.work(database, run, 0)),
+    "compact": lambda database, run: list(compacter.PHASE.work(database, run, 0)),
 }
+
+
+def _fold(database: Database, run: Run) -> None:
+    fold.begin(database, run)
+    list(fold.PHASE.work(database, run, 0, turn.time.sleep))
+    fold.finish(database, run)
+
+
+def _verify(database: Database, run: Run) -> None:
+    verifying.of_build(database, run, turn.time.sleep)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -311,7 +320,7 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
         steps.seal_all(governed, run)
         fold.switch(governed, run)
     if phase == "verify":
-        fold.finish(governed, run, fold.work(governed, run))
+        steps.fold_delta(governed, run)
     watch = steps.session(dsn)
     watch.autocommit = True
     hold = "UPDATE roir.operation SET throttle = '{\"query\": 1}', granted = %s, granted_at = clock_timestamp()"
@@ -331,8 +340,6 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
         sql(watch, hold, 0 if len(waits) % 3 else 1 / 16)
 
     monkeypatch.setattr(turn.time, "sleep", wait)
-    # A look at the grant is a transaction of a moment.
-    monkeypatch.setattr(by_threads, "LOOK_EVERY_S", 3_600)
     if phase == "verify alone":
         monkeypatch.setattr(VerifyWorker, "unit", with_a_hold(VerifyWorker.unit, lambda: sql(watch, hold, 0)))
     PHASES[phase](governed, run)
@@ -363,7 +370,7 @@ def finish(database: Database, run: Run, phase: str) -> None:
         steps.build_all(database, run)
     if phase in ("build", "seal"):
         steps.seal_all(database, run)
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
 
 
 def test_segments_are_smaller_under_a_throttle_since_no_worker_rests_within_one(database: Database, dsn: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_roir.cli.look import look
 from airflow_roir.cli.overview import operation_notes
-from airflow_roir.engine import finalize, operations
+from airflow_roir.engine import lifecycle, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import Governor
 from airflow_roir.engine.governor.report import MOST_POINTS, lost_line
@@ -132,7 +132,7 @@ def test_the_end_says_what_was_lost_to_what(database: Database, dsn: str) -> Non
     rows = f"SELECT {run.operation_id}, v.* FROM (VALUES {causes}) v"
     run_sql(dsn, f"INSERT INTO roir.throttle_time (operation_id, cause, seconds) {rows}")
     lines: list[str] = []
-    ended = finalize.finalize(database, "ix", "test", lines.append, take_over=True)
+    ended = lifecycle.finalize(database, "ix", "test", lines.append, take_over=True)
     assert ended.status == "completed"
     assert lines[-1] == "lost 3 min 12 s to replica_lag, 40 s to commit_latency"
     assert operation_status(database, run.operation_id).throttle_seconds == {"replica_lag": 192, "commit_latency": 40.2}

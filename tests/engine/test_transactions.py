@@ -10,10 +10,9 @@ from typing import Any
 
 from sqlalchemy import Connection, event
 
-from airflow_roir.engine import build, seal
+from airflow_roir.engine import build, lifecycle, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.verify import compare
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -79,12 +78,12 @@ def test_a_transaction_does_one_piece_of_work_and_none_is_open_between_two(datab
         worker.connection.close()
         build.finish(database, run)
         run_sql(dsn, "UPDATE t SET k = 'x' WHERE id < 60", "DELETE FROM t WHERE id > 190")
-        for _ in seal.work(database, run, 0):
+        for _ in seal.PHASE.work(database, run, 0):
             assert sql(watch, OPEN) == [(0,)], "between two segments"
         seal.finish(database, run)
         steps.fold_all(database, run)
         steps.publish_all(database, run)
-        compare.verify(database, "ix", VerifyOptions(parallelism=1))
+        lifecycle.verify(database, "ix", VerifyOptions(parallelism=1))
     assert {kind: set(pieces) for kind, pieces in done.items()} == {kind: {1} for kind in PIECES}
     assert len(done["batch"]) >= 10
     assert len(done["segment"]) == 4

@@ -108,7 +108,7 @@ def test_nothing_falls_through_a_whole_build(database: Database, dsn: str, seed:
     generation = schedule.row().generation_id
     run_sql(dsn, f"DELETE FROM {physical.base(generation)} WHERE c2 = 7")
     fold.switch(database, schedule.run)
-    fold.finish(database, schedule.run, fold.work(database, schedule.run))
+    steps.fold_delta(database, schedule.run)
     watch()
     for attempt in range(2):
         if attempt:
@@ -230,7 +230,7 @@ def test_the_watch_sees_a_percentage_that_falls(database: Database, dsn: str, va
     watch = Watch(database)
 
     def whole() -> None:
-        for _ in build.work(database, run, 0):
+        for _ in build.PHASE.work(database, run, 0):
             watch()
         build.finish(database, run)
         for _ in range(5):

@@ -116,7 +116,7 @@ def test_a_pair_that_was_touched_before_the_look_is_no_healed_one(database: Data
         run_sql(dsn, "UPDATE t SET k = 9 WHERE id = 10")
     _, run = steps.begin(database, keys="k", include="v", unique=True, segments=1)
     steps.build_all(database, run)
-    for _ in seal.work(database, run, 0):
+    for _ in seal.PHASE.work(database, run, 0):
         pass
     run_sql(dsn, "UPDATE t SET v = 0 WHERE id = 8")
     with pytest.raises(DuplicatesFound):
@@ -183,7 +183,7 @@ def test_a_look_scans_a_segment_without_an_index_once_not_for_each_key(database:
             look(connection, load_job(connection, run))
             return str(execute(connection, "SHOW enable_nestloop").scalar_one())
 
-    list(seal.work(database, run, 0))
+    list(seal.PHASE.work(database, run, 0))
     assert loops() == "off"
     run_sql(dsn, "DELETE FROM t WHERE id = 2")
     run = start_run(database, "ix", "test", take_over=True)
@@ -195,9 +195,9 @@ def test_a_segment_with_duplicates_is_left_by_its_run_alone(database: Database, 
     run_sql(dsn, *PLAIN, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id = 2")
     _, run = steps.begin(database, unique=True, segments=1)
     steps.build_all(database, run)
-    assert len(list(seal.work(database, run, 0))) == 1  # the default one
+    assert len(list(seal.PHASE.work(database, run, 0))) == 1  # the default one
     with database.transaction() as connection:
-        assert seal.work_left(connection, run, ()).undone == 0
+        assert seal.PHASE.left(connection, run, ()).undone == 0
 
 
 def test_a_holder_that_goes_and_comes_again_while_it_is_asked_about_keeps_its_key(database: Database, dsn: str) -> None:
@@ -252,7 +252,7 @@ def test_two_fold_steps_whose_keys_cross_wait_for_none(database: Database, dsn: 
     fold.switch(database, run)
     with database.connect() as one, database.connect() as other, one.begin(), other.begin():
         job = load_job(other, run)
-        workers = [fold.FoldWorker(connection, job.generation_id, job.entry) for connection in (one, other)]
+        workers = [fold.Folding(connection, job.generation_id, job.entry) for connection in (one, other)]
         execute(other, "SET LOCAL lock_timeout = '1ms'")
         assert workers[0].fold("d.c2 = 1").rows == 2
         assert workers[1].fold("d.c2 = 2").rows == 0

@@ -9,10 +9,9 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import fold, health, install
+from airflow_roir.engine import fold, health, install, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import DuplicatesFound, RightMissing
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -145,7 +144,7 @@ def test_duplicates_are_found_healed_and_repaired_as_the_owner(database: Databas
         with pytest.raises(psycopg2.errors.UniqueViolation):
             sql(user, "INSERT INTO t VALUES (102, 1, 'k102', 0, ROW(NULL, NULL)::held)")
         user.rollback()
-        assert compare.verify(database, "ix", VerifyOptions(sample=100)).found == 0
+        assert lifecycle.verify(database, "ix", VerifyOptions(sample=100)).found == 0
 
 
 def test_the_note_of_a_taken_entry_reads_no_table_but_ours(database: Database, dsn: str) -> None:
@@ -205,10 +204,10 @@ def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
     run_sql(
         dsn, "UPDATE roir_data.g1 SET c2 = 109, c3 = 1 WHERE c2 = 9", "UPDATE roir_data.g1 SET c4 = 0 WHERE c2 = 10"
     )
-    report = compare.verify(database, "ix", VerifyOptions(repair=True))
+    report = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
     assert (report.duplicate, report.found - report.mended) == (1, 1)
     run_sql(dsn, "DELETE FROM t WHERE id = 7")
-    assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
+    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
     steps.assert_exact(database)
 
 

@@ -7,9 +7,8 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import clean_up
+from airflow_roir.engine import clean_up, lifecycle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import compare
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -59,8 +58,8 @@ def test_names_of_ours_and_of_all_sorts(database: Database, dsn: str, partitione
 
     through_modes(database, write, index, table, keys=keys, include="v", unique=True, segments=3)
     run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c1 = 0")
-    assert compare.verify(database, index, MENDED).missing == 15
-    assert compare.verify(database, index).found == 0
+    assert lifecycle.verify(database, index, MENDED).missing == 15
+    assert lifecycle.verify(database, index).found == 0
 
 
 @pytest.mark.parametrize("nulls_not_distinct", [False, True], ids=["distinct", "not distinct"])
@@ -89,7 +88,7 @@ def test_thirty_columns_in_the_key(database: Database, dsn: str, nulls_not_disti
         user.commit()
     stage.assert_exact("written")
     unseen(dsn, f"{copied} 8", "UPDATE t SET k3 = -1 WHERE id = 9")
-    report = compare.verify(database, "ix", MENDED)
+    report = lifecycle.verify(database, "ix", MENDED)
     assert (report.duplicate, report.found - report.mended) == (1, 1)
     run_sql(dsn, "DELETE FROM t WHERE id = 108")
     stage.finish()
@@ -126,7 +125,7 @@ def test_a_key_with_the_primary_key_or_a_part_of_it(database: Database, dsn: str
             user.commit()
             stage.assert_exact(statement)
     stage.finish()
-    assert compare.verify(database, "ix", VerifyOptions(sample=100)).found == 0
+    assert lifecycle.verify(database, "ix", VerifyOptions(sample=100)).found == 0
 
 
 def test_what_its_types_are_called_and_where_its_segments_are_stored_may_change(database: Database, dsn: str) -> None:
@@ -161,7 +160,7 @@ def test_what_its_types_are_called_and_where_its_segments_are_stored_may_change(
             user.rollback()
     stage.assert_exact("written")
     unseen(dsn, "INSERT INTO t VALUES (20, 'a', 1), (21, 'f', 1)")
-    report = compare.verify(database, "ix", MENDED)
+    report = lifecycle.verify(database, "ix", MENDED)
     assert (report.duplicate, report.mended) == (1, 1)
     run_sql(dsn, "DELETE FROM t WHERE id = 20")
     stage.finish()

@@ -72,9 +72,9 @@ def test_every_write_by_a_snapshot_from_every_moment_is_exact_or_refused(
     fold.switch(database, run)
     take("after switch")
     write_all(0)
-    folded = fold.work(database, run)
+    fold.fold_here(database, run)
     take("after fold")
-    fold.finish(database, run, folded)
+    fold.finish(database, run)
     steps.publish_all(database, run)
     steps.assert_exact(database)
     if users:

@@ -7,10 +7,9 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import fold
+from airflow_roir.engine import fold, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -69,7 +68,7 @@ def through_duplicates(database: Database, dsn: str, first: str, other: str) -> 
     steps.fold_and_publish(database, run)
     refusals(dsn, first, other)
     steps.assert_exact(database)
-    assert compare.verify(database, "ix", VerifyOptions(sample=100)).found == 0
+    assert lifecycle.verify(database, "ix", VerifyOptions(sample=100)).found == 0
 
 
 def refusals(dsn: str, first: str, other: str) -> None:
@@ -136,10 +135,10 @@ def test_keys_in_icus_order(database: Database, dsn: str, kind: str) -> None:
     through_duplicates(database, dsn, "'álé'", one)
     run_sql(dsn, f"INSERT INTO t VALUES (901, {one} || 'x')")
     unseen(dsn, "INSERT INTO t VALUES (902, 'álé') ON CONFLICT DO NOTHING", f"UPDATE t SET x = {one} WHERE id = 902")
-    report = compare.verify(database, "ix", VerifyOptions(repair=True))
+    report = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
     assert (report.duplicate, report.found - report.mended) == (1, 1)
     run_sql(dsn, "DELETE FROM t WHERE id = 902")
-    assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
+    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
     steps.assert_exact(database)
 
 

@@ -9,9 +9,9 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.cli import overview
-from airflow_roir.engine import indexes
+from airflow_roir.engine import indexes, lifecycle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import compare, repair
+from airflow_roir.engine.verify import repair
 from airflow_roir.engine.verify.report import described
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_found_and_mended(database: Database, dsn: str, wrong: 
     statements, expected = WRONG[wrong]
     run_sql(dsn, *(one.format(base=base) for one in statements))
     for options in (VerifyOptions(slices=1), EVERY_ROW, MENDED):
-        report = compare.verify(database, "ix", options)
+        report = lifecycle.verify(database, "ix", options)
         if options.repair:
             # What was in the way of a missing entry has gone with it.
             assert report.is_exact
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_found_and_mended(database: Database, dsn: str, wrong: 
         if expected is not None:
             assert [row[:2] for row in found(dsn)] == expected
     steps.assert_exact(database)
-    assert compare.verify(database, "ix", EVERY_ROW).found == 0
+    assert lifecycle.verify(database, "ix", EVERY_ROW).found == 0
     assert_enforced(dsn)
 
 
@@ -101,7 +101,7 @@ def unseen(dsn: str, *statements: str) -> None:
 def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(database: Database, dsn: str) -> None:
     build_index(dsn, database, *TABLE, include="v", unique=True)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0), (101, 1, 200, 0), (102, 2, 200, 0), (103, 2, 200, 0)")
-    report = compare.verify(database, "ix")
+    report = lifecycle.verify(database, "ix")
     assert (report.duplicate, report.missing, report.found) == (3, 1, 4)
     # Of the three whose key has no entry at all, one could have it.
     assert ("duplicate", "100", None) in found(dsn)
@@ -114,7 +114,7 @@ def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(dat
         "duplicate: k 7, id 100, day 1; row id 7, day 3 has this key, too. Change or delete rows until each key is "
         "left once, then: roir verify public.ix --repair"
     )
-    report = compare.verify(database, "ix", MENDED)
+    report = lifecycle.verify(database, "ix", MENDED)
     assert (report.found, report.mended, report.duplicate) == (4, 1, 3)
     kinds = {one: (kind, outcome) for kind, one, outcome in found(dsn)}
     assert kinds.pop("100") == ("duplicate", None)
@@ -124,7 +124,7 @@ def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(dat
     assert sql(steps.session(dsn), "SELECT count(*) FROM t") == [(64,)]
     # Healed by the capture itself, and by removing the rows that have the entries.
     run_sql(dsn, "UPDATE t SET k = 300 WHERE id = 100", f"DELETE FROM t WHERE id IN ({mended}, {min(kinds)})")
-    report = compare.verify(database, "ix", MENDED)
+    report = lifecycle.verify(database, "ix", MENDED)
     assert (report.found, report.mended, report.missing) == (1, 1, 1)
     steps.assert_exact(database)
     assert_enforced(dsn)
@@ -273,11 +273,11 @@ def test_what_the_tree_of_a_unique_index_has_lost_is_damage_and_left_alone(
             f"INSERT INTO {base} SELECT * FROM e",
         )
     for options in (VerifyOptions(), MENDED, EVERY_ROW):
-        report = compare.verify(database, "ix", options)
+        report = lifecycle.verify(database, "ix", options)
         assert report.damaged >= 2
         assert report.mended == 0
     steps.make_index(database, table=None, keys=None)
-    assert compare.verify(database, "ix").found == 0
+    assert lifecycle.verify(database, "ix").found == 0
     steps.assert_exact(database)
 
 
@@ -289,7 +289,7 @@ def test_two_entries_of_one_key_that_the_tree_lets_in_are_mended(database: Datab
             f"INSERT INTO {base} VALUES ('6', 1000, 1), ('8', 1001, 1), ('8', 1002, 1)",
             f"DELETE FROM {base} WHERE c2 = 8",
         )
-    report = compare.verify(database, "ix", MENDED)
+    report = lifecycle.verify(database, "ix", MENDED)
     assert (report.missing, report.is_exact) == (1, True)
     steps.assert_exact(database)
 
@@ -300,7 +300,7 @@ TABLE_OF_TEXTS = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 def test_the_status_says_what_to_do_about_a_duplicate(database: Database, dsn: str) -> None:
     build_index(dsn, database, *TABLE, include="v", unique=True)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0)")
-    compare.verify(database, "ix")
+    lifecycle.verify(database, "ix")
     [one] = [one for one in indexes.indexes(database) if one.index == "public.ix"]
     assert one.verified is not None
     assert (one.verified.duplicate, one.verified.found) == (1, 1)

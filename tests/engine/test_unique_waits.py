@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.fold import FoldWorker
+from airflow_roir.engine.fold import Folding
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sample(1)
 INT = KINDS[0]
 
 
-def direct(database: Database, dsn: str, *written: str) -> FoldWorker:
+def direct(database: Database, dsn: str, *written: str) -> Folding:
     """Table t of six rows, with these writes before the switch; its fold, to be stepped."""
     run_sql(
         dsn, *table(INT, PARTITIONED), "INSERT INTO t SELECT i, i % 3, i, i FROM generate_series(1, 6) i", "ANALYZE t"
@@ -30,7 +30,7 @@ def direct(database: Database, dsn: str, *written: str) -> FoldWorker:
     connection = database.engine.connect()
     with connection.begin():
         job = steps.load_job(connection, run)
-    return FoldWorker(connection, job.generation_id, job.entry)
+    return Folding(connection, job.generation_id, job.entry)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_the_fold_waits_for_no_writer_who_took_a_stale_entry_over(
     fold = direct(database, dsn, *written)
     user = steps.session(dsn)
     sql(user, "INSERT INTO t VALUES (7, 1, 1, 7)")
-    fold.step(0, 16)
+    steps.fold_blocks(fold.connection, fold, 0, 16)
     user.commit()
-    fold.step(0, 16)
+    steps.fold_blocks(fold.connection, fold, 0, 16)
     with fold.connection.begin():
         assert execute(fold.connection, f"SELECT count(*) FROM {fold.delta} WHERE state <> 'ghost'").scalar() == 0
         left = f"SELECT count(*) FROM (SELECT c1 FROM {fold.base} EXCEPT SELECT k FROM public.t) x"

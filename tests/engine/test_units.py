@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import lifecycle, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.verify import compare, units, verification
+from airflow_roir.engine.verify import units, verification
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.crash import gate
@@ -59,7 +59,7 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(dsn: str)
     )
     shut = gate.Gate(dsn, "compare")
     with ThreadPoolExecutor(1) as aside:
-        verifying = aside.submit(compare.verify, database, "ix", VerifyOptions(parallelism=2))
+        verifying = aside.submit(lifecycle.verify, database, "ix", VerifyOptions(parallelism=2))
         shut.reached()
         # Nobody else says when; long beside what it takes.
         deadline = time.monotonic() + 30

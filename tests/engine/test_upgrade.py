@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, finalize, install
+from airflow_roir.engine import abort, clean_up, install, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.partitions import attach
@@ -176,7 +176,7 @@ def test_an_unfinished_operation_goes_on_after_init(database: Database, dsn: str
         steps.build_all(database, run)
     if phase in ("build", "seal"):
         steps.seal_all(database, run)
-    finalize.finalize_run(database, run)
+    lifecycle.carry_on(database, run)
     run_sql(dsn, "DELETE FROM t WHERE id % 11 = 0", "TRUNCATE t2")
     steps.assert_exact(database)
     assert clean_up.clean_up(database).warnings == []

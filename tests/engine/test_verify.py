@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import compare
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -31,7 +31,7 @@ def base(dsn: str, database: Database) -> str:
 
 
 def test_an_index_that_is_right_is_found_right(database: Database, base: str) -> None:
-    report = compare.verify(database, "ix")
+    report = lifecycle.verify(database, "ix")
     assert (report.rows, report.entries, report.found, report.complete) == (ROWS, ROWS, 0, True)
 
 
@@ -44,17 +44,17 @@ def test_each_kind_of_corruption_is_found_and_mended(dsn: str, database: Databas
         f"UPDATE {base} SET c1 = 'stale' WHERE c2 = 300",
         f"INSERT INTO {base} VALUES ('k', {ROWS + 1}, 1, 'no such row'), (NULL, {ROWS + 2}, 1, 'no such row')",
     )
-    report = compare.verify(database, "ix")
+    report = lifecycle.verify(database, "ix")
     assert (report.missing, report.extra, report.different, report.mended) == (4, 3, 2, 0)
-    mended = compare.verify(database, "ix", VerifyOptions(repair=True))
+    mended = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
     assert (mended.found, mended.mended, mended.is_exact) == (9, 9, True)
     steps.assert_exact(database)
-    assert compare.verify(database, "ix").found == 0
+    assert lifecycle.verify(database, "ix").found == 0
 
 
 def test_a_truncated_segment_is_rebuilt(dsn: str, database: Database, base: str) -> None:
     run_sql(dsn, f"TRUNCATE {base}_s001")
-    report = compare.verify(database, "ix", VerifyOptions(repair=True))
+    report = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
     assert report.missing > 100
     assert report.is_exact
     steps.assert_exact(database)

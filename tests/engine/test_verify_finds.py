@@ -7,8 +7,8 @@ import random
 import psycopg2
 import pytest
 
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import compare
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
@@ -44,10 +44,10 @@ SUBTLE = {
 def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption: str) -> None:
     base = build_index(dsn, database, TABLE, FILL, include="v, w, b")
     run_sql(dsn, f"UPDATE {base} SET {SUBTLE[corruption]}")
-    assert compare.verify(database, "ix").found > 0
-    assert compare.verify(database, "ix", MENDED).is_exact
+    assert lifecycle.verify(database, "ix").found > 0
+    assert lifecycle.verify(database, "ix", MENDED).is_exact
     steps.assert_exact(database)
-    assert compare.verify(database, "ix").found == 0
+    assert lifecycle.verify(database, "ix").found == 0
 
 
 def test_swapped_values_are_found_where_no_type_has_a_hash_of_its_own(database: Database, dsn: str) -> None:
@@ -63,7 +63,7 @@ def test_swapped_values_are_found_where_no_type_has_a_hash_of_its_own(database: 
         other = 2 * one + 1
         swapped = f"c3 = point({other} - c2::int, {other} - c2::int) WHERE c2 IN ({one}, {one + 1})"
         run_sql(dsn, f"UPDATE {base} SET {swapped}")
-        assert compare.verify(database, "ix", MENDED).different == 2
+        assert lifecycle.verify(database, "ix", MENDED).different == 2
     steps.assert_exact(database)
 
 
@@ -96,7 +96,7 @@ def test_of_every_kind_of_key_each_corruption_is_found_and_mended(database: Data
         f"INSERT INTO {base} SELECT k, x, 1000, v FROM t WHERE i = 1",
         f"INSERT INTO {base} SELECT NULL, x, 1001, v FROM t WHERE i = 1",
     )
-    found = compare.verify(database, "ix", MENDED)
+    found = lifecycle.verify(database, "ix", MENDED)
     extra = 4 if last == 1 else 2
     assert (found.missing, found.different, found.extra, found.mended) == (2, 2, extra, 4 + extra)
     steps.assert_exact(database)
@@ -126,12 +126,12 @@ def test_of_every_type_another_included_value_is_found_and_mended(database: Data
         include=", ".join(f"i{n}" for n in range(len(known))),
         covering="none",
     )
-    assert compare.verify(database, "ix", EVERY_ROW).found == 0
+    assert lifecycle.verify(database, "ix", EVERY_ROW).found == 0
     run_sql(
         dsn,
         *(f"UPDATE {base} SET c{n + 3} = {every[name][1]} WHERE c2 = {n + 1}" for n, name in enumerate(known)),
     )
-    found = compare.verify(database, "ix", MENDED)
+    found = lifecycle.verify(database, "ix", MENDED)
     missed = set(range(1, len(known) + 1)) - {int(key) for _, key, _ in verifying.found(dsn)}
     assert [known[n - 1] for n in sorted(missed)] == []
     assert (found.different, found.found, found.mended) == (len(known), len(known), len(known))
@@ -166,7 +166,7 @@ def test_an_equal_yet_distinct_value_is_found_and_mended(database: Database, dsn
     )
     for n, column in enumerate(("c1", "c2", "c4"), start=1):
         run_sql(dsn, f"UPDATE {base} SET {column} = {two} WHERE c3 = {n}")
-    found = compare.verify(database, "ix", MENDED)
+    found = lifecycle.verify(database, "ix", MENDED)
     assert (found.missing, found.extra, found.different, found.mended) == (0, 0, 3, 3)
     steps.assert_exact(database)
 
@@ -231,24 +231,24 @@ def test_every_shape_is_found_right_and_wrong(database: Database, dsn: str, shap
     setup, definition = SHAPES[shape]
     base = build_index(dsn, database, *setup, **definition)
     for options in (VerifyOptions(), EVERY_ROW):
-        assert compare.verify(database, "ix", options).found == 0
+        assert lifecycle.verify(database, "ix", options).found == 0
     [(rows,)] = sql(steps.session(dsn), f"SELECT count(*) FROM {base}")
     run_sql(dsn, f"DELETE FROM {base} WHERE ctid IN (SELECT ctid FROM {base} LIMIT {max(1, rows // 4)})")
-    assert compare.verify(database, "ix").missing >= max(1, rows // 4)
-    assert compare.verify(database, "ix", MENDED).is_exact
+    assert lifecycle.verify(database, "ix").missing >= max(1, rows // 4)
+    assert lifecycle.verify(database, "ix", MENDED).is_exact
     steps.assert_exact(database)
     run_sql(dsn, f"TRUNCATE {base}")
-    lost = compare.verify(database, "ix", MENDED)
+    lost = lifecycle.verify(database, "ix", MENDED)
     assert (lost.missing, lost.mended) == (rows, rows)
     steps.assert_exact(database)
 
 
 def test_an_empty_table_and_a_fake_entry(database: Database, dsn: str) -> None:
     base = build_index(dsn, database, TABLE)
-    assert compare.verify(database, "ix").rows == 0
-    assert compare.verify(database, "ix", EVERY_ROW).found == 0
+    assert lifecycle.verify(database, "ix").rows == 0
+    assert lifecycle.verify(database, "ix", EVERY_ROW).found == 0
     run_sql(dsn, f"INSERT INTO {base} VALUES ('a', 1), (NULL, 2)")
-    assert compare.verify(database, "ix", MENDED).extra == 2
+    assert lifecycle.verify(database, "ix", MENDED).extra == 2
     assert sql(steps.session(dsn), f"SELECT * FROM {base}") == []
 
 
@@ -297,9 +297,9 @@ def test_200_random_corruptions_under_writers(database: Database, dsn: str, seed
                 "stale": [("missing", identity), ("extra", identity)],
                 "twin": [("extra", identity)],
             }.get(kind, [("different", identity)])
-        report = compare.verify(database, "ix", MENDED)
+        report = lifecycle.verify(database, "ix", MENDED)
         found = [(kind, int(key)) for kind, key, _ in verifying.found(dsn)]
         assert sorted(found) == sorted(expected)
         assert report.is_exact
-        assert compare.verify(database, "ix").found == 0
+        assert lifecycle.verify(database, "ix").found == 0
     steps.assert_exact(database)

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up, drop, finalize, operations, revert, status
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations, revert, status
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare, verification
@@ -146,7 +146,7 @@ def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
     mended = stage == "whole"
     assert len(found(dsn)) == mended
     assert sql(steps.session(dsn), "SELECT complete FROM roir.verification WHERE mode = 'only'") == [(False,)]
-    assert compare.verify(database, "ix").missing == 1 - mended
+    assert lifecycle.verify(database, "ix").missing == 1 - mended
 
 
 def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base: str) -> None:
@@ -167,7 +167,7 @@ def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base
 
 
 def test_what_a_walk_left_goes_with_its_generation(database: Database, dsn: str, base: str) -> None:
-    compare.verify(database, "ix", VerifyOptions(slices=4))
+    lifecycle.verify(database, "ix", VerifyOptions(slices=4))
     assert _units(dsn) > 0
     drop.drop_index(database, "ix", "user")
     assert _units(dsn) == 0
@@ -192,12 +192,12 @@ def test_other_operations_and_a_verification_refuse_each_other(database: Databas
     with pytest.raises(OperationRunning):
         drop.drop_index(database, "ix", "user")
     with pytest.raises(OperationRunning):
-        compare.verify(database, "ix")
+        lifecycle.verify(database, "ix")
     assert clean_up.clean_up(database).waiting == []
     go_through(database, run, 4)
     steps.begin(database, table=None, keys=None)
     with pytest.raises(OperationRunning, match="rebuild"):
-        compare.verify(database, "ix")
+        lifecycle.verify(database, "ix")
 
 
 def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
@@ -209,7 +209,7 @@ def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
     go_through(database, run)
     compare.finish(database, run)
     assert report_of(database, run.operation_id).found == 0
-    assert compare.verify(database, "ix").missing == 1
+    assert lifecycle.verify(database, "ix").missing == 1
 
 
 def test_an_altered_source_ends_it(database: Database, dsn: str, base: str) -> None:
@@ -233,14 +233,14 @@ def test_a_build_that_went_wrong_is_not_published(database: Database, dsn: str, 
     wrong = physical.base(prepared.generation_id)
     run_sql(dsn, f"UPDATE {wrong} SET c3 = 0 WHERE c2 = 7", f"INSERT INTO {wrong} VALUES ('x', 1000, 1)")
     with pytest.raises(VerificationFailed, match="extra 1, different 1"):
-        finalize.finalize(database, "ix", "test", take_over=True)
+        lifecycle.finalize(database, "ix", "test", take_over=True)
     [paused] = status.status(database, "ix")
     assert paused.status == "paused"
     assert "not published" in (paused.pause_reason or "")
     active = "SELECT to_regclass('roir_data.g' || id)::text FROM roir.generation WHERE status = 'active'"
     assert sql(steps.session(dsn), active) == [(base,)]
     run_sql(dsn, f"UPDATE {wrong} SET c3 = 7 WHERE c2 = 7", f"DELETE FROM {wrong} WHERE c2 = 1000")
-    assert finalize.finalize(database, "ix", "test").status == "completed"
+    assert lifecycle.finalize(database, "ix", "test").status == "completed"
     steps.assert_exact(database)
 
 
@@ -249,7 +249,7 @@ def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Datab
         run_sql(dsn, 'CREATE SCHEMA "Some Where"', 'CREATE EXTENSION amcheck SCHEMA "Some Where"')
     except psycopg2.Error as missing:
         pytest.skip(f"this server has no amcheck: {missing}")
-    report = compare.verify(database, "ix", VerifyOptions(amcheck=True))
+    report = lifecycle.verify(database, "ix", VerifyOptions(amcheck=True))
     assert (report.missing, report.corrupt) == (1, 0)
     # An entry that the table has and its B-tree lacks: written while the index was not maintained.
     run_sql(
@@ -258,7 +258,7 @@ def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Datab
         f"INSERT INTO {base}_s001 SELECT * FROM (SELECT * FROM {base}_s001 LIMIT 1) x",
         f"UPDATE pg_index SET indisready = true, indisvalid = true WHERE indexrelid = '{base}_s001_key'::regclass",
     )
-    report = compare.verify(database, "ix", VerifyOptions(amcheck=True))
+    report = lifecycle.verify(database, "ix", VerifyOptions(amcheck=True))
     assert report.corrupt == 1
     assert not report.is_exact
 
@@ -266,7 +266,7 @@ def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Datab
 def test_where_no_snapshot_can_be_shared_each_unit_has_its_own(database: Database, base: str) -> None:
     """Whoever holds one may have left each time; then totals say nothing, and buckets are compared."""
     with changed(database, "SET TRANSACTION SNAPSHOT '.*'", "SET TRANSACTION SNAPSHOT '00000043-0000019C-1'"):
-        report = compare.verify(database, "ix")
+        report = lifecycle.verify(database, "ix")
     assert (report.found, report.complete) == (1, True)
     run = begin(database)
     go_through(database, run)

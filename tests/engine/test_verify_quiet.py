@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import abort, fold
+from airflow_roir.engine import abort, fold, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.job import UnitClaim
@@ -67,7 +67,7 @@ def test_verifications_beside_restless_writers_say_nothing(database: Database, d
     )
     with at_work([_Restless(dsn, seed, number, 300) for number in range(3)]):
         for way in [*WAYS, *WAYS]:
-            report = compare.verify(database, "ix", VerifyOptions(**WAYS[way], repair=way == "full"))
+            report = lifecycle.verify(database, "ix", VerifyOptions(**WAYS[way], repair=way == "full"))
             assert report.found == 0, (way, found(dsn))
     steps.assert_exact(database)
 
@@ -93,7 +93,7 @@ def test_a_partition_leaves_between_claim_and_unit(database: Database, dsn: str,
     # While it is leaving, an entry of another partition is wrong.
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 2")
     if way == "full":
-        assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
+        assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
         assert found(dsn) == [("missing", "2", "mended")]
         steps.assert_exact(database)
 
@@ -123,7 +123,7 @@ def test_entries_of_a_partition_that_joins_are_not_extra(database: Database, dsn
         "INSERT INTO roir_data.g1 SELECT k, id, p FROM p4",
     )
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):
-        assert compare.verify(database, "ix", options).found == 0
+        assert lifecycle.verify(database, "ix", options).found == 0
 
 
 def test_what_writers_hold_in_the_delta_is_no_difference(database: Database, dsn: str) -> None:
@@ -142,10 +142,10 @@ def test_what_writers_hold_in_the_delta_is_no_difference(database: Database, dsn
     fold.switch(database, run)
     user = steps.session(dsn)
     sql(user, "UPDATE t SET v = 5 WHERE id IN (1, 2, 15)")
-    folded = fold.work(database, run)
-    fold.finish(database, run, folded)
+    fold.fold_here(database, run)
+    fold.finish(database, run)
     assert sql(steps.session(dsn), f"SELECT count(*) FROM roir_data.g{prepared.generation_id}_delta")[0][0] > 0
-    assert compare.verify_build(database, run).found == 0
+    assert verifying.of_build(database, run).found == 0
     user.rollback()
 
 
@@ -171,5 +171,5 @@ def test_a_pause_is_no_report(database: Database, dsn: str) -> None:
     # A unit has been claimed, its snapshot is taken.
     pause = before(database, "SET TRANSACTION SNAPSHOT", lambda: run_sql(dsn, "SELECT roir.pause('ix')"))
     with pause, pytest.raises(OperationPaused):
-        compare.verify(database, "ix")
-    assert compare.verify(database, "ix", VerifyOptions(parallelism=3)).complete
+        lifecycle.verify(database, "ix")
+    assert lifecycle.verify(database, "ix", VerifyOptions(parallelism=3)).complete

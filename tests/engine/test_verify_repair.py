@@ -6,10 +6,10 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import lifecycle, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.verify import compare, repair
+from airflow_roir.engine.verify import repair
 from airflow_roir.errors import Fenced
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -118,11 +118,11 @@ def test_what_a_writer_holds_is_left_and_the_rest_is_mended(dsn: str, base: str)
     user = steps.session(dsn)
     sql(user, "UPDATE t SET v = 0 WHERE id = 2")
     sql(user, "INSERT INTO t VALUES (101, '1', 5)")
-    report = compare.verify(database, "ix", VerifyOptions(repair=True))
+    report = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
     user.rollback()
     assert (report.found, report.mended, report.is_exact) == (3, 1, False)
     assert found(dsn) == [("different", "2", None), ("extra", "101", None), ("missing", "1", "mended")]
-    assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
+    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
     steps.assert_exact(database)
 
 

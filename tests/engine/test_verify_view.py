@@ -7,8 +7,8 @@ import pytest
 
 from airflow_roir.engine import clean_up, health, revert
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.verify import report
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import meeting, steps

@@ -75,7 +75,7 @@ def scene(dsn: str, compacted: bool) -> None:
     else:
         _, run = steps.begin(database, table=None, keys=None, lock_patience_s=60, lock_timeout_ms=900)
         steps.switch_all(database, run)
-        steps.fold.finish(database, run, steps.fold.work(database, run))
+        steps.fold_delta(database, run)
         run_sql(dsn, "SELECT roir.detach_partition('t6')")
     database.engine.dispose()
 

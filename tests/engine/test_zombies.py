@@ -40,9 +40,9 @@ def of_range(database: Database, begun: int) -> Scene:
     assert isinstance(claim, build.Claim)
 
     def later(run: Run) -> Iterator[object]:
-        yield from build.work(database, run, 0)
+        yield from build.PHASE.work(database, run, 0)
         build.finish(database, run)
-        yield from seal.work(database, run, 0)
+        yield from seal.PHASE.work(database, run, 0)
         seal.finish(database, run)
         fold.switch(database, run)
         steps.fold_and_publish(database, run)
@@ -67,7 +67,7 @@ def of_segment(database: Database, indexed: bool, unique: bool = False) -> Scene
         next_step = partial(one.vacuum, held)
 
     def later(run: Run) -> Iterator[object]:
-        yield from seal.work(database, run, 0)
+        yield from seal.PHASE.work(database, run, 0)
         seal.finish(database, run)
         fold.switch(database, run)
         steps.fold_and_publish(database, run)
@@ -88,7 +88,7 @@ def of_verification(database: Database, check: bool) -> Scene:
             with database.transaction() as connection:
                 if operations.read_operation(connection, run.operation_id).status != Status.RUNNING:
                     return
-            yield from compare.work(database, run, 0)
+            yield from compare.SUM.work(database, run, 0)
             compare.finish(database, run)
 
     return (lambda: one.unit(claim)), later

@@ -249,14 +249,16 @@ class Twins:
         """Part of the delta is folded, and waits for nobody."""
         first = self.chance.choice((0, 0, 1))
         with self.database.connect() as connection:
-            folded = fold.FoldWorker(connection, self.job.generation_id, self.job.entry).step(first, first + 1)
+            folded = steps.fold_blocks(
+                connection, fold.Folding(connection, self.job.generation_id, self.job.entry), first, first + 1
+            )
         self.tally.folded += folded.rows
         self.moved = self.moved or folded.rows > 0
 
     def fold_some(self) -> None:
         """Only one or two rows of the delta."""
         with self.database.connect() as connection, connection.begin():
-            worker = fold.FoldWorker(connection, self.job.generation_id, self.job.entry)
+            worker = fold.Folding(connection, self.job.generation_id, self.job.entry)
             ctids = sql(self.watcher, f"SELECT ctid::text FROM {self.delta} WHERE state <> 'ghost' ORDER BY 1")
             self.watcher.commit()
             if not ctids:

@@ -18,8 +18,9 @@ from airflow_roir.engine.capture import installation, row_function, segment_writ
 from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.fold import FoldWorker
+from airflow_roir.engine.fold import Folding
 from airflow_roir.engine.readers import view
+from airflow_roir.engine.scan.copier import Claim, Copier, SourceCopier
 from airflow_roir.engine.source import Source
 
 Variant = Callable[[pytest.MonkeyPatch], None]
@@ -90,17 +91,17 @@ def publishes_without_a_drain(patch: pytest.MonkeyPatch) -> None:
 @variant
 def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
     """A batch commits its watermark, and then its rows."""
-    batch, copy = BuildWorker._batch, BuildWorker.copy
+    batch, insert = BuildWorker._batch, SourceCopier.insert
 
-    def broken(self: BuildWorker, claim: build.Claim) -> build.Batch | Stop:
+    def broken(self: BuildWorker, claim: Claim, copier: Copier) -> build.Batch | Stop:
         late: list[Any] = []
         with patch.context() as inner:
-            inner.setattr(BuildWorker, "copy", lambda self, *arguments: late.append(arguments) or 0)
-            outcome = batch(self, claim)
+            inner.setattr(SourceCopier, "insert", lambda self, *arguments: late.append(arguments) or 0)
+            outcome = batch(self, claim, copier)
         with self.connection.begin():
             self.standing(claim)
             for arguments in late:
-                copy(self, *arguments)
+                insert(self.source, *arguments)
         return outcome
 
     patch.setattr(BuildWorker, "_batch", broken)
@@ -116,7 +117,9 @@ def forgets_the_fence(patch: pytest.MonkeyPatch) -> None:
 @variant
 def begins_a_range_anew(patch: pytest.MonkeyPatch) -> None:
     """Who claims a range that another one has begun copies it from its lower bound."""
-    patch.setattr(build, "RANGES", replace(build.RANGES, columns="lower, upper, NULL AS watermark, filenode"))
+    patch.setattr(
+        build, "RANGES", replace(build.RANGES, columns="lower, upper, NULL AS watermark, filenode, shard_id, mark")
+    )
     patch.setattr(build, "BATCH_STOOD", "NOT p.done")
 
 
@@ -146,18 +149,18 @@ def _fold_text(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
 def forgets_the_base(patch: pytest.MonkeyPatch) -> None:
     """The fold marks all antimatter as ghosts: deleted rows come back to life."""
 
-    patch.setattr(FoldWorker, "_annihilate", lambda *arguments: 0)
+    patch.setattr(Folding, "_annihilate", lambda *arguments: 0)
 
 
 @variant
 def forgets_the_delta(patch: pytest.MonkeyPatch) -> None:
     """The fold takes regular entries away without writing them."""
 
-    def drop(self: FoldWorker, nulls: str, where: str, values: dict[str, str]) -> int:
+    def drop(self: Folding, nulls: str, where: str, values: dict[str, str]) -> int:
         taking = f"DELETE FROM {self.delta} WHERE ctid = ANY (%(tids)s::tid[])"
         return execute(self.connection, taking, values).rowcount
 
-    patch.setattr(FoldWorker, "_upsert", drop)
+    patch.setattr(Folding, "_upsert", drop)
 
 
 @variant

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import lifecycle, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.running import read_running
 from airflow_roir.engine.verify import compare, repair, verification
 from airflow_roir.engine.verify.job import UnitClaim, load
+from airflow_roir.engine.verify.report import VerifyReport, report_of
 from airflow_roir.engine.verify.worker import VerifyWorker
+from airflow_roir.operation import Phase
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -48,9 +52,29 @@ def claim(one: VerifyWorker) -> UnitClaim:
 def go_through(database: Database, run: Run, stages: int = 1) -> None:
     """So many stages, by one worker."""
     for _ in range(stages):
-        for _ in compare.work(database, run, 0):
+        phase = operations.find_operation(database, run.index).phase
+        for _ in lifecycle.PHASES[Phase(phase)].work(database, run, 0):
             pass
         compare.finish(database, run)
+
+
+def is_done(database: Database, run: Run) -> bool:
+    """Whether the run's verification has ended."""
+    with database.transaction() as connection:
+        last = verification.last(connection, run.operation_id)
+        return last is None or last.finished_at is not None
+
+
+def of_build(database: Database, run: Run, wait: Callable[[float], object] | None = None) -> VerifyReport:
+    """Compare the generation of a build that is folded, by one worker."""
+    compare.begin_of_build(database, run)
+    while not is_done(database, run):
+        for _ in lifecycle.PHASES[Phase.PUBLISH].work(database, run, 0, wait):
+            pass
+        with database.transaction() as connection:
+            read_running(connection, run)
+        compare.finish(database, run)
+    return report_of(database, run.operation_id)
 
 
 def to_check(database: Database, run: Run) -> None:

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, finalize, prepare, seal
+from airflow_roir.engine import build, lifecycle, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.shards import registry
-from airflow_roir.engine.shards.copy_ranges import ShardReaders
+from airflow_roir.engine.shards.copy_ranges import ShardCopier
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.options import BuildOptions
@@ -46,14 +46,14 @@ def begin(
 
 def build_all(made: Shards, run: Run) -> int:
     """Every range, by one worker; the rows."""
-    rows = sum(one.rows for one in build.work(made.database, run, 0))
+    rows = sum(one.rows for one in build.PHASE.work(made.database, run, 0))
     build.finish(made.database, run)
     return rows
 
 
 def seal_all(made: Shards, run: Run) -> None:
     """Every segment, by one worker."""
-    for _ in seal.work(made.database, run, 0):
+    for _ in seal.PHASE.work(made.database, run, 0):
         pass
     seal.finish(made.database, run)
 
@@ -74,7 +74,7 @@ def finish_all(made: Shards, run: Run) -> None:
     """From the build to the published index."""
     build_all(made, run)
     seal_all(made, run)
-    finalize.finalize_run(made.database, run)
+    lifecycle.carry_on(made.database, run)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def worker(made: Shards, run: Run, number: int = 0, database: Database | None = 
     with database.connect() as connection:
         with connection.begin():
             job = load_job(connection, run)
-        shards = ShardReaders.of(database, connection, job)
+        shards = ShardCopier.of(database, connection, job)
         assert shards is not None
         try:
             yield build.BuildWorker(connection, job, number, shards)

@@ -16,11 +16,11 @@ from unittest.mock import patch
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, finalize, operations, prepare, revert
+from airflow_roir.engine import abort, clean_up, lifecycle, operations, prepare, revert
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.shards import announce, judge, lanes, registry
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, RoirError
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import BuildOptions, VerifyOptions
@@ -202,7 +202,7 @@ class Hands:
             apart.build_all(self.through, run)
         if phase in (Phase.BUILD, Phase.SEAL):
             apart.seal_all(self.through, run)
-        finalize.finalize_run(self.database, run)
+        lifecycle.carry_on(self.database, run)
 
     def finish(self) -> None:
         """Resume what is unfinished, or abort it; then see which shards it is over."""

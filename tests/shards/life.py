@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from airflow_roir.engine import abort, build, clean_up, drop, finalize, operations, revert, seal
+from airflow_roir.engine import abort, build, clean_up, drop, lifecycle, operations, revert, seal
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.shards.lanes import to_ship
 from airflow_roir.engine.shards.shipping import Shipper
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.options import VerifyOptions
 from servers.shards import Shards, run_sql
@@ -197,7 +196,7 @@ class Life(Tables):
 
     def _seal(self) -> None:
         self.say("seal")
-        for _ in seal.work(self.made.database, self.run, 0):
+        for _ in seal.PHASE.work(self.made.database, self.run, 0):
             if self.chance.random() < 0.3:
                 self.write()
         self.end_transactions()
@@ -216,7 +215,7 @@ class Life(Tables):
         self.say("finish")
         self.end_transactions()
         self.release()
-        finalize.finalize_run(self.made.database, self.run)
+        lifecycle.carry_on(self.made.database, self.run)
         self.phase = "none"
 
     def release(self) -> None:
@@ -251,7 +250,7 @@ class Life(Tables):
         self.made.ask(f"UPDATE {base} SET {last} = 99 WHERE random() < 0.1")
         shipper = Shipper(self.made.database, every_s=0.05)
         with shipper.running():
-            compare.verify(self.made.database, "public.ix", VerifyOptions(repair=True), "test")
+            lifecycle.verify(self.made.database, "public.ix", VerifyOptions(repair=True), "test")
         shipper.end()
 
     def _clean_up(self) -> None:

@@ -10,9 +10,8 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import drop
+from airflow_roir.engine import drop, lifecycle
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, RoirError
 from airflow_roir.options import VerifyOptions
 from servers.shards import Shards, run_sql
@@ -110,7 +109,7 @@ def test_his_code_runs_as_himself_and_nowhere_else(scene: tuple[Shards, str], do
         for step in (
             lambda: made.run("UPDATE evil.t SET v = v WHERE id < 5; DELETE FROM evil.t WHERE id = 7", only="s0"),
             lambda: ship_once(Shipper(made.database)),
-            lambda: compare.verify(made.database, "public.ix", VerifyOptions(), "test"),
+            lambda: lifecycle.verify(made.database, "public.ix", VerifyOptions(), "test"),
             lambda: made.run("ALTER TABLE evil.t DETACH PARTITION evil.t1", only="s0"),
             lambda: ship_once(Shipper(made.database)),
             lambda: apart.begin(made, keys=None, include=None, table=None),

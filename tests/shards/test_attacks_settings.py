@@ -8,9 +8,8 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from airflow_roir.engine import finalize
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
-from airflow_roir.engine.verify import compare
 from airflow_roir.options import VerifyOptions
 from servers.shards import Shards
 from tests.engine.steps import sql
@@ -111,14 +110,14 @@ def test_what_databases_set_changes_no_value_and_ends_nothing(shards: Make, side
     apart.build_all(made, run)
     apart.seal_all(made, run)
     pinned.run(*WRITES)
-    finalize.finalize_run(made.database, run)
+    lifecycle.carry_on(made.database, run)
     pinned.run(*WRITES[:2])
     ship_once(Shipper(made.database))
     assert apart.assert_exact(pinned, prepared.generation_id) > 80
     base = f"roir_data.g{prepared.generation_id}"
     pinned.ask(f"DELETE FROM {base} WHERE c2 < 0.1")
     with Shipper(made.database, every_s=0.05).running():
-        compare.verify(made.database, "public.ix", VerifyOptions(repair=True), "test")
+        lifecycle.verify(made.database, "public.ix", VerifyOptions(repair=True), "test")
     apart.assert_exact(pinned, prepared.generation_id)
     found = pinned.ask("SELECT count(*), count(*) FILTER (WHERE outcome = 'mended') FROM roir.discrepancy")
     assert found[0][0] == found[0][1] > 0

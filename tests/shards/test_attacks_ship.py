@@ -8,10 +8,9 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, drop, revert
+from airflow_roir.engine import clean_up, drop, lifecycle, revert
 from airflow_roir.engine.shards import registry
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import Fenced, RoirError, SourceChanged
 from airflow_roir.options import VerifyOptions
 from servers.postgres import programs
@@ -135,7 +134,7 @@ def test_a_shard_that_was_restored_from_a_dump_is_told_and_no_entry_of_it_goes(
         registry.add(made.database, "s0", restored)
         made.run("INSERT INTO t VALUES (99, 'later', 1)")
         with pytest.raises(SourceChanged, match='shard "s0" was restored from a dump'):
-            compare.verify(made.database, "public.ix", VerifyOptions(repair=True), "test")
+            lifecycle.verify(made.database, "public.ix", VerifyOptions(repair=True), "test")
         ship_once(Shipper(made.database))
         found = made.ask("SELECT doubt FROM roir.lane ORDER BY shard_id")
         assert "restored from a dump" in found[0][0]

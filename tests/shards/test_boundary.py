@@ -14,11 +14,10 @@ from sqlalchemy.exc import DBAPIError
 
 import airflow_roir
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import catalog, rehearse
+from airflow_roir.engine import catalog, lifecycle, rehearse
 from airflow_roir.engine.shards import home, registry
 from airflow_roir.engine.shards.copies import stream
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, RoirError, WorkerFailed
 from airflow_roir.options import BuildOptions, VerifyOptions
 from servers.shards import Shards, run_sql
@@ -196,7 +195,7 @@ def test_the_owner_of_a_shard_may_be_renamed(owned: tuple[Shards, str], server: 
     ship_once(Shipper(made.database))
     assert made.ask("SELECT doubt FROM roir.lane") == [(None,)]
     assert apart.assert_exact(renamed, prepared.generation_id) == 1
-    compare.verify(made.database, "public.ix", VerifyOptions(), "test")
+    lifecycle.verify(made.database, "public.ix", VerifyOptions(), "test")
     again, run = apart.begin(renamed, keys=None, include=None, table=None)
     apart.finish_all(renamed, run)
     assert apart.assert_exact(renamed, again.generation_id) == 1
@@ -240,7 +239,7 @@ def test_a_table_that_somebody_else_owns_is_not_read_as_its_former_owner(
     )
     read: Callable[[], object] = {
         "ship": lambda: ship_once(Shipper(made.database)),
-        "verify": lambda: compare.verify(made.database, "public.ix", VerifyOptions(repair=True), "test"),
+        "verify": lambda: lifecycle.verify(made.database, "public.ix", VerifyOptions(repair=True), "test"),
         "rebuild": lambda: apart.begin(made, keys=None, include=None, table=None),
     }[reads]
     with pytest.raises((RoirError, DBAPIError)) as told:

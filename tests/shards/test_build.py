@@ -163,7 +163,7 @@ def test_a_shard_that_is_away_keeps_nobody_else_from_working(shards: Make) -> No
     assert "refused" in problem
     with made.database.transaction() as connection:
         # Nothing is free, and all of it is left: the run waits.
-        now = build.work_left(connection, run, [])
+        now = build.PHASE.left(connection, run, [])
     assert (now.free, now.undone) == (0, left["s1"])
     bring_back(made, "s1")
     assert apart.build_all(made, run) == 300
@@ -207,7 +207,7 @@ def test_a_shard_has_at_most_so_many_readers(shards: Make) -> None:
     assert [isinstance(one, build.Claim) for one in claimed] == [True, True, False, False]
     assert len({one.shard_id for one in claimed if isinstance(one, build.Claim)}) == 2
     with made.database.transaction() as connection:
-        assert build.work_left(connection, run, [0, 1]).free == 0
+        assert build.PHASE.left(connection, run, [0, 1]).free == 0
 
 
 def test_the_readers_of_a_shard_are_changed_while_they_read(shards: Make) -> None:

@@ -9,6 +9,7 @@ from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.run import start_run
 from airflow_roir.options import CompactOptions
 from tests.conftest import run_sql
+from tests.engine import steps
 from tests.shards import apart
 from tests.shards.conftest import Make
 
@@ -25,7 +26,7 @@ def test_an_index_over_shards_is_compacted_while_it_is_shipped_to(shards: Make) 
     ]
     begun = compaction.begin(made.database, run.index, actions, CompactOptions(), "test")
     run = start_run(made.database, run.index, "test")
-    for step, _ in enumerate(worker.work(made.database, run, 0)):
+    for step, _ in enumerate(steps.step_by_step(made.database, run, worker.PHASE)):
         for dsn in made.dsns.values():
             run_sql(
                 dsn,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import finalize
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.shards import visit as visiting
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.errors import Fenced, SourceChanged
@@ -260,7 +260,7 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
         # Its row of the outbox goes, as if it had been touched before the capture.
         [(outbox,)] = made.ask("SELECT outbox FROM roir.lane")
         made.run(f"DELETE FROM roir_shard.{outbox} WHERE version > 0")
-        finalize.finalize_run(made.database, run)
+        lifecycle.carry_on(made.database, run)
     copies.restore(made.dsns["s0"], before)
     if moment == "published":
         apart.ship_all(made, prepared.generation_id)
@@ -269,7 +269,7 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
     if moment == "built":
         apart.seal_all(made, run)
     with pytest.raises(SourceChanged, match=r'shard "s0" has lost its last commits.* Abort the operation'):
-        finalize.finalize_run(made.database, run)
+        lifecycle.carry_on(made.database, run)
 
 
 def test_an_index_server_that_lost_the_end_of_a_partition_is_named(shards: Make, copies: Copies) -> None:

@@ -11,11 +11,11 @@ from psycopg2 import errors
 
 from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.engine.drop import drop_index
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.shards import announce, enforce, registry, sources, unique
 from airflow_roir.engine.shards.shard import Shard
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.unique.statements import statements
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import DuplicatesFound, InvalidInput
 from airflow_roir.options import VerifyOptions
 from servers.shards import Shards

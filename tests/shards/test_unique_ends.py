@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.engine import abort, clean_up, finalize, revert
+from airflow_roir.engine import abort, clean_up, lifecycle, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.shards import holders, registry
 from airflow_roir.engine.shards.enforcing import Enforcing
@@ -75,7 +75,7 @@ def enforced_and_not_published(made: Shards, ending: type[Exception] = LockNotAc
         raise ending("it is tried")
 
     with interposed.before(database, PUBLISHES, fails), pytest.raises(ending, match="it is tried"):
-        finalize.finalize(database, "public.ix", "test", take_over=True)
+        lifecycle.finalize(database, "public.ix", "test", take_over=True)
     return prepared.generation_id
 
 

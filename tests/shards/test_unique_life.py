@@ -11,11 +11,11 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.engine import finalize, install, revert
+from airflow_roir.engine import install, lifecycle, revert
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.shards import announce, enforce, foreign, holders, intents, registry
 from airflow_roir.engine.shards.shipping import Shipper
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import DuplicatesFound, InvalidInput, NotStrict
 from airflow_roir.options import VerifyOptions
 from servers import contrib as contribs
@@ -123,7 +123,7 @@ def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make)
     with pytest.raises(errors.UniqueViolation):
         made.run("INSERT INTO t VALUES (7, 'a', 0)", only="s1")
     made.run("DELETE FROM t", only="s2")
-    finalize.finalize_run(made.database, run)
+    lifecycle.carry_on(made.database, run)
     assert (problem(made, first), problem(made, prepared.generation_id)) == (None, None)
     with pytest.raises(errors.UniqueViolation):
         made.run("INSERT INTO t VALUES (7, 'a', 0)", only="s2")

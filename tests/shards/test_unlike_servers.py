@@ -112,7 +112,7 @@ def test_a_database_with_another_token_is_not_read(shards: Make, when: str) -> N
         return
     _, run = apart.begin(made)
     made.run(change, only="s1")
-    for _ in build.work(made.database, run, 0):
+    for _ in build.PHASE.work(made.database, run, 0):
         pass
     [(problem,)] = made.ask("SELECT problem FROM roir.shard WHERE name = 's1'")
     assert "another database answers under its DSN" in problem

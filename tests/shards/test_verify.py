@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from airflow_roir.engine.verify.compare import verify
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.options import VerifyOptions
 from tests.shards.conftest import Make
 from tests.shards.verified import FILL, TABLE, build

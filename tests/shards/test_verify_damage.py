@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine.verify.compare import verify
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.options import VerifyOptions
 from tests.shards.conftest import Make

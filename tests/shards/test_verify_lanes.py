@@ -8,15 +8,15 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, finalize, operations
+from airflow_roir.engine import abort, lifecycle, operations
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.shards import compare as shard_compare
 from airflow_roir.engine.shards.compare import ApartWorker, worker_of
 from airflow_roir.engine.shards.shard import Shard
 from airflow_roir.engine.verify import compare, verification
-from airflow_roir.engine.verify.compare import verify
 from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.errors import Fenced, VerificationFailed
 from airflow_roir.options import VerifyOptions
@@ -126,7 +126,7 @@ def test_a_build_that_went_wrong_is_not_published(shards: Make) -> None:
     apart.seal_all(made, run)
     made.ask(f"DELETE FROM roir_data.g{prepared.generation_id} WHERE c2 = 's1' AND c3 = 1007")
     with pytest.raises(VerificationFailed, match="missing 1"):
-        finalize.finalize_run(made.database, run)
+        lifecycle.carry_on(made.database, run)
     assert found(made) == [("missing", "s1", "1007", None)]
 
 
@@ -188,7 +188,7 @@ def _finish(database: Database, run: Run) -> None:
                 connection, "SELECT EXISTS (SELECT FROM roir.verification WHERE finished_at IS NULL)"
             ).scalar_one():
                 return
-        for _ in compare.work(database, run, 0):
+        for _ in compare.SUM.work(database, run, 0):
             pass
         compare.finish(database, run)
 
@@ -252,7 +252,7 @@ def test_an_abort_leaves_nothing(shards: Make, stage: str) -> None:
         with database.transaction() as connection:
             if verification.stage(connection, begun.verification_id) == stage:
                 break
-        for _ in compare.work(database, run, 0):
+        for _ in compare.SUM.work(database, run, 0):
             pass
         compare.finish(database, run)
     worker = _worker(database, run)
@@ -278,7 +278,7 @@ def test_a_shard_that_is_away_holds_its_own_units_alone(shards: Make, monkeypatc
     right = one.made.dsns["s1"]
     one.made.ask("UPDATE roir.shard SET dsn = %s WHERE name = 's1'", "postgresql://nobody@127.0.0.1:1/x")
     run = start_run(database, "ix", "test", take_over=True)
-    for _ in compare.work(database, run, 0):
+    for _ in compare.SUM.work(database, run, 0):
         pass
     [(left,)] = one.made.ask(
         "SELECT string_agg(DISTINCT s.name, ',') FROM roir.verification_unit u JOIN roir.lane l ON "

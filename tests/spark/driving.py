@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import finalize, operations, prepare
+from airflow_roir.engine import lifecycle, operations, prepare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.options import BuildOptions
@@ -127,6 +127,6 @@ def events(database: Database) -> list[tuple[str, str | None]]:
 
 def finish_and_check(database: Database) -> None:
     """Fold and publish; then the index is the source, and every row was copied exactly once."""
-    done = finalize.finalize(database, "ix", "test")
+    done = lifecycle.finalize(database, "ix", "test")
     assert (done.status, done.rows) == ("completed", ROWS)
     steps.assert_exact(database)

@@ -117,7 +117,7 @@ def test_nobody_is_waited_for_once_nothing_is_left(database: Database, cluster: 
     """Somebody else's workers did it all; the driver's own never had a slot, as where every executor was lost."""
     operation = prepared(database)
     with Running(database, cluster.url, EXECUTOR_SETTINGS | {"spark.executor.memory": "8g"}) as driver:
-        for phase, work in (("build", build.work), ("seal", seal.work)):
+        for phase, work in (("build", build.PHASE.work), ("seal", seal.PHASE.work)):
             driver.wait_for(lambda phase=phase: f"{phase}: no free slot of Spark's yet for " in driver.said)
             run = Run(operation.operation_id, one(database, "SELECT epoch FROM roir.operation"), "ix", "test")
             assert list(work(database, run, 0))

@@ -8,15 +8,14 @@ import pytest
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, revert
-from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.phase_log import PhaseLog
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
-from airflow_roir.operation import Phase
 from airflow_roir.options import CompactOptions
 from airflow_roir.spark import task
-from airflow_roir.spark.news import News
 from tests.engine import steps
 from tests.engine.steps import session, sql
 from tests.spark.driving import ROWS, Running
@@ -54,7 +53,7 @@ def test_a_lock_that_cant_be_had_pauses_it_with_the_reason(dsn: str, database: D
     holder.rollback()
     told: list[str] = []
     run = start_run(database, "ix", "test", take_over=True)
-    news = News(database, run, Phase.COMPACT, told.append)
+    news = PhaseLog(database, run, worker.PHASE, told.append)
     news.begin(1)
     assert [one.error for one in task.work(database, run, "compact", 0) if one.done] == [None] * 3
     news.pieces(last=True)

@@ -15,6 +15,7 @@ from airflow_roir.engine.install import init
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.worker import session_name
 from airflow_roir.spark import task
 from servers.killable import Server
 from tests.conftest import run_sql
@@ -181,7 +182,7 @@ def test_a_worker_writes_down_what_trying_again_would_not_help(
 ) -> None:
     _, run = steps.begin(database)
     fail_in_batches(dsn, code, message, workers="0-9")
-    named = Database(dsn, task.session_name(run, 0))
+    named = Database(dsn, session_name(run, 0))
     (row,) = task.work(named, run, "build", 0, wait=lambda _: pytest.fail("waited"))
     assert row.error == f"worker 0: {message}"
     assert operation_status(database, run.operation_id).pause_reason == f"worker 0: {message}"

@@ -152,17 +152,38 @@ def test_the_exit_codes_are_the_codes() -> None:
     assert used <= {int(code) for code in shown}
 
 
-def test_the_table_of_dags_is_the_codes() -> None:
-    """The form's table is made from the DAG: tests/airflow/test_dags.py compares."""
-    ids = {
-        keyword.value.value
-        for file in (ROOT / "dags").glob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call)
-        for keyword in node.keywords
-        if keyword.arg == "dag_id" and isinstance(keyword.value, ast.Constant)
-    }
-    assert {dag for dag, _ in rows_of(OPERATIONS, "DAG")} == ids
+def dags() -> dict[str, list[str]]:
+    """Every DAG in `dags/` with the names of its parameters, read without running it."""
+    found = {}
+    for file in (ROOT / "dags").glob("*.py"):
+        tree = ast.parse(file.read_text())
+        ids = [
+            keyword.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            for keyword in node.keywords
+            if keyword.arg == "dag_id" and isinstance(keyword.value, ast.Constant)
+        ]
+        params = [
+            key.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Dict)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if isinstance(key, ast.Constant)
+            and isinstance(value, ast.Call)
+            and getattr(value.func, "id", "") == "Param"
+        ]
+        found[ids[0]] = params
+    return found
+
+
+def test_the_tables_of_dags_and_parameters_are_the_codes() -> None:
+    shown = {dag: parameters.split(", ") for dag, _, parameters in rows_of(OPERATIONS, "DAG")}
+    assert shown == dags()
+    assert [parameter for _, parameter, _ in rows_of(OPERATIONS, "form field")] == dags()["rebuild_index"]
+    form = (ROOT / "dags" / "rebuild_index.py").read_text()
+    for title, _, _ in rows_of(OPERATIONS, "form field"):
+        assert f'title="{title}"' in form
 
 
 def test_every_operator_is_described_and_no_other() -> None:
@@ -287,10 +308,10 @@ NOT_FOR_USERS = {
     "abort.finish_abort",
     "admission.ask",
     "compact.compaction.begin",
-    "compact.compaction.compact_begun",
     "compact.compaction.is_unfinished",
     "compact.compaction.report_of",
     "compact.ranking.suggest",
+    "lifecycle.drive",
     "unique.duplicate_report.first_lines",
     "unique.duplicate_report.page",
     "live_options.check_throttle",
@@ -305,7 +326,6 @@ NOT_FOR_USERS = {
     "prepare.is_rebuild",
     "run.leave_run",
     "status.operation_status",
-    "verify.compare.verify_begun",
     "verify.report.report_of",
     "verify.verification.begin",
 }
@@ -397,7 +417,7 @@ def test_settings_and_options_that_are_named_exist() -> None:
         (LIMITS, "at most half a second", BuildOptions.lock_timeout_ms, 500),
         (ARCHITECTURE, "within thirty seconds", operations.HEARTBEAT_FRESH_S, 30),
         (OPERATIONS, "older than half a minute", operations.HEARTBEAT_FRESH_S, 30),
-        (ARCHITECTURE, "Steps of sixteen blocks", fold.BLOCKS_PER_STEP, 16),
+        (ARCHITECTURE, "applies sixteen blocks of its part", fold.BLOCKS_PER_STEP, 16),
         (ARCHITECTURE, "1,024 bytes together", entry.COVERED_BYTES, 1024),
         (ARCHITECTURE, "at least sixteen seconds ahead", dag_switch.LEAVE_S, 16),
         (OPERATIONS, "looks again every half minute", dag_switch.LOOK_AGAIN_S, 30),

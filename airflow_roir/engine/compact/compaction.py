@@ -13,16 +13,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName, argument, parse_name
-from airflow_roir.engine import by_threads, catalog, live_options, operations, replication
-from airflow_roir.engine.compact import choosing, worker
+from airflow_roir.engine import catalog, live_options, operations, replication
 from airflow_roir.engine.compact.action import Action
-from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.new_operation import begin_over_active, insert_over_active
-from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, OperationFailed, OperationPaused, OperationRunning
+from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning
 from airflow_roir.operation import Kind, Phase, Status
 from airflow_roir.options import CompactOptions
 
@@ -146,53 +142,6 @@ def begin(
         return BegunCompaction(operation_id, str(name), len(actions), adopted=False)
 
     return begin_over_active(database, index, "compact", begun, report)
-
-
-def compact(
-    database: Database,
-    index: str,
-    budget: Budget | None = None,
-    actor: str | None = None,
-    parallelism: int = 2,
-    options: CompactOptions | None = None,
-    report: Callable[[str], None] = lambda line: None,
-) -> CompactionReport | None:
-    """Choose what gains most within the budget, and do it, by threads of this process, while others read and write.
-
-    An unfinished compaction is continued. Returns None if nothing is worth it. Raises what `begin` and `start_run`
-    raise, LockNotAcquired (paused; can be resumed), OperationPaused where somebody paused it.
-    """
-    owner = actor or operations.default_actor()
-    actions: Sequence[Action] = ()
-    if not is_unfinished(database, index):
-        actions = choosing.choose(database, index, budget).actions
-        if not actions:
-            return None
-    begun = begin(database, index, actions, options or CompactOptions(parallelism=parallelism), owner)
-    return compact_begun(database, begun, owner, report)
-
-
-def compact_begun(
-    database: Database, begun: BegunCompaction, owner: str, report: Callable[[str], None] = lambda line: None
-) -> CompactionReport:
-    """As `compact`, of a compaction that has begun."""
-    run = start_run(database, begun.index, owner, report=report)
-    with driving(database, run), heartbeat(database, run), governing(database, run, report):
-        by_threads.by_threads(
-            database,
-            run,
-            work=lambda number: worker.work(database, run, number, report),
-            left=lambda connection, busy: worker.work_left(connection, run, busy),
-            finish=lambda: worker.finish(database, run),
-            is_open=lambda connection: operations.read_operation(connection, run.operation_id).phase == Phase.COMPACT,
-        )
-    # All is done: a server that is short of something now doesn't make it a failure.
-    found = database.retry(lambda: report_of(database, begun.operation_id))
-    # `driving` ends quietly where it is paused.
-    if found.status == Status.PAUSED:
-        row = operations.find_operation(database, begun.index)
-        raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
-    return found
 
 
 def is_unfinished(database: Database, index: str) -> bool:

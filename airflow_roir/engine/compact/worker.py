@@ -7,21 +7,20 @@ whoever is killed, paused or fenced leaves a unit that another worker continues.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 
 from airflow_roir.engine import operations
-from airflow_roir.engine.claims import Stop, WorkLeft, why_stop
+from airflow_roir.engine.claims import Stop, why_stop
 from airflow_roir.engine.compact import applying, begin_unit, copying, obstacles, swap, undo
 from airflow_roir.engine.compact.copying import Rewritten
 from airflow_roir.engine.compact.unit import ENDED, UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import DEFAULT_SEGMENT
 from airflow_roir.engine.giving_way import GaveWay
-from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
+from airflow_roir.engine.phase_work import PhaseWork, Step
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.generation_state import UnitStatus
@@ -39,17 +38,6 @@ SELECT EXISTS (SELECT FROM roir.compaction_unit
                   AND (SELECT o.parallelism FROM roir.operation o WHERE o.id = operation_id) > 1)
 """
 WORKED = "UPDATE roir.compaction_unit SET seconds = seconds + %(took)s WHERE id = %(id)s AND claim_token = %(token)s"
-
-
-@dataclass(frozen=True)
-class UnitMetrics:
-    """What a worker did in one step of a unit. rows: copied. done: the unit has ended."""
-
-    worker: int
-    ordinal: int
-    rows: int
-    seconds: float
-    done: bool
 
 
 class CompactWorker:
@@ -89,8 +77,27 @@ class CompactWorker:
         self._forget()
         return Stop("done") if found is None else UnitClaim.of(found)
 
-    def step(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
-        """The next step of a unit: it as it stands then, None once it has ended; and the rows that were copied.
+    def step(self, hold: UnitClaim) -> Step | Stop:
+        """The next step of a unit. Raises Fenced, LockNotAcquired, OperationPaused, InvariantViolated."""
+        begun = time.monotonic()
+        rest, rows = self.advance(hold)
+        took = time.monotonic() - begun
+        with self.connection.begin():
+            execute(self.connection, WORKED, {"id": hold.id, "token": hold.token, "took": round(took, 3)})
+            stop = why_stop(read_control(self.connection, self.job.run), self.worker, Phase.COMPACT)
+            if stop and rest is not None:
+                UNITS.release(self.connection, self.job.run, rest)
+                return stop
+        return Step(rows, took, rest, paced=rows)
+
+    def let_go(self) -> None:
+        """Between two steps nothing is held."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def advance(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
+        """The next step of a unit: it as it is then, None once it has ended; and the rows that were copied.
 
         Raises Fenced, LockNotAcquired, OperationPaused, InvariantViolated.
         """
@@ -175,51 +182,21 @@ class CompactWorker:
         return None if now.status in (UnitStatus.DONE, UnitStatus.LEFT) else now
 
 
-def work(
-    database: Database, run: Run, worker: int, report: Callable[[str], None] = lambda line: None
-) -> Iterator[UnitMetrics]:
-    """Take units to their swaps until none is free, the operation is paused, or this worker is one too many.
-
-    Raises Fenced, LockNotAcquired, OperationFailed, OperationPaused, InvariantViolated.
-    """
-    with database.connect() as connection:
-        with connection.begin():
-            if why_stop(read_control(connection, run), worker, Phase.COMPACT):
-                return
-            job = load_job(connection, run)
-            operations.start_clock(connection, run.operation_id, run.epoch)
-        compacter = CompactWorker(database, connection, job, worker, report)
-        turn = Turn(connection, run, worker)
-        turn.come()
-        while isinstance(found := compacter.claim(), UnitClaim):
-            claim: UnitClaim | None = found
-            while claim is not None:
-                begun = time.monotonic()
-                ordinal, of = claim.ordinal, {"id": claim.id, "token": claim.token}
-                claim, rows = compacter.step(claim)
-                took = time.monotonic() - begun
-                yield UnitMetrics(worker, ordinal, rows, took, claim is None)
-                turn.rest(took, rows)
-                with connection.begin():
-                    execute(connection, WORKED, {**of, "took": round(took, 3)})
-                    if why_stop(read_control(connection, run), worker, Phase.COMPACT):
-                        if claim is not None:
-                            UNITS.release(connection, run, claim)
-                        return
+def make_worker(database: Database, connection: Connection, run: Run, number: int) -> CompactWorker:
+    """A worker of a compaction. Raises Fenced, SourceChanged."""
+    with connection.begin():
+        job = load_job(connection, run)
+        operations.start_clock(connection, run.operation_id, run.epoch)
+    return CompactWorker(database, connection, job, number)
 
 
-def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
-    """How many units are left. busy: the run's workers that are alive; what others held is free again."""
-    return UNITS.left(connection, run, busy)
-
-
-def finish(database: Database, run: Run) -> None:
+def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
     """End the operation, once each unit is swapped in or left out. Raises InvariantViolated, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.COMPACT:
             return
-        left = work_left(connection, run, ())
+        left = UNITS.left(connection, run, ())
         if left.undone:
             raise InvariantViolated(f"index {run.index}: {left.undone} units aren't done yet; resume the operation")
         operations.complete(connection, row, run.epoch)
@@ -235,3 +212,16 @@ SELECT count(*) FILTER (WHERE status = 'done') AS done, count(*) FILTER (WHERE s
        coalesce(sum(bytes_after) FILTER (WHERE status = 'done'), 0) AS bytes_after
   FROM roir.compaction_unit WHERE operation_id = %(operation)s
 """
+
+
+PHASE = PhaseWork(
+    Phase.COMPACT,
+    UNITS,
+    make_worker,
+    finish,
+    """
+SELECT ordinal, CASE WHEN status <> 'left' THEN rows END AS rows, seconds, status IN ('done', 'left') AS done
+  FROM roir.compaction_unit WHERE operation_id = %(operation)s
+""",
+    "makes the chosen segments of a published index again, and swaps each in",
+)

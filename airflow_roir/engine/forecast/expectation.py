@@ -89,7 +89,7 @@ class Expectation:
     def __str__(self) -> str:
         """One sentence, and what to do where the start is most of it."""
         by = f"by {self.work.by}" if self.work.by == self.start.by else f"by {self.work.by}; {self.start.by}"
-        said = f"{self.work} of work, {self.start} of start ({by}); more on a busy server"
+        said = f"{self.work} of work, {self.start} of start on Spark ({by}); more on a busy server"
         return f"{said}. {self.advice}" if self.advice else said
 
     def as_dict(self) -> dict[str, float | str | None]:

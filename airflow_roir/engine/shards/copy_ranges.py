@@ -5,10 +5,11 @@ Rows and watermark are committed together on the index server; the shard is only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
@@ -21,10 +22,11 @@ from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
+from airflow_roir.engine.scan.copier import Away, Claim, Copied, Limit
 from airflow_roir.engine.scan.reader import KeyReader, Stretch
 from airflow_roir.engine.shards import batch_marks, home, outbox, prepare
 from airflow_roir.engine.shards.copies import ReadFailed, stream
-from airflow_roir.engine.shards.shard import IS_AWAY, Lane, Shard, by_id, lanes_of, set_reached
+from airflow_roir.engine.shards.shard import IS_AWAY, Lane, Shard, by_id, lanes_of, set_away, set_reached
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import LockNotAcquired, NotFound, RoirError, SourceChanged, WorkerFailed
 from airflow_roir.options import BuildOptions
@@ -64,23 +66,17 @@ SELECT roir.capture_problem(%(outbox)s) AS problem, c.oid::regclass::text AS nam
 """
 
 
-class ShardAway(Exception):
-    """A shard can't be read now. problem: why, for people; nothing of the operation has failed."""
+class ShardAway(Away):
+    """A shard can't be read now. problem: why, for people."""
 
     def __init__(self, shard: Shard, problem: str) -> None:
         super().__init__(f"shard {quote(shard.name)}: {problem}")
         self.shard = shard
         self.problem = problem
 
-
-@dataclass(frozen=True)
-class ShardPiece:
-    """A range of a shard: its id, what it is a piece of, where it stands, and the mark of its last committed batch."""
-
-    id: int
-    relation: int
-    scan: ScanRange
-    mark: int | None
+    def write_down(self, connection: Connection) -> None:
+        """With the shard."""
+        set_away(connection, self.shard.id, self.problem)
 
 
 @dataclass(frozen=True)
@@ -110,27 +106,48 @@ class _Side:
     shapes: dict[int, _Shape]
 
 
-class ShardReaders:
+class ShardCopier:
     """One worker's sessions in the shards of its operation; one is open at a time."""
 
-    def __init__(self, database: Database, job: Job, lanes: list[Lane], shard_column: str) -> None:
+    def __init__(
+        self, database: Database, connection: Connection, job: Job, lanes: list[Lane], shard_column: str
+    ) -> None:
         self.database = database
+        self.connection = connection
         self.job = job
         self.lanes = {lane.shard.id: lane for lane in lanes}
         self.shard_column = shard_column
         self._side: _Side | None = None
 
     @classmethod
-    def of(cls, database: Database, connection: Connection, job: Job) -> ShardReaders | None:
+    def of(cls, database: Database, connection: Connection, job: Job) -> ShardCopier | None:
         """None for an index whose source is in this database."""
         with connection.begin():
             lanes = lanes_of(connection, job.generation_id)
             column = operations.read_index(connection, job.index_id).shard_column
-        return None if column is None else cls(database, job, lanes, column)
+        return None if column is None else cls(database, connection, job, lanes, column)
 
     def count_claims(self, connection: Connection) -> None:
         """Before a claim: where a shard's readers are limited two workers at once would both be the last one."""
         execute(connection, COUNTED, {"operation": self.job.run.operation_id})
+
+    # No other operation shares the scan.
+    share = 1
+
+    def begin(self, claim: Claim) -> None:
+        """Begin a session in the range's shard. Raises ShardAway."""
+        assert claim.shard_id is not None
+        self.open(claim.shard_id)
+
+    def moved(self, row: Row[Any], committed: Row[Any], values: Mapping[str, Any]) -> None:
+        """The shard locks what is read by name there."""
+
+    def done(self, claim: Claim, copied: Copied) -> None:
+        """Nothing is learnt."""
+
+    def is_to_try_alone(self, error: BaseException) -> bool:
+        """It is alone."""
+        return False
 
     def open(self, shard_id: int) -> None:
         """Begin a session in a shard, and the capture there, if that wasn't possible before. Raises ShardAway."""
@@ -164,25 +181,23 @@ class ShardReaders:
             self._side.connection.close()
             self._side = None
 
-    def copy(
-        self, here: Connection, piece: ShardPiece, limit: Callable[[float | None], int]
-    ) -> tuple[Stretch, int, int | None]:
+    def copy(self, row: Row[Any], piece: Claim, limit: Limit) -> Copied:
         """Copy a range's next rows into the base, in the caller's transaction on the index server.
 
-        limit: how many it may be, by a row's bytes. Returns also how many it were, and the batch's mark. Raises
-        ShardAway, SourceChanged, WorkerFailed, and DBAPIError of the index server.
+        Raises ShardAway, SourceChanged, WorkerFailed, and DBAPIError of the index server.
         """
         assert self._side is not None
+        here, relation = self.connection, int(row.relation)
         side = self._side
         try:
             # Ends before the caller's commit: what it leaves there is on disk, and with it all that was read.
             with side.connection.begin():
                 try:
-                    found = self._cut(side, piece, limit)
+                    found = self._cut(side, relation, piece, limit)
                 except (DBAPIError, RoirError) as error:
                     raise self._failed(side.lane, error) from error
                 if isinstance(found, Stretch):
-                    return found, 0, piece.mark
+                    return Copied(found, 0, piece.mark)
                 base = f"{physical.base(self.job.generation_id)} ({', '.join(self.job.entry.physical())})"
                 values = {**found.stretch.values, "shard_name": side.lane.shard.name}
                 rows = stream(side.connection, found.query, values, here, base, self._own(side.lane))
@@ -190,7 +205,7 @@ class ShardReaders:
                     batch_marks.leave(side.connection, side.lane.outbox, piece.id, found.mark)
                 except DBAPIError as error:
                     raise self._failed(side.lane, error) from error
-                return found.stretch, rows, found.mark
+                return Copied(found.stretch, rows, found.mark)
         except ReadFailed as failed:
             raise self._failed(side.lane, failed.error) from failed
         except BaseException:
@@ -198,9 +213,8 @@ class ShardReaders:
             self.close()
             raise
 
-    def _cut(self, side: _Side, piece: ShardPiece, limit: Callable[[float | None], int]) -> _Cut | Stretch:
+    def _cut(self, side: _Side, relation: int, piece: Claim, limit: Limit) -> _Cut | Stretch:
         """The next batch, under a lock that keeps the relation; or that the range has ended."""
-        relation = piece.relation
         name = self._begin(side, relation)
         if name is None:
             return self._gone(side, relation, piece.scan)

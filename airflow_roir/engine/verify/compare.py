@@ -1,71 +1,51 @@
-"""Verify: compare an index with its source, to the row, under writers; by Spark's workers or by threads.
-
-`work`, `work_left` and `finish` are to a verification what those of `build` and `seal` are to a build.
-"""
+"""Verify: compare an index with its source, to the row, under writers. Units are its pieces, in stages."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine import by_threads as threads
 from airflow_roir.engine import catalog, marks, operations
-from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.governor.governing import governing
-from airflow_roir.engine.governor.turn import Turn
+from airflow_roir.engine.phase_work import PhaseWork
 from airflow_roir.engine.readers import view_check
 from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_run
+from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.shards import repair
 from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.shards.compare import worker_of
 from airflow_roir.engine.shards.shard import lanes_of
-from airflow_roir.engine.verify import comparison, report, units, verification
-from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
-from airflow_roir.engine.verify.report import VerifyReport
-from airflow_roir.engine.verify.worker import LIMITS, UNITS
-from airflow_roir.errors import InvariantViolated, OperationPaused
-from airflow_roir.operation import Phase, Status, Verb
+from airflow_roir.engine.verify import comparison, units, verification
+from airflow_roir.engine.verify.job import load
+from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
+from airflow_roir.errors import InvariantViolated
+from airflow_roir.operation import Phase, Verb
 from airflow_roir.options import VerifyOptions
 
 
-def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
-    """Compare units until none is free, the operation is paused, or this worker is one too many.
-
-    Raises Fenced, SourceChanged, and whatever the database raises: the caller decides what is transient.
-    """
-    with database.connect() as connection:
-        with connection.begin():
-            verify_job = load(connection, run)
-            operations.start_clock(connection, run.operation_id, run.epoch)
-        verifier = worker_of(database, connection, verify_job, worker)
-        # Nobody waits with a snapshot open.
-        turn = Turn(connection, run, worker, letting_go=verifier.close)
-        turn.come()
-        try:
-            while isinstance(claim := verifier.claim(), UnitClaim):
-                done = None if claim.compared else verifier.unit(claim)
-                to_mend = done is None or (done.found > 0 and verify_job.options.repair)
-                if to_mend and not verifier.mend(claim):
-                    return
-                if done is not None:
-                    yield done
-                    turn.rest(done.seconds)
-        finally:
-            verifier.close()
+def make_worker(database: Database, connection: Connection, run: Run, number: int) -> VerifyWorker:
+    """A worker of a verification. Raises Fenced, SourceChanged."""
+    with connection.begin():
+        verify_job = load(connection, run)
+        operations.start_clock(connection, run.operation_id, run.epoch)
+    return worker_of(database, connection, verify_job, number)
 
 
-def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
-    """How many units are left. busy: the run's workers that are alive; what others held is free again."""
-    values = {"verification": verification.unfinished(connection, run.operation_id).id}
-    limits = execute(connection, LIMITS, values).one()
-    return UNITS.left(connection, run, busy, {**values, **limits._mapping})
+NOTHING = {"verification": 0, "spent": True, "until": 0}
 
 
-def finish(database: Database, run: Run) -> None:
+def named_in_units(connection: Connection, run: Run) -> Mapping[str, Any]:
+    """What the SQL of the units names: of the run's verification that is open; of none otherwise."""
+    last = verification.last(connection, run.operation_id)
+    if last is None or last.finished_at is not None:
+        return NOTHING
+    found = {"verification": last.id}
+    return {**found, **execute(connection, LIMITS, found).one()._mapping}
+
+
+def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
     """End a stage: begin the next one, or close the verification. Raises InvariantViolated, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
@@ -76,7 +56,7 @@ def finish(database: Database, run: Run) -> None:
             # The answer to the commit that closed it was lost.
             return
         found = verification.unfinished(connection, run.operation_id)
-        left = work_left(connection, run, ())
+        left = UNITS.left(connection, run, (), named_in_units(connection, run))
         if left.undone:
             raise InvariantViolated(
                 f"index {run.index}: {left.undone} units are not compared yet; resume the operation"
@@ -150,41 +130,8 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     operations.record_event(connection, row.index_id, row.id, run.owner, "verified", said)
 
 
-# --- without Spark
-
-
-def verify(
-    database: Database,
-    index: str,
-    options: VerifyOptions | None = None,
-    actor: str | None = None,
-    mode: str = "only",
-) -> VerifyReport:
-    """Compare an index with its source, from begin to end, by threads of this process, while users write.
-
-    The comparing is done by PostgreSQL, so this is as fast as Spark as long as one machine has the connections.
-    Raises what `verification.begin` and `start_run` raise, OperationPaused where somebody paused it.
-    """
-    options = options or VerifyOptions()
-    owner = actor or operations.default_actor()
-    return verify_begun(database, verification.begin(database, index, options, owner, mode), owner)
-
-
-def verify_begun(database: Database, begun: verification.BegunVerification, owner: str) -> VerifyReport:
-    """As `verify`, of a verification that has begun: its options may have changed since."""
-    run = start_run(database, begun.index, owner)
-    with driving(database, run), heartbeat(database, run), governing(database, run):
-        by_threads(database, run, begun.verification_id)
-    # `driving` ends quietly where it is paused.
-    with database.transaction() as connection:
-        row = operations.read_operation(connection, run.operation_id)
-    if row.status == Status.PAUSED:
-        raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
-    return report.report(database, begun.verification_id)
-
-
-def verify_build(database: Database, run: Run) -> VerifyReport:
-    """Compare the generation of a build that is about to be published, in the build's own run.
+def begin_of_build(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
+    """Begin to compare the generation of a build that is about to be published, in the build's own run.
 
     One that was found right already isn't compared again. Raises Fenced, OperationPaused, SourceChanged.
     """
@@ -209,18 +156,17 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
             )
             return verification_id
 
-    verification_id = persist(database, run, begin)
-    by_threads(database, run, verification_id)
-    return database.retry(lambda: report.report(database, verification_id))
+    persist(database, run, begin, report)
 
 
-def by_threads(database: Database, run: Run, verification_id: int) -> None:
-    """Go through all stages by threads, as many as the operation has at the time. Raises OperationPaused."""
-    threads.by_threads(
-        database,
-        run,
-        work=lambda worker: work(database, run, worker),
-        left=lambda connection, busy: work_left(connection, run, busy),
-        finish=lambda: finish(database, run),
-        is_open=lambda connection: verification.is_open(connection, verification_id),
-    )
+def phase(name: Phase, why: str) -> PhaseWork:
+    """A phase in which units are compared."""
+    return PhaseWork(name, UNITS, make_worker, finish, LISTED, why, values=named_in_units, has_stages=True)
+
+
+LISTED = """
+SELECT u.ordinal, u.rows, u.seconds, u.done FROM roir.verification_unit u
+  JOIN roir.verification v ON v.id = u.verification_id WHERE v.operation_id = %(operation)s
+"""
+SUM = phase(Phase.SUM, "sums index and table, by buckets of keys where they differ")
+CHECK = phase(Phase.CHECK, "compares the rows of the buckets that differ one by one, and repairs what it finds")

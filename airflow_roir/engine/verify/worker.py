@@ -18,6 +18,7 @@ from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name, telling_of_names
+from airflow_roir.engine.phase_work import Step
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.shards.shard import IS_AWAY
 from airflow_roir.engine.verify import damage, repair
@@ -108,6 +109,18 @@ class VerifyWorker:
             found.done,
             found.lane_id,
         )
+
+    def step(self, hold: UnitClaim) -> Step | Stop:
+        """Compare a unit that isn't compared yet, and repair what was found in it, if that is asked for."""
+        done = None if hold.compared else self.unit(hold)
+        to_mend = done is None or (done.found > 0 and self.verify_job.options.repair)
+        if to_mend and not self.mend(hold):
+            return Stop("paused")
+        return Step(0, 0.0) if done is None else Step(done.rows, done.seconds)
+
+    def let_go(self) -> None:
+        """Nobody waits with a snapshot open."""
+        self.close()
 
     def unit(self, claim: UnitClaim) -> UnitMetrics:
         """Compare a claimed unit. What a check found commits together with the unit's end; sums alone change nothing.

@@ -1,4 +1,4 @@
-"""What a phase on Spark tells its user, in order and as it happens: who began, what is done, who left and why."""
+"""What a phase tells its user, in order and as it happens: who began, what is done, who left and why."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.phase_work import PhaseWork
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.shards.shard import AWAY
 from airflow_roir.engine.unique import duplicate_report
@@ -18,27 +19,9 @@ from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted, shared
 
-UNITS = {Phase.BUILD: "range", Phase.SEAL: "segment", Phase.SUM: "unit", Phase.CHECK: "unit", Phase.COMPACT: "unit"}
 # How often a phase tells of its pieces, however many it has: of fewer each by its name, of more how many are done.
 LINES = 10
 
-UNITS_OF_STAGE = """
-SELECT u.ordinal, u.rows, u.seconds, u.done FROM roir.verification_unit u
-  JOIN roir.verification v ON v.id = u.verification_id WHERE v.operation_id = %(operation)s
-"""
-PIECES = {
-    Phase.BUILD: "SELECT ordinal, rows, seconds, done FROM roir.scan_range WHERE operation_id = %(operation)s",
-    Phase.SEAL: """
-SELECT s.ordinal, NULL::bigint AS rows, NULL::numeric AS seconds, s.status = 'sealed' AS done FROM roir.segment s
-  JOIN roir.operation o ON o.generation_id = s.generation_id WHERE o.id = %(operation)s
-""",
-    Phase.SUM: UNITS_OF_STAGE,
-    Phase.CHECK: UNITS_OF_STAGE,
-    Phase.COMPACT: """
-SELECT ordinal, CASE WHEN status <> 'left' THEN rows END AS rows, seconds, status IN ('done', 'left') AS done
-  FROM roir.compaction_unit WHERE operation_id = %(operation)s
-""",
-}
 # How many groups of duplicates a run lists; of more it says how many there are.
 LISTED = 20
 IS_UNIQUE = """
@@ -60,13 +43,14 @@ def tells_of_pieces(line: str) -> bool:
     return OF_PIECES.match(line) is not None
 
 
-class News:
-    """The news of one phase of a run. say: takes a line."""
+class PhaseLog:
+    """The log of one phase of a run. say: takes a line."""
 
-    def __init__(self, database: Database, run: Run, phase: Phase, say: Callable[[str], None]) -> None:
+    def __init__(self, database: Database, run: Run, phase: PhaseWork, say: Callable[[str], None]) -> None:
         self._database = database
         self._run = run
-        self._phase = phase
+        self._work = phase
+        self._phase = phase.name
         self._say = say
         self._wanted = 0
         self._at_work = 0
@@ -93,11 +77,11 @@ class News:
         if (counts := self._count()) is None:
             return
         # Units of a verification come in stages, each with numbers of its own.
-        self._is_named = counts.pieces <= LINES and PIECES[self._phase] is not UNITS_OF_STAGE
+        self._is_named = counts.pieces <= LINES and not self._work.has_stages
         self._done = counts.done
         if counts.done:
             self._told = {row.ordinal for row in self._finished()} if self._is_named else set()
-            self.say(f"{counts.done:,} of {counted(counts.pieces, UNITS[self._phase])} done before")
+            self.say(f"{counts.done:,} of {counted(counts.pieces, self._work.noun)} done before")
 
     def workers(self, wanted: int) -> None:
         """How many workers are wanted now; said when it changes."""
@@ -129,7 +113,7 @@ class News:
         if not (last or counts.done - self._done >= counts.pieces / LINES):
             return
         self._done = counts.done
-        noun = UNITS[self._phase]
+        noun = self._work.noun
         if not self._is_named:
             rows = "" if counts.rows is None else f", {counted(counts.rows, 'row')}"
             self.say(f"{counts.done:,} of {counted(counts.pieces, noun)} done{rows}")
@@ -189,7 +173,7 @@ class News:
     def _read(self, query: str, **values: int) -> Sequence[Row[Any]]:
         try:
             with self._database.transaction() as connection:
-                sql = query.format(pieces=PIECES[self._phase])
+                sql = query.format(pieces=self._work.listed)
                 return execute(connection, sql, {"operation": self._run.operation_id, **values}).all()
         except DBAPIError:
             return []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_roir.engine import build
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.phase_log import LINES, PhaseLog, tells_of_pieces
 from airflow_roir.engine.run import start_run
-from airflow_roir.operation import Phase
-from airflow_roir.spark.news import LINES, News, tells_of_pieces
 from tests.conftest import run_sql
 from tests.spark.driving import prepared
 
@@ -22,7 +22,7 @@ class Told:
         self.lines: list[str] = []
         self.dsn = database.dsn
         run = start_run(database, "ix", "test")
-        self.news = News(database, run, Phase.BUILD, self.lines.append)
+        self.news = PhaseLog(database, run, build.PHASE, self.lines.append)
 
     def finish(self, *ordinals: int) -> None:
         """These ranges are done."""

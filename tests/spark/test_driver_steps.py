@@ -8,25 +8,27 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import build, operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.driver import PhaseDriver
+from airflow_roir.engine.phase_work import PhaseWork
 from airflow_roir.engine.run import Run
-from airflow_roir.operation import Phase
-from airflow_roir.spark import supervise, task
+from airflow_roir.engine.worker import session_name
+from airflow_roir.spark import pool, task
 from tests.engine import steps
 
-SPARK = SimpleNamespace(shared_cores=2)
+SPARK = SimpleNamespace(shared_cores=2, tasks_without_slot=0)
 
 
-class Workers:
+class Workers(pool.SparkPool):
     """Stands in for the workers on Spark: `on_start` and `on_leave` are what a test lets happen then."""
 
     started: list[int]
     on_start: Callable[[Workers, int], None]
     on_leave: Callable[[], None]
 
-    def __init__(self, _spark: Any, database: Database, run: Run, phase: Phase) -> None:
-        self.database, self.run, self.phase = database, run, phase
+    def __init__(self, spark: Any, database: Database, run: Run, phase: PhaseWork) -> None:
+        super().__init__(spark, database, run, phase)
         self.starting: set[int] = set()
 
     @property
@@ -37,8 +39,8 @@ class Workers:
         type(self).started.append(number)
         type(self).on_start(self, number)
 
-    def work(self, number: int) -> None:
-        assert [row.error for row in task.work(self.database, self.run, self.phase.value, number)] != []
+    def do(self, number: int) -> None:
+        assert [row.error for row in task.work(self.database, self.run, self.phase.name.value, number)] != []
 
     def collect(self) -> list[Any]:
         return []
@@ -55,15 +57,13 @@ class Workers:
 
 
 @pytest.fixture
-def workers(dsn: str, monkeypatch: pytest.MonkeyPatch) -> type[Workers]:
+def workers(dsn: str) -> type[Workers]:
     steps.make_table(dsn, 1000)
-    kind = type("These", (Workers,), {"started": [], "on_leave": staticmethod(lambda: None)})
-    monkeypatch.setattr(supervise, "Workers", kind)
-    return kind
+    return type("These", (Workers,), {"started": [], "on_leave": staticmethod(lambda: None)})
 
 
-def build_phase(database: Database, run: Run, said: list[str]) -> None:
-    supervise._PhaseOnSpark(SPARK, database, run, Phase.BUILD, said.append).run()
+def build_phase(workers: Any, database: Database, run: Run, said: list[str], spark: Any = SPARK) -> None:
+    PhaseDriver(database, run, build.PHASE, workers(spark, database, run, build.PHASE), said.append).run()
     assert operations.find_operation(database, "ix").phase == "seal"
 
 
@@ -74,14 +74,14 @@ def test_a_resume_while_workers_of_the_paused_stretch_leave_works_on(database: D
         if len(these.started) == 1:
             operations.pause(database, "ix", "me")
         else:
-            these.work(number)
+            these.do(number)
 
     def resume() -> None:
         if operations.find_operation(database, "ix").status == "paused":
             operations.resume(database, "ix", "me")
 
     workers.on_start, workers.on_leave = pause_first, staticmethod(resume)
-    build_phase(database, run, [])
+    build_phase(workers, database, run, [])
     assert workers.started == [0, 0]
 
 
@@ -96,12 +96,12 @@ def test_no_more_workers_are_started_than_ranges_are_left(database: Database, wo
     def on_wait(these: Workers) -> None:
         looks.append(len(these.starting))
         if len(looks) == 5:
-            these.work(0)
+            these.do(0)
             these.starting.clear()
 
     workers.on_start, workers.on_wait = begin, on_wait
     said: list[str] = []
-    build_phase(database, run, said)
+    build_phase(workers, database, run, said)
     assert looks == [2] * 5
     assert any("slow: 99 workers share" in line for line in said)
 
@@ -111,7 +111,7 @@ def test_a_worker_between_its_slot_and_its_session_is_not_told_as_waiting(
 ) -> None:
     """One look at Spark may find it there; a shortage lasts."""
     _, run = steps.begin(database, ranges=4, parallelism=2)
-    monkeypatch.setattr(supervise, "SLOT_S", 0.0)
+    monkeypatch.setattr(pool, "SLOT_S", 0.0)
     spark = SimpleNamespace(shared_cores=2)
     found = iter([1, 0, 1, 1, 1])
     said: list[str] = []
@@ -125,13 +125,13 @@ def test_a_worker_between_its_slot_and_its_session_is_not_told_as_waiting(
         if (known := next(found, None)) is not None:
             spark.tasks_without_slot = known
         else:
-            these.work(0)
+            these.do(0)
             these.starting.clear()
 
     looks: list[int] = []
     spark.tasks_without_slot = 0
     workers.on_start, workers.on_wait = begin, on_wait
-    supervise._PhaseOnSpark(spark, database, run, Phase.BUILD, said.append).run()
+    build_phase(workers, database, run, said, spark)
     assert [line for line in said if "no free slot" in line] == [
         "build: no free slot of Spark's yet for 1 of 2 workers"
     ]
@@ -149,6 +149,6 @@ def test_a_session_of_a_worker_that_has_ended_holds_nobody_up(database: Database
         waits.append(len(waits))
         assert len(waits) < 3, "the driver waits for nobody"
 
-    workers.on_start, workers.on_wait = Workers.work, on_wait
-    with database.named(task.session_name(run, 0)).connect():
-        build_phase(database, run, [])
+    workers.on_start, workers.on_wait = Workers.do, on_wait
+    with database.named(session_name(run, 0)).connect():
+        build_phase(workers, database, run, [])

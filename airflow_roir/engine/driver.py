@@ -1,0 +1,189 @@
+"""Drives one phase of a run: keeps as many workers at its pieces as the operation is to have, and hears each out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from airflow_roir.engine import worker
+from airflow_roir.engine.claims import WorkLeft, granted_workers
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.forecast.slow import slow
+from airflow_roir.engine.phase_log import PhaseLog
+from airflow_roir.engine.phase_work import PhaseWork
+from airflow_roir.engine.pool import Ended, Pool
+from airflow_roir.engine.retry.shortage import persist
+from airflow_roir.engine.run import Run, read_control, settle, start_clock
+from airflow_roir.engine.scan import sharing
+from airflow_roir.errors import DuplicatesFound, HistoryChanged, OperationFailed, OperationPaused
+from airflow_roir.operation import Phase, Status
+from airflow_roir.quantity import counted, duration
+
+T = TypeVar("T")
+
+# How soon a raised parallelism, or a grant, is followed.
+WATCH_EVERY_S = 1.0
+
+
+class PhaseDriver:
+    """One phase of a run, by the workers of a pool.
+
+    report: takes the lines of the log.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        run: Run,
+        phase: PhaseWork,
+        pool: Pool,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._database = database
+        self._run = run
+        self._phase = phase
+        self._pool = pool
+        self._log = PhaseLog(database, run, phase, report)
+        self._report = report
+        self._shares_scan_with: set[str] = set()
+
+    def run(self) -> None:
+        """Return when the phase, or a stage of it, is done. Raises OperationPaused, OperationFailed, Fenced.
+
+        Raises WorkerFailed, or what the pool made of its own trouble, once every other worker has left.
+        """
+        row = self._control()
+        if row.phase != self._phase.name:
+            return
+        if self._work_left().undone:
+            self._log.begin(row.parallelism)
+            if self._phase.name == Phase.BUILD:
+                # The rest is told when the options are given.
+                for line in slow(row, 0, cores=self._pool.shared_cores):
+                    self._log.say(line)
+            with self._phase.beside(self._database, self._run, self._log.say):
+                row = self._work()
+            self._log.pieces(last=True)
+            if row.status == Status.PAUSED:
+                raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
+            if row.status == Status.FAILED:
+                raise OperationFailed(f"index {self._run.index}: {row.error}")
+        try:
+            self._persist(lambda: self._phase.finish(self._database, self._run, self._report))
+        except DuplicatesFound:
+            self._log.duplicates(again=True)
+            raise
+        # Of all its stretches, as the status tells it: a clock of this one would count Spark's start, too.
+        worked = self._control().phase_seconds.get(self._phase.name.value, 0)
+        self._log.say(f"done, worked {duration(worked)}")
+
+    def _work(self) -> Any:
+        """Until nothing is left, or the operation isn't running: its row then."""
+        while True:
+            try:
+                self._follow()
+            except HistoryChanged as error:
+                # The phase begins again, from what this server has.
+                self._leave(error)
+                raise
+            except BaseException as error:
+                # Written down first: else the other workers would go on to the end of the phase before this is heard
+                # of.
+                settle(self._database, self._run, error, fatal=False)
+                if isinstance(error, KeyboardInterrupt) and self._pool.busy:
+                    self._log.say(f"interrupted; waiting for the open batches of {self._busy}")
+                self._leave(error)
+                raise
+            row = self._control()
+            # Paused, and resumed while its workers still left: this run works on.
+            if row.status != Status.RUNNING or row.phase != self._phase.name or not self._work_left().undone:
+                return row
+
+    def _follow(self) -> None:
+        """Follow the operation's row: start workers while there is work for them, until it isn't to be worked on."""
+        pool = self._pool
+        while True:
+            row = self._control()
+            if failures := self._hear(pool.collect()):
+                raise failures[0]
+            if row.status == Status.PAUSED and pool.busy:
+                self._log.say(f"paused by {row.paused_by}; waiting for the open batches of {self._busy}")
+            self._log.pieces()
+            if row.status != Status.RUNNING or row.phase != self._phase.name:
+                break
+            self._log.workers(row.parallelism)
+            left = self._work_left()
+            self._tell_of_one_scan(left)
+            # Under a hold none comes: those that are there wait.
+            wanted = 0 if row.granted == 0 else granted_workers(row)
+            missing = sorted(set(range(wanted)) - pool.busy)
+            # Who is busy and holds nothing is still starting, and is about to claim a piece that is free now.
+            for number in missing[: max(0, min(left.free, left.undone - len(pool.busy)))]:
+                pool.start(
+                    number,
+                    f"{self._run.index}: {self._phase.name.value}, worker {number} of {row.parallelism}, "
+                    f"{left.free} {self._phase.noun}s unclaimed",
+                )
+            if not left.undone and not (pool.busy and self._persist(self._at_work) & pool.busy):
+                # Whom the pool has no place for, or has lost, need not come any more. A session of a worker that has
+                # ended says nothing: a server doesn't notice for hours that its machine is gone.
+                break
+            pool.look(self._log, lambda: self._persist(self._at_work))
+            pool.wait(WATCH_EVERY_S)
+        self._leave(None)
+
+    def _tell_of_one_scan(self, left: WorkLeft) -> None:
+        """Others build their indexes by the same scan: then there may be nothing to claim for workers of this one."""
+        if self._phase.name != Phase.BUILD:
+            return
+
+        def read() -> tuple[str, ...]:
+            with self._database.transaction() as connection:
+                return sharing.others(connection, [self._run.operation_id]).get(self._run.operation_id, ())
+
+        names = self._database.retry(read)
+        if set(names) - self._shares_scan_with:
+            self._shares_scan_with |= set(names)
+            self._log.say(sharing.told(names))
+        if names and left.undone and not left.free and not self._pool.busy:
+            # It is worked for.
+            self._database.retry(lambda: start_clock(self._database, self._run))
+
+    def _leave(self, cause: BaseException | None) -> None:
+        """Hear out those who are still at work; raises the first error among them unless there is a `cause` already."""
+        failures = self._hear(self._pool.leave(self._at_work, self._database.limits.outage_s), leaving=True)
+        if failures and cause is None:
+            raise failures[0]
+
+    def _hear(self, ended: list[Ended], leaving: bool = False) -> list[BaseException]:
+        """The workers' errors. Each is kept with the operation, so that no error hides another."""
+        failures = [failure for one in ended if (failure := self._pool.failure(one, self._log, leaving)) is not None]
+        for failure in failures:
+            self._log.say(str(failure))
+            settle(self._database, self._run, failure, fatal=False)
+        return failures
+
+    @property
+    def _busy(self) -> str:
+        return counted(len(self._pool.busy), "worker")
+
+    def _control(self) -> Any:
+        def read() -> Any:
+            with self._database.transaction() as connection:
+                return read_control(connection, self._run)
+
+        return self._persist(read)
+
+    def _persist(self, work: Callable[[], T]) -> T:
+        return persist(self._database, self._run, work, self._log.say)
+
+    def _at_work(self) -> set[int]:
+        with self._database.transaction() as connection:
+            return worker.workers_at_work(connection, self._run)
+
+    def _work_left(self) -> WorkLeft:
+        def read() -> WorkLeft:
+            with self._database.transaction() as connection:
+                return self._phase.left(connection, self._run, self._pool.busy)
+
+        return self._persist(read)

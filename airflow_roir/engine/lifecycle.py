@@ -1,0 +1,303 @@
+"""The life of an operation, from the first lock to the last, phase by phase.
+
+A build copies (`build`), indexes what it copied (`seal`), applies what writers did meanwhile (`fold`), and shows the
+result to readers (`publish`). A verification sums and checks; a compaction makes segments again. Each phase is pieces
+that workers claim, and something that ends it once none is left: `PHASES` has them all. A worker commits a piece's
+result together with how far it is, so a run may end at any instruction: the next one continues from there, in the phase
+that the operation's row names. A phase ends in one transaction, which names the next one.
+
+`drive` is a run: it takes an operation through its phases, by workers in threads of this process or on Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from airflow_roir.engine import build, fold, operations, seal
+from airflow_roir.engine import publish as publishing
+from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.compact import worker as compact_worker
+from airflow_roir.engine.compact.action import Action
+from airflow_roir.engine.compact.budget import Budget
+from airflow_roir.engine.compact.compaction import CompactionReport
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.driver import PhaseDriver
+from airflow_roir.engine.governor.governing import governing
+from airflow_roir.engine.governor.report import lost_line
+from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.history import in_one_history
+from airflow_roir.engine.phase_work import PhaseWork, Report
+from airflow_roir.engine.pool import Pool, Pools, Threads
+from airflow_roir.engine.retry.shortage import persist
+from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.shards import enforce
+from airflow_roir.engine.shards.catch_up import catch_up
+from airflow_roir.engine.shards.shard import lanes_of
+from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.unique import census, duplicate_report
+from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import report as reports
+from airflow_roir.engine.verify.report import VerifyReport
+from airflow_roir.errors import (
+    DuplicatesFound,
+    IllegalTransition,
+    OperationPaused,
+    RoirError,
+    VerificationFailed,
+    WorkerFailed,
+)
+from airflow_roir.operation import Phase, Status
+from airflow_roir.options import CompactOptions, VerifyOptions
+
+
+def _before_fold(database: Database, run: Run, report: Report) -> bool:
+    """A census ends here, without a fold. Else the capture is switched, and the delta cut into parts."""
+    row = persist(database, run, lambda: _read(database, run), report)
+    if row.options.get("census"):
+        census.conclude(database, run, report)
+        return False
+    if _is_apart(database, run, row, report):
+        persist(database, run, lambda: catch_up(database, run, report), report)
+    try:
+        persist(database, run, lambda: fold.switch(database, run, report), report)
+    except DuplicatesFound:
+        for line in duplicate_report.first_lines(database, run.operation_id):
+            report(line)
+        raise
+    persist(database, run, lambda: fold.begin(database, run), report)
+    return True
+
+
+def _before_publish(database: Database, run: Run, report: Report) -> bool:
+    """The comparison of the new generation with the table is cut into units, if it is to be verified."""
+    row = persist(database, run, lambda: _read(database, run), report)
+    if _is_verified(row):
+        if not _is_apart(database, run, row, report):
+            persist(database, run, lambda: fold.follow_partitions(database, run, report), report)
+        compare.begin_of_build(database, run, report)
+    return True
+
+
+def _publish(database: Database, run: Run, report: Report) -> None:
+    """Publish, once the comparison has ended, and found nothing. Raises VerificationFailed."""
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+        if row.phase != Phase.PUBLISH:
+            return
+        last = verification.last(connection, run.operation_id) if _is_verified(row) else None
+    if last is not None:
+        if last.finished_at is None:
+            compare.finish(database, run)
+        with database.transaction() as connection:
+            if verification.is_open(connection, last.id):
+                return
+        found = reports.report(database, last.id)
+        report(f"compared with the table: {found}")
+        if not found.is_exact:
+            raise VerificationFailed(
+                f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
+                f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
+            )
+    if _is_apart(database, run, row, report):
+        # A verification takes its time, and nobody else may ship.
+        catch_up(database, run, report)
+        enforce.keep_on(database, row.generation_id, report)
+    publishing.publish(database, run, report)
+
+
+PHASES: dict[Phase, PhaseWork] = {
+    one.name: one
+    for one in (
+        # A build. The capture is installed by `prepare`, before the first range is read.
+        build.PHASE,
+        seal.PHASE,
+        replace(fold.PHASE, before=_before_fold),
+        replace(
+            compare.phase(Phase.PUBLISH, "compares the new generation with the table, then shows it to readers"),
+            before=_before_publish,
+            finish=_publish,
+        ),
+        # A verification.
+        compare.SUM,
+        compare.CHECK,
+        # A compaction.
+        compact_worker.PHASE,
+    )
+}
+# What needs no other process: short, and mostly waits for locks.
+FINAL = (Phase.FOLD, Phase.PUBLISH)
+# What may take hours of copying, sorting or comparing.
+LONG = tuple(phase for phase in PHASES if phase not in FINAL)
+
+
+def drive(
+    database: Database,
+    index: str,
+    owner: str,
+    pools: Pools | None = None,
+    report: Report = lambda line: None,
+    *,
+    take_over: bool = False,
+    lift_pause: bool = True,
+    operation: int | None = None,
+    phases: Collection[Phase] = tuple(PHASES),
+    surroundings: Surroundings | None = None,
+    began: Callable[[Run], object] = lambda run: None,
+) -> OperationStatus:
+    """Take the index's live operation through its phases, in a run of its own.
+
+    owner, take_over, lift_pause, operation: as of `start_run`. pools: where the workers run, by default in threads of
+    this process. phases: those that this run may work on; it ends before another one. surroundings: of the throttle, by
+    default what the environment says. began: called with the run.
+    Returns the operation's status, `paused` if somebody paused it. Raises what `start_run` raises, and what ended the
+    work, with which the operation is then paused or failed: DuplicatesFound, LockNotAcquired (with the blockers'
+    names), InvariantViolated, SourceChanged (failed), VerificationFailed, WorkerFailed, SparkFailed; IllegalTransition
+    if the operation is in an earlier phase than `phases`.
+    """
+    run = start_run(database, index, owner, take_over, lift_pause, report, operation)
+    began(run)
+    try:
+        with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
+            carry_on(database, run, report, pools, phases)
+            if line := database.retry(lambda: lost_line(database, run.operation_id)):
+                report(line)
+    except WorkerFailed as error:
+        # By its own type, where it comes from a thread of this process.
+        if isinstance(error.__cause__, RoirError):
+            raise error.__cause__ from error
+        raise
+    return database.retry(lambda: operation_status(database, run.operation_id))
+
+
+def carry_on(
+    database: Database,
+    run: Run,
+    report: Report = lambda line: None,
+    pools: Pools | None = None,
+    phases: Collection[Phase] = tuple(PHASES),
+) -> None:
+    """As `drive`, inside a run that the caller has started: phase by phase, until the operation has ended."""
+    with ExitStack() as stack:
+        make_pool = None
+        while True:
+            row = persist(database, run, lambda: _read(database, run), report)
+            if row.status != Status.RUNNING or row.phase not in PHASES:
+                return
+            if row.phase not in phases:
+                if row.phase in (Phase.BUILD, Phase.SEAL):
+                    raise IllegalTransition(
+                        f"index {run.index} is still in {row.phase}; finish that first: roir resume. If it was "
+                        "finished already, the server has lost its last commits, by a failover to a replica or a "
+                        "restore"
+                    )
+                return
+            if make_pool is None:
+                make_pool = stack.enter_context((pools or Threads()).open(database, run, report))
+            phase = PHASES[Phase(row.phase)]
+            pool = make_pool(phase)
+            if phase.name in FINAL:
+                if not _final_phase(database, run, phase, pool, report):
+                    return
+            else:
+                PhaseDriver(database, run, phase, pool, report).run()
+
+
+@in_one_history
+def _final_phase(database: Database, run: Run, phase: PhaseWork, pool: Pool, report: Report) -> bool:
+    """False if that ended the operation. Where the server fails over meanwhile the phase begins again there."""
+    persist(database, run, lambda: start_clock(database, run), report)
+    if not phase.before(database, run, report):
+        return False
+    PhaseDriver(database, run, phase, pool, report).run()
+    return True
+
+
+def finalize(
+    database: Database,
+    index: str,
+    owner: str,
+    report: Report = lambda line: None,
+    take_over: bool = False,
+    surroundings: Surroundings | None = None,
+    operation: int | None = None,
+    began: Callable[[Run], object] = lambda run: None,
+) -> OperationStatus:
+    """Fold and publish the sealed generation of an index, in a run of its own, or end a census.
+
+    Parameters, results and errors are those of `drive`.
+    """
+    known: dict[str, Any] = {"surroundings": surroundings, "operation": operation, "began": began}
+    return drive(database, index, owner, None, report, take_over=take_over, phases=FINAL, **known)
+
+
+def verify(
+    database: Database,
+    index: str,
+    options: VerifyOptions | None = None,
+    actor: str | None = None,
+    mode: str = "only",
+    report: Report = lambda line: None,
+) -> VerifyReport:
+    """Compare an index with its source, from begin to end, by threads of this process, while users write.
+
+    The comparing is done by PostgreSQL, so this is as fast as Spark as long as one machine has the connections.
+    Raises what `verification.begin` and `drive` raise, OperationPaused where somebody paused it.
+    """
+    owner = actor or operations.default_actor()
+    begun = verification.begin(database, index, options or VerifyOptions(), owner, mode)
+    _to_its_end(database, begun.index, begun.operation_id, owner, report)
+    return reports.report(database, begun.verification_id)
+
+
+def compact(
+    database: Database,
+    index: str,
+    budget: Budget | None = None,
+    actor: str | None = None,
+    parallelism: int = 2,
+    options: CompactOptions | None = None,
+    report: Report = lambda line: None,
+) -> CompactionReport | None:
+    """Choose what gains most within the budget, and do it, by threads of this process, while others read and write.
+
+    An unfinished compaction is continued. Returns None if nothing is worth it. Raises what `compaction.begin` and
+    `drive` raise, OperationPaused where somebody paused it.
+    """
+    # numpy starts threads at its import, which no worker is to have.
+    from airflow_roir.engine.compact import choosing
+
+    owner = actor or operations.default_actor()
+    actions: Sequence[Action] = ()
+    if not compaction.is_unfinished(database, index):
+        actions = choosing.choose(database, index, budget).actions
+        if not actions:
+            return None
+    begun = compaction.begin(database, index, actions, options or CompactOptions(parallelism=parallelism), owner)
+    _to_its_end(database, begun.index, begun.operation_id, owner, report)
+    return database.retry(lambda: compaction.report_of(database, begun.operation_id))
+
+
+def _to_its_end(database: Database, index: str, operation: int, owner: str, report: Report) -> None:
+    ended = drive(database, index, owner, None, report, operation=operation)
+    if ended.status == Status.PAUSED:
+        raise OperationPaused(f"index {index}: paused by {ended.paused_by}: {ended.pause_reason}")
+
+
+def _read(database: Database, run: Run) -> Any:
+    with database.transaction() as connection:
+        return read_control(connection, run)
+
+
+def _is_verified(row: Any) -> bool:
+    return row.options.get("verify", "after") in ("after", "both")
+
+
+def _is_apart(database: Database, run: Run, row: Any, report: Report) -> bool:
+    def read() -> bool:
+        with database.transaction() as connection:
+            return bool(lanes_of(connection, row.generation_id))
+
+    return persist(database, run, read, report)

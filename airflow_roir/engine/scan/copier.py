@@ -1,0 +1,171 @@
+"""Copies a range's next rows into the base, in the transaction of a batch: here from a table of this database.
+
+`shards.copy_ranges` copies from another server by the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import Scan
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine import owner
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.scan.carrying import Carrier
+from airflow_roir.engine.scan.reader import Stretch, reader_of, selected
+from airflow_roir.errors import Fenced, LockNotAcquired
+from airflow_roir.scan_range import ScanRange
+
+# How many rows may be copied, by a row's bytes; None: nobody knows them.
+Limit = Callable[[float | None], int]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A worker's hold on a range. token: proves that it still has it.
+
+    row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None if it never was.
+    shard_id: the server that it is read from; None: this one. mark: of its last batch there.
+    """
+
+    id: int
+    ordinal: int
+    token: int
+    scan: ScanRange
+    row_bytes: float | None = None
+    rows_per_block: float | None = None
+    shard_id: int | None = None
+    mark: int | None = None
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a batch has copied. mark: that it leaves where it was read, if that is another server."""
+
+    stretch: Stretch
+    rows: int
+    mark: int | None = None
+
+
+class Away(Exception):
+    """What a range is read from is out of reach now. Nothing of the operation has failed."""
+
+    def write_down(self, connection: Connection) -> None:
+        """For people, and for workers that claim ranges."""
+        raise NotImplementedError
+
+
+class Copier(Protocol):
+    """Of one worker. share: how many operations the batch copies for."""
+
+    @property
+    def share(self) -> int:
+        """1, but for a scan that several operations share."""
+
+    def begin(self, claim: Claim) -> None:
+        """Before the transaction of a batch. Raises Away."""
+
+    def copy(self, row: Row[Any], claim: Claim, limit: Limit) -> Copied | None:
+        """The copy. None if another operation's worker does it. row: `build.STANDING`.
+
+        Raises Away, SourceChanged, LockNotAcquired.
+        """
+
+    def moved(self, row: Row[Any], committed: Row[Any], values: Mapping[str, Any]) -> None:
+        """At the end of the transaction, after the watermark moved. Raises LockNotAcquired if a name was changed."""
+
+    def done(self, claim: Claim, copied: Copied) -> None:
+        """After the commit."""
+
+    def is_to_try_alone(self, error: BaseException) -> bool:
+        """After an error: whether to try again at once, for the worker's own operation alone."""
+
+    def close(self) -> None:
+        """Give up what was opened."""
+
+
+class SourceCopier:
+    """Reads the source, or, of an index that is rebuilt from itself, the generation that readers see.
+
+    changes, stood: SQL, how a batch moves a watermark, and how it must stand.
+    """
+
+    def __init__(self, connection: Connection, job: Job, changes: str, stood: str) -> None:
+        self.connection = connection
+        self.job = job
+        self.reader = reader_of(connection, job)
+        self.carrier = Carrier(connection, job)
+        self._changes = changes
+        self._stood = stood
+        self._columns = selected(job)
+        self._alone = False
+
+    @property
+    def share(self) -> int:
+        """How many operations the last batch copied for."""
+        return self.carrier.share
+
+    def begin(self, _claim: Claim) -> None:
+        """The batch is for its own operation alone, until `copy` finds others."""
+        self.carrier.none()
+
+    def copy(self, row: Row[Any], claim: Claim, limit: Limit) -> Copied | None:
+        """Cut and copy a batch; None if a worker of an older operation reads the range."""
+        alone, self._alone = self._alone, False
+        # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
+        lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
+        if row.accompanied and not alone:
+            if self.carrier.is_read_by_older(claim.id):
+                return None
+            self.carrier.take(claim.id)
+        stretch = self.reader.next(row.name, claim.scan, limit(claim.row_bytes), claim.rows_per_block)
+        return Copied(stretch, self.insert(row.name, stretch))
+
+    def insert(self, relation: str, stretch: Stretch) -> int:
+        """Copy a stretch of a relation, by name, in the open transaction; returns its rows."""
+        job = self.job
+        base = physical.base(job.generation_id)
+        if stretch.settings:
+            execute(self.connection, stretch.settings)
+        if self.carrier.companions:
+            return self.carrier.insert(relation, stretch)
+        rows = f"SELECT {', '.join(self._columns)} FROM ONLY {relation} WHERE {stretch.where}"
+        values: dict[str, Any] = stretch.values
+        # An index that is rebuilt from itself is a table of ours.
+        if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source, [relation]):
+            columns = owner.row_type(self.connection, base)
+            item, values = owner.relation(self.connection, job.source, rows, columns, values, [relation])
+            rows = f"SELECT * FROM {item}"
+        copy = f"INSERT INTO {base} ({', '.join(job.entry.physical())}) {rows}"
+        return execute(self.connection, copy, values).rowcount
+
+    def moved(self, row: Row[Any], committed: Row[Any], values: Mapping[str, Any]) -> None:
+        """Move the companions' watermarks, too."""
+        if committed.name != row.name:
+            # Its schema got another name meanwhile: who knows what was read.
+            raise LockNotAcquired(
+                f"index {self.job.run.index}: {row.name} was renamed while a batch read it; the batch changed nothing"
+            )
+        self.carrier.advance(self._changes, self._stood, values, committed.stamp)
+
+    def done(self, claim: Claim, copied: Copied) -> None:
+        """What was learnt of the table's density, and of the companions."""
+        self.reader.copied(claim.scan, copied.stretch, copied.rows)
+        self.carrier.committed()
+
+    def is_to_try_alone(self, error: BaseException) -> bool:
+        """Whatever went wrong with an operation that it copied for, too, is none of its own."""
+        if isinstance(error, Fenced) or (isinstance(error, DBAPIError) and error.connection_invalidated):
+            return False
+        self._alone = self.carrier.blame()
+        return self._alone
+
+    def close(self) -> None:
+        """Nothing was opened."""

@@ -1,0 +1,112 @@
+"""`--without-spark`: the workers are threads of the command. A pause, Ctrl-C and a kill are those of any run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from airflow_roir.engine.database import Database
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import session, sql
+from tests.test_cli import ROIR, as_json, here, operation, roir
+
+pytestmark = pytest.mark.sample(3)
+
+BUILD = ("build", "ix", "--table", "t", "--keys", "k", "--include", "v", "--without-spark", "--parallelism", "3")
+SLOWLY = ("--batch-rows", "1000", "--max-rows-per-second", "1500")
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, (i % 50)::text, i FROM generate_series(1, 20000) i",
+        "ANALYZE t",
+    )
+
+
+@contextmanager
+def running(dsn: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, once it has copied rows."""
+    command = subprocess.Popen(
+        [ROIR, *arguments], env={**os.environ, "ROIR_DSN": dsn}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not sql(session(dsn), "SELECT to_regclass('roir.scan_range') IS NOT NULL AND EXISTS (SELECT 1)")[0][0]:
+            time.sleep(0.1)
+        while sql(session(dsn), "SELECT coalesce(sum(rows), 0) FROM roir.scan_range") == [(0,)]:
+            assert command.poll() is None
+            time.sleep(0.1)
+        yield command
+    finally:
+        command.kill()
+        command.wait()
+
+
+def test_a_build_needs_no_java(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    done = here(dsn, *BUILD, "--unique", "--keys", "id")
+    assert "build: 3 workers" in done.stderr
+    assert "starting Spark" not in done.stderr
+    assert operation(dsn)["status"] == "completed"
+    # A rebuild, compared before and after.
+    assert "before its rebuild: 20,000 rows" in here(dsn, "build", "ix", "--without-spark", "--verify", "both").stderr
+    steps.assert_exact(database)
+
+
+def test_where_spark_runs_is_refused(dsn: str) -> None:
+    for option in (("--master", "local[2]"), ("--conf", "spark.x=1")):
+        assert "leave out --master and --conf" in roir(dsn, *BUILD, *option, code=2).stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_pauses_and_a_resume_with_other_workers_continues(dsn: str, database: Database) -> None:
+    with running(dsn, *BUILD, *SLOWLY) as command:
+        command.send_signal(signal.SIGINT)
+        said = command.communicate()[1]
+    assert command.returncode == 3, said
+    assert "resume with: roir resume public.ix" in said
+    paused = operation(dsn)
+    assert (paused["status"], paused["pause_reason"]) == ("paused", "interrupted")
+    assert 0 < paused["rows"] < 20_000
+    run_sql(dsn, "UPDATE t SET k = 'x' WHERE id % 7 = 0", "DELETE FROM t WHERE id % 11 = 0")
+    done = here(dsn, "resume", "ix", "--without-spark", "--parallelism", "2", "--max-rows-per-second", "0")
+    assert "build: 2 workers" in done.stderr
+    steps.assert_exact(database)
+
+
+@pytest.mark.slow
+def test_a_pause_from_outside_ends_the_command(dsn: str, database: Database) -> None:
+    with running(dsn, *BUILD, *SLOWLY) as command:
+        here(dsn, "pause", "ix", "--reason", "lunch")
+        said = command.communicate()[1]
+    assert command.returncode == 3, said
+    assert "lunch" in said
+    roir(dsn, "resume", "ix", "--without-spark", "--max-rows-per-second", "0")
+    steps.assert_exact(database)
+
+
+@pytest.mark.slow
+def test_a_killed_command_loses_nothing(dsn: str, database: Database) -> None:
+    with running(dsn, *BUILD, *SLOWLY) as command:
+        command.kill()
+        command.wait()
+    before = operation(dsn)["rows"]
+    run_sql(dsn, "UPDATE t SET k = 'x' WHERE id % 7 = 0", "DELETE FROM t WHERE id % 11 = 0")
+    here(dsn, "resume", "ix", "--without-spark", "--take-over", "--max-rows-per-second", "0")
+    assert before > 0
+    steps.assert_exact(database)
+
+
+def test_several_indexes_are_built_by_one_scan(dsn: str, database: Database) -> None:
+    assert len(as_json(dsn, *BUILD, "--with", "iy (v) INCLUDE (k)")) == 2
+    for name in ("ix", "iy"):
+        steps.assert_exact(database, name)
