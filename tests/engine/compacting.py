@@ -79,7 +79,7 @@ def stages(database: Database, run: Run, one: CompactWorker | None = None) -> It
             taken += 1
             assert taken < MOST_STEPS, "it doesn't end"
             try:
-                at, _ = one.step(at)
+                at, _ = one.advance(at)
             except LockNotAcquired:
                 continue
         claim = one.claim()

@@ -132,7 +132,7 @@ def _compact(database: Database) -> None:
         claim = one.claim()
         while isinstance(claim, UnitClaim):
             try:
-                claim = one.step(claim)[0] or one.claim()
+                claim = one.advance(claim)[0] or one.claim()
             except LockNotAcquired:
                 held_up += 1
                 if held_up == 5:

@@ -197,9 +197,9 @@ def test_what_is_not_swapped_in_is_taken_back_by_an_abort(database: Database, ds
     one = compacting.worker(database, run)
     first: UnitClaim | None = claim(one)
     while first is not None:
-        first, _ = one.step(first)
+        first, _ = one.advance(first)
     second = claim(one)
-    begun, _ = one.step(second)
+    begun, _ = one.advance(second)
     assert begun is not None
     assert begun.status == "copying"
     assert compacting.left_over(dsn)
@@ -217,7 +217,7 @@ def test_what_is_not_swapped_in_is_taken_back_by_an_abort(database: Database, ds
 def test_a_paused_one_continues_where_it_stood(database: Database, dsn: str) -> None:
     run = compacting.begin(database, action("merge", [2, 3]))
     one = compacting.worker(database, run)
-    begun, _ = one.step(claim(one))
+    begun, _ = one.advance(claim(one))
     assert begun is not None
     operations.pause(database, "ix", "me", "lunch")
     assert one.claim() == Stop("paused")
@@ -226,7 +226,7 @@ def test_a_paused_one_continues_where_it_stood(database: Database, dsn: str) -> 
     run = start_run(database, "ix", "test", take_over=True)
     one = compacting.worker(database, run)
     assert claim(one).status == "copying"
-    begun, rows = one.step(claim(one))
+    begun, rows = one.advance(claim(one))
     assert begun is not None
     assert rows > 0
     one.connection.close()
@@ -425,7 +425,7 @@ def test_a_revert_ends_a_compaction_of_what_was_shown(database: Database, dsn: s
     steps.make_index(database, table=None, keys=None)
     run = compacting.begin(database, action("rewrite", [1]))
     one = compacting.worker(database, run)
-    begun, _ = one.step(claim(one))
+    begun, _ = one.advance(claim(one))
     assert begun is not None
     revert.revert(database, "ix", "me")
     with pytest.raises(OperationFailed, match="isn't the one that readers see"):

@@ -279,7 +279,7 @@ def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> Non
         claim = one.claim()
         assert isinstance(claim, UnitClaim)
         with pytest.raises(LockNotAcquired, match=f"blocked by pid {pid} "):
-            one.step(claim)
+            one.advance(claim)
         one.connection.close()
         said: list[str] = []
         ended = abort.abort(database, "ix", "test", "", said.append, 0.1)
@@ -347,7 +347,7 @@ def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(ds
         assert isinstance(found, UnitClaim)
         at: UnitClaim | None = found
         while at is not None and at.status is not UnitStatus.FOLDING:
-            at, _ = one.step(at)
+            at, _ = one.advance(at)
         assert at is not None
         held.append((one, at))
     (nulls, of_nulls), (other, claim) = held
@@ -357,7 +357,7 @@ def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(ds
     # It is compared already: now it only swaps.
     other._compared = True
     with changed(database, summed, for_long), before(database, "SELECT (SELECT", swapping.start):
-        nulls.step(of_nulls)
+        nulls.advance(of_nulls)
     swapping.join()
     assert 1 not in segments(dsn)
     for one, _ in held:
@@ -397,7 +397,7 @@ def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, e
     def go_on() -> None:
         at: UnitClaim | None = claim
         while at is not None:
-            at, _ = one.step(at)
+            at, _ = one.advance(at)
 
     try:
         with pytest.raises(LockNotAcquired, match=gid):

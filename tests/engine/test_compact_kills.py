@@ -91,7 +91,7 @@ def test_two_workers_of_one_run(dsn: str) -> None:
     while held:
         for number in list(held):
             writes(dsn)
-            now, _ = workers[number].step(held.pop(number))
+            now, _ = workers[number].advance(held.pop(number))
             if now is not None:
                 held[number] = now
             steps.assert_exact(database)

@@ -102,10 +102,10 @@ def of_compaction(database: Database, stage: str) -> Scene:
     claim = one.claim()
     assert isinstance(claim, UnitClaim)
     while claim.status.value != stage:
-        now, _ = one.step(claim)
+        now, _ = one.advance(claim)
         assert now is not None
         claim = now
-    return (lambda: one.step(claim)), lambda run: compacting.stages(database, run)
+    return (lambda: one.advance(claim)), lambda run: compacting.stages(database, run)
 
 
 SCENES: dict[str, Callable[[Database], Scene]] = {
