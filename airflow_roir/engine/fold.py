@@ -29,8 +29,7 @@ from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.partitions import changes, visibility
 from airflow_roir.engine.phase_work import PhaseWork, Step
 from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run, read_control
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import Run, read_control, read_running
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, InvariantViolated, LockNotAcquired

@@ -16,8 +16,7 @@ from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, lo
 from airflow_roir.engine.locks import telling_of_names
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.readers import view
-from airflow_roir.engine.run import Run
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import Run, read_running
 from airflow_roir.engine.shards import freshness
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated

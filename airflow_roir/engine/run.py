@@ -14,6 +14,7 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine import admission, operations
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
+from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema import check_schema
@@ -304,3 +305,13 @@ def _keep_error(connection: Connection, row: Row[Any], run: Run, reason: str) ->
     known = execute(connection, IS_KNOWN, values).scalar_one()
     if (row.paused_by, row.pause_reason) != (run.owner, reason) and not known:
         operations.record_event(connection, row.index_id, row.id, run.owner, "error", reason)
+
+
+def read_running(connection: Connection, run: Run) -> OperationRow:
+    """The operation's row. Raises OperationPaused, OperationFailed (a worker of this run found why), Fenced."""
+    row = read_control(connection, run)
+    if row.status == Status.FAILED:
+        raise OperationFailed(f"index {run.index}: {row.error}")
+    if row.status != Status.RUNNING:
+        raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
+    return row

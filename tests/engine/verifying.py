@@ -8,8 +8,7 @@ from typing import Any
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import lifecycle, operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import Run, read_running, start_run
 from airflow_roir.engine.verify import compare, repair, verification
 from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.engine.verify.report import VerifyReport, report_of

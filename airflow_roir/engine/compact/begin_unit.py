@@ -21,7 +21,7 @@ from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.plan import Bound, cut
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import read_running
 from airflow_roir.engine.verify.comparison import text
 
 # Its bounds are stored in the order of keys; a unit's segments are neighbours.

@@ -23,7 +23,7 @@ from airflow_roir.engine.job import Job
 from airflow_roir.engine.plan import Bound
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.relation_size import relation_sizes
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import read_running
 from airflow_roir.errors import InvariantViolated, LockNotAcquired, OperationFailed
 from airflow_roir.generation_state import GenerationStatus
 

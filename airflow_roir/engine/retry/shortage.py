@@ -13,8 +13,7 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.retry.trouble import OURS, Trouble
-from airflow_roir.engine.run import Run
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import Run, read_running
 
 T = TypeVar("T")
 

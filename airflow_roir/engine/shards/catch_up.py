@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import Run, read_running
 from airflow_roir.engine.shards import announce, freshness
 from airflow_roir.engine.shards.shipping import Shipper
 from airflow_roir.errors import SourceChanged

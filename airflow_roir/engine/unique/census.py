@@ -11,8 +11,7 @@ from airflow_roir.engine import abort, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import Run, read_running
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import IllegalTransition, LockNotAcquired, SourceChanged
 from airflow_roir.quantity import shared
