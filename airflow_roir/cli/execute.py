@@ -25,8 +25,8 @@ from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.compact.report import told
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
+from airflow_roir.engine.repeat import meanwhile
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from airflow_roir.engine import operations, remove_generations
 from airflow_roir.engine.compact import undo
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.history import in_one_history
+from airflow_roir.engine.server_timeline import in_one_history
 from airflow_roir.engine.shards import holders
 from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.verify import verification

@@ -20,7 +20,6 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import leftovers
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import DENIED, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.long_pause import LongPause
@@ -29,6 +28,7 @@ from airflow_roir.engine.readers import serializable, view
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.server_timeline import in_one_history
 from airflow_roir.engine.shards import announce_end
 from airflow_roir.engine.shards import holders as unique
 from airflow_roir.engine.shards import remove as shards

@@ -49,7 +49,7 @@ class Database:
         self.dsn = dsn
         self.application_name = application_name
         self.limits = limits
-        # What looks at each session that begins, before it is used: `history.one_history`.
+        # What looks at each session that begins, before it is used: `server_timeline.one_history`.
         self.look: Callable[[Any], None] | None = None
         self.engine: Engine = create_engine(
             "postgresql+psycopg2://",

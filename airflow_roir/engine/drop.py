@@ -11,9 +11,9 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine import operations, remove_generations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.readers import serializable, view
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.server_timeline import in_one_history
 from airflow_roir.engine.shards import remove as shards
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationRunning
 

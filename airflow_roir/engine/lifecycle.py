@@ -28,11 +28,11 @@ from airflow_roir.engine.driver import PhaseDriver
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.phase_work import PhaseWork, Report
 from airflow_roir.engine.pool import Pool, Pools, Threads
 from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.server_timeline import in_one_history
 from airflow_roir.engine.shards import enforce
 from airflow_roir.engine.shards.catch_up import catch_up
 from airflow_roir.engine.shards.shard import lanes_of

@@ -19,7 +19,6 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.forecast.slow import slow
-from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.new_operation import insert_operation
@@ -29,6 +28,7 @@ from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.scan import choosing, sharing
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.server_timeline import in_one_history
 from airflow_roir.engine.shards import holders, intents
 from airflow_roir.engine.shards import prepare as apart
 from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S

@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import admission, operations
 from airflow_roir.engine.database import Database, execute, is_transient
-from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
+from airflow_roir.engine.repeat import meanwhile
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema import check_schema

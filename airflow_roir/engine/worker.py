@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.history import one_history
 from airflow_roir.engine.phase_work import PhaseWork, WorkerMetrics
 from airflow_roir.engine.retry.shortage import patience_of
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.run import FATAL, Run, settle
+from airflow_roir.engine.server_timeline import one_history
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationFailed, OperationPaused, RoirError, WorkerFailed
 
 # PostgreSQL cuts longer names off, so what tells sessions apart comes first.

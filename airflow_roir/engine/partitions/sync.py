@@ -12,7 +12,6 @@ from airflow_roir.definition import argument
 from airflow_roir.engine import catalog, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries, unique_rows
@@ -20,6 +19,7 @@ from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.server_timeline import in_one_history
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotFound
 

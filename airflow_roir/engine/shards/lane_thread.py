@@ -9,8 +9,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute, said
-from airflow_roir.engine.history import one_history
 from airflow_roir.engine.retry.trouble import is_transient, reason_of
+from airflow_roir.engine.server_timeline import one_history
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.shards.shard import AWAY_S, set_away, set_problem
 from airflow_roir.errors import Fenced, HistoryChanged
