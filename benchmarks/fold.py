@@ -28,8 +28,7 @@ import psycopg2
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, build, fold, install, prepare, seal
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, build, fold, install, physical, prepare, seal
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.driver import PhaseDriver

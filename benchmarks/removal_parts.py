@@ -20,8 +20,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import install, prepare
+from airflow_roir.engine import install, physical, prepare
 from airflow_roir.engine.capture import installation, row_function
 from airflow_roir.engine.catalog import read_source
 from airflow_roir.engine.database import Database

@@ -42,8 +42,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, fold, install, lifecycle, prepare, seal
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import build, drop, fold, install, lifecycle, physical, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.lifecycle import verify

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_roir.definition import parse_name, quote
-from airflow_roir.engine import catalog, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, operations, physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema

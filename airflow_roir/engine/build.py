@@ -16,8 +16,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations
+from airflow_roir.engine import operations, physical
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
 from airflow_roir.engine.governor.turn import share_of

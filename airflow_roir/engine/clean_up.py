@@ -14,8 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import leftovers
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate

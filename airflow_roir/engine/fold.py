@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, operations, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT

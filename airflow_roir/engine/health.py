@@ -9,8 +9,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import catalog, marks, operations, own_tables, replication, restore, rights
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, marks, operations, own_tables, physical, replication, restore, rights
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry

@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import catalog, health, marks
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, health, marks, physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.limits import limits_of

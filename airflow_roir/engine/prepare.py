@@ -13,8 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import IndexDefinition, argument
-from airflow_roir.engine import catalog, checks, live_options, operations, rehearse
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, checks, live_options, operations, physical, rehearse
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute, to_json

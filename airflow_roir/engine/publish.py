@@ -7,8 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import fold, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import fold, operations, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute

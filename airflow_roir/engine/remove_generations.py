@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, operations, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lock_waits import Waiter

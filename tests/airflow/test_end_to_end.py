@@ -23,8 +23,7 @@ from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
 
 from airflow_roir.announcing import announce
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import operations, physical, status
 from airflow_roir.errors import NotStrict
 from airflow_roir.reading import ShardedIndex
 from servers.airflow import AirflowError, StandaloneAirflow, wait_until

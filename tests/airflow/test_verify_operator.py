@@ -14,8 +14,7 @@ from airflow.sdk.exceptions import (
 from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare, when_driven
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, lifecycle, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, lifecycle, operations, physical
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import compare, verification

@@ -17,8 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, build, fold, operations, prepare, publish, revert, seal
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, build, fold, operations, physical, prepare, publish, revert, seal
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute

@@ -10,8 +10,7 @@ import psycopg2.extensions
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import fold, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import fold, operations, physical
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute

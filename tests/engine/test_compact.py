@@ -11,8 +11,7 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, operations, prepare, revert
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, operations, physical, prepare, revert
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction

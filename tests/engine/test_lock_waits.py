@@ -10,8 +10,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, drop, lock_waits, prepare, rehearse, revert, seal
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, drop, lock_waits, physical, prepare, rehearse, revert, seal
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lock_waits import LockWait

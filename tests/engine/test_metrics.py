@@ -10,8 +10,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_roir.cli.metrics_text import Found
-from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations, physical
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, to_json
 from airflow_roir.engine.metrics.families import FAMILIES

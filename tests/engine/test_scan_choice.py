@@ -7,8 +7,7 @@ import re
 import pytest
 
 from airflow_roir.definition import IndexDefinition, Scan
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import lifecycle, rehearse
+from airflow_roir.engine import lifecycle, physical, rehearse
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import InvalidInput

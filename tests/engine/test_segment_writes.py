@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import catalog, generation, status
+from airflow_roir.engine import catalog, physical, status
 from airflow_roir.engine.capture import installation, segment_writes
 from airflow_roir.engine.capture.row_function import body
 from airflow_roir.engine.database import Database, execute
@@ -214,7 +214,7 @@ def test_a_former_owner_keeps_no_right_on_the_entries(database: Database, dsn: s
 def test_a_segment_of_another_name_is_told(database: Database, dsn: str) -> None:
     make(dsn, KEYS["integer"])
     steps.make_index(database, segments=3)
-    name = generation.segment(1, 2)
+    name = physical.segment(1, 2)
     assert not [line for line in status.status(database)[0].warnings if "name" in line]
     run_sql(dsn, f"ALTER TABLE {name} RENAME TO lost")
     assert any("segment" in line and "name" in line for line in status.status(database)[0].warnings)

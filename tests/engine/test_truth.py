@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.pool import QueuePool
 
-from airflow_roir.engine import abort, build, catalog, fold, operations, publish
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, build, catalog, fold, operations, physical, publish
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.progress.snapshot import Progress, progress

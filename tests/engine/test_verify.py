@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import lifecycle
+from airflow_roir.engine import lifecycle, physical
 from airflow_roir.engine.database import Database
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

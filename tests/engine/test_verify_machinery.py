@@ -8,8 +8,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations, revert, status
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations, physical, revert, status
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim

@@ -17,8 +17,7 @@ import psycopg2.extensions
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import fold, prepare
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import fold, physical, prepare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, start_run

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import fold
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import fold, physical
 from airflow_roir.engine.capture import row_function, segment_writes, unique_put
 from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.database import execute

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import build, claims, fold, prepare, publish
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import build, claims, fold, physical, prepare, publish
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.capture import installation, row_function, segment_writes
 from airflow_roir.engine.capture.target import Target

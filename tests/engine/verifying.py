@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import lifecycle, operations
+from airflow_roir.engine import lifecycle, operations, physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, read_running, start_run
 from airflow_roir.engine.verify import compare, repair, verification

@@ -11,7 +11,7 @@ import psycopg2
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition, QualifiedName
-from airflow_roir.engine import catalog, generation
+from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.limits import DEFAULT
@@ -100,7 +100,7 @@ class Scene:
 
     def apply(self, lane: Lane, visited: Visited) -> int:
         """Returns how many intents are settled."""
-        base = generation.base(self.generation_id)
+        base = physical.base(self.generation_id)
         with self.database.transaction() as connection:
             shape = intents.shape_of(connection, self.generation_id)
             rest = [i for i in range(len(shape.entry.columns)) if i != shape.shard]
@@ -150,7 +150,7 @@ class Scene:
 
     def candidates(self, connection: Connection, key: str) -> tuple[set[Found], list[tuple[str, int]]]:
         """Entries that no intent names, and what intents name, in one snapshot."""
-        base, named = generation.base(self.generation_id), intents.table(self.generation_id)
+        base, named = physical.base(self.generation_id), intents.table(self.generation_id)
         found = execute(
             connection,
             f"SELECT 'entry' AS kind, b.c2 AS shard, b.c3 AS id, b.c1 AS k, b.c4 AS v FROM {base} b "
@@ -175,7 +175,7 @@ class Scene:
         return {(name, *row) for name in self.made.names for row in self.made.ask("SELECT id, k, v FROM t", shard=name)}
 
     def stored(self) -> set[Found]:
-        return set(self.made.ask(f"SELECT c2, c3, c1, c4 FROM {generation.base(self.generation_id)}"))
+        return set(self.made.ask(f"SELECT c2, c3, c1, c4 FROM {physical.base(self.generation_id)}"))
 
 
 def of_shard(made: Shards, name: str) -> Database:
@@ -222,7 +222,7 @@ def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) ->
     for shard in made.names:
         for id_, k, v in made.ask("SELECT id, k, v FROM t", shard=shard):
             made.ask(
-                f"INSERT INTO {generation.base(generation_id)} (c1, c2, c3, c4) VALUES (%s, %s, %s, %s)",
+                f"INSERT INTO {physical.base(generation_id)} (c1, c2, c3, c4) VALUES (%s, %s, %s, %s)",
                 k,
                 shard,
                 id_,
@@ -242,14 +242,14 @@ def add_generation(connection: Connection, index_id: int, entry: Entry, status: 
         "VALUES (%(index)s, %(status)s, %(mode)s, '{}') RETURNING id",
         {"index": index_id, "status": status, "mode": mode},
     ).scalar_one()
-    entry = generation.create(connection, generation_id, entry, Plan(0, 0, (), (), 1))
+    entry = physical.create(connection, generation_id, entry, Plan(0, 0, (), (), 1))
     execute(
         connection,
         "UPDATE roir.generation SET entry = %(entry)s::jsonb WHERE id = %(id)s",
         {"id": generation_id, "entry": json.dumps(entry.as_json())},
     )
     for ordinal in (0, 1):
-        generation.seal_segment(connection, generation_id, ordinal, entry)
+        physical.seal_segment(connection, generation_id, ordinal, entry)
     intents.create(connection, generation_id, entry)
     assert isinstance(generation_id, int)
     return generation_id

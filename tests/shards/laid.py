@@ -7,8 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 from airflow_roir.definition import IndexDefinition, parse_name, quote
-from airflow_roir.engine import catalog
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.plan import Plan

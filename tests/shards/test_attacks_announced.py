@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from airflow_roir.engine import generation
+from airflow_roir.engine import physical
 from airflow_roir.engine.shards.announce import strict_problem
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from tests.shards.announced import scene
@@ -29,7 +29,7 @@ def test_rows_that_the_server_generates_again_are_shipped_though_none_is_announc
     made = found.made
     made.run(CHANGES[change])
     ship_once(Shipper(made.database))
-    base = generation.base(found.generation_id)
+    base = physical.base(found.generation_id)
     assert made.ask(f"SELECT c3, c4 FROM {base} ORDER BY 1") == made.ask("SELECT id, v FROM t ORDER BY 1", shard="s0")
     with made.database.transaction() as connection:
         assert strict_problem(connection, found.generation_id) is None

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations, revert
+from airflow_roir.engine import operations, physical, revert
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.database import Database

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations
+from airflow_roir.engine import operations, physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import marks, rights
+from airflow_roir.engine import marks, physical, rights
 from airflow_roir.engine import owner as owners
 from airflow_roir.engine.capture.row_function import body, function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, Target

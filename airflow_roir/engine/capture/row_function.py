@@ -13,7 +13,7 @@ reset.
 from __future__ import annotations
 
 from airflow_roir.definition import DATA_SCHEMA, Scan, quote
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.capture import careful_path, segment_writes, unique_put
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target

@@ -8,7 +8,7 @@ holder's never undoes that.
 
 from __future__ import annotations
 
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.capture.plpgsql import indent, literal
 from airflow_roir.engine.capture.target import DIRECT, Target
 from airflow_roir.engine.entry import Entry, is_null

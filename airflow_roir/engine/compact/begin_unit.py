@@ -9,8 +9,7 @@ from itertools import pairwise
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import rights
+from airflow_roir.engine import physical, rights
 from airflow_roir.engine.compact import capture, copying, obstacles, undo
 from airflow_roir.engine.compact.cost_model import LEAST_WASTE
 from airflow_roir.engine.compact.unit import FEW_KEYS, UNITS, UnitClaim

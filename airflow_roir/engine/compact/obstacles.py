@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import DATA_SCHEMA
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.compact.fresh_size import (
     HEAP_HEADER,
     INDEX_HEADER,

@@ -12,8 +12,7 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import fold, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import fold, operations, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import applying, obstacles, undo
 from airflow_roir.engine.compact.copying import Rewritten, check_files, names_of

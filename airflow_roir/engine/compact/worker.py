@@ -17,10 +17,10 @@ from airflow_roir.engine.compact import applying, begin_unit, copying, obstacles
 from airflow_roir.engine.compact.copying import Rewritten
 from airflow_roir.engine.compact.unit import ENDED, UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation import DEFAULT_SEGMENT
 from airflow_roir.engine.giving_way import GaveWay
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.phase_work import PhaseWork, Step
+from airflow_roir.engine.physical import DEFAULT_SEGMENT
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.generation_state import UnitStatus

@@ -15,8 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, event
 
 from airflow_roir.definition import DATA_SCHEMA, quote
-from airflow_roir.engine import catalog, owner
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target

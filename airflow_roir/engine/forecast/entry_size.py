@@ -15,8 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import DATA_SCHEMA, MAX_KEY_COLUMNS, QualifiedName, quote
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import owner
+from airflow_roir.engine import owner, physical
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import COVERED_BYTES, Entry
 from airflow_roir.engine.files import File, files_of

@@ -15,8 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import DATA_SCHEMA, SCHEMA
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import owner
+from airflow_roir.engine import owner, physical
 from airflow_roir.engine.database import execute, said
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.files import File, files_of

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import marks, owner
+from airflow_roir.engine import marks, owner, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import execute

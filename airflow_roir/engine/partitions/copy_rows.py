@@ -12,8 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import owner
+from airflow_roir.engine import owner, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE
 from airflow_roir.engine.database import Database, execute, retry, to_json

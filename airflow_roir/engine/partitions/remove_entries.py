@@ -18,8 +18,7 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, owner
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.lock_waits import Waiter

@@ -12,8 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, owner
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.database import as_it_is, execute
 from airflow_roir.engine.entry import Entry

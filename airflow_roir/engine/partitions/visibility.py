@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, owner
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.database import as_it_is, bound, execute
 from airflow_roir.engine.source import Source
 

@@ -16,8 +16,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations
+from airflow_roir.engine import operations, physical
 from airflow_roir.engine.as_json import number, plain_fields
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.report import Throttle, read_throttle

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument, quote
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import WHOSE

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.readers import view

@@ -15,8 +15,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import owner
+from airflow_roir.engine import owner, physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import Job, SourceCheck, load_job
 from airflow_roir.engine.run import Run

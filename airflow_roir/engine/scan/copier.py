@@ -13,8 +13,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import owner
+from airflow_roir.engine import owner, physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.locks import lock_table

@@ -3,7 +3,7 @@
 By key each batch looks up its rows where they happen to lie; by blocks it reads them as they lie. Blocks are right
 because every row that is not where it was at prepare has been written since, so that touched wins for it: an insert,
 and an update that moves a row to another block even if its entry stays the same. A row that
-is met twice by that is removed by the seal (`generation.remove_touched`).
+is met twice by that is removed by the seal (`physical.remove_touched`).
 
 The rows are those of the source, or, in a rebuild, the entries of the generation that readers see, which is narrower:
 each of them is the projection of its row in every snapshot (I1).

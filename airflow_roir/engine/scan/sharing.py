@@ -13,8 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations
+from airflow_roir.engine import operations, physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.files import files_of

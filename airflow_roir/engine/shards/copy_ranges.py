@@ -13,8 +13,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import catalog, operations
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, operations, physical
 from airflow_roir.engine.capture.plpgsql import literal
 from airflow_roir.engine.database import Database, execute, has_vanished
 from airflow_roir.engine.entry import Entry

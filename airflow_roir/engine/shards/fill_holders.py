@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Attempts, Drain
 from airflow_roir.engine.shards import intents

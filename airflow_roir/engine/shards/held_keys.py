@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import Row
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import cut, files_of
 from airflow_roir.engine.shards import holders, intents

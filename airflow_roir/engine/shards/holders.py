@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from airflow_roir.definition import DATA_SCHEMA, QualifiedName
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations, rights
+from airflow_roir.engine import operations, physical, rights
 from airflow_roir.engine.capture.plpgsql import function, indent, literal
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null

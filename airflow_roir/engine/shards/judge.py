@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.shards.both_sides import BothSides

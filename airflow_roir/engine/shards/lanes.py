@@ -9,8 +9,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations
+from airflow_roir.engine import operations, physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.shards.shard import IS_AWAY, Lane, by_id

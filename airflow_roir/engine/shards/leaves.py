@@ -16,8 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import catalog
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import as_it_is, execute, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.shards import holders, outbox, visit

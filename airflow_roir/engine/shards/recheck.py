@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.limits import limits_of

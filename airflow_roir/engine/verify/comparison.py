@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.entry import Entry, EntryColumn, is_null
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.verify import comparison

@@ -18,8 +18,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, owner
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import is_null
 from airflow_roir.engine.job import Job

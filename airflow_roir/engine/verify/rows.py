@@ -9,7 +9,7 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.verify import comparison, damage, repair
 from airflow_roir.engine.verify.comparison import of_source

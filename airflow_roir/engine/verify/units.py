@@ -9,8 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.limits import limits_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 

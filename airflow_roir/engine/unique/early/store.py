@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import physical
 from airflow_roir.engine.database import bound, execute
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
