@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations, physical
+from airflow_roir.engine import abort, catalog, drop, health, long_pause, operations, physical, tamper
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import leftovers
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
@@ -263,7 +263,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
         if source is None or _status(connection, row.id) == GenerationStatus.DROPPED:
             return
         # Of those that the guard has taken in.
-        marks.follow(connection, row.id)
+        tamper.follow(connection, row.id)
         try:
             came = changes.check(
                 connection, str(operations.index_name(row)), source, row.id, Entry.from_json(row.entry), set()

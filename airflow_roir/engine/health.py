@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import catalog, marks, operations, own_tables, physical, replication, restore, rights
+from airflow_roir.engine import catalog, operations, own_tables, physical, replication, restore, rights, tamper
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
@@ -97,7 +97,7 @@ SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kin
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
     """What is wrong with the published index of an operation, or with all published indexes: lines with the remedy.
 
-    The lines tell the present state, and what was gone or altered for a while, by the marks (`marks.py`). Where DDL
+    The lines tell the present state, and what was gone or altered for a while, by the marks (`tamper.py`). Where DDL
     of others takes a relation away during the look, it is repeated once.
 
     Raises DBAPIError if that happens to the repetition, too.
@@ -171,18 +171,18 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         found.append(f"index {name}: {error}")
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
     entry = Entry.from_json(row.entry)
-    unseen = marks.changes(connection, row.id, source.sql)
+    unseen = tamper.changes(connection, row.id, source.sql)
     if captured := _capture(connection, name, source):
         # The present state is reported first, with its remedy. The marks report the past until a verification is clean.
         found += captured
-        unseen.pop(marks.TRIGGER, None)
-        unseen.pop(marks.FUNCTION, None)
+        unseen.pop(tamper.TRIGGER, None)
+        unseen.pop(tamper.FUNCTION, None)
     others = shape_problems(connection, name, source, row.id, entry)
     if lacking := _lacking(connection, name, source, row.id, entry):
         found += lacking
     # Where the columns are others, a rebuild can't make it again, and the index is to be dropped.
     elif not others and execute(connection, VIEW_FAULTS, {"generation": row.id}).scalar_one():
-        unseen.pop(marks.VIEW, None)
+        unseen.pop(tamper.VIEW, None)
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
             "altered, so writes fail or are missed. Drop it, if it is there, then rebuild the index, which makes it "
@@ -191,10 +191,10 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     found += _renamed(connection, name, row.id, entry)
     if ours := own_tables.problems(connection, operations.index_name(row), row.id, entry):
         found += ours
-        unseen.pop(marks.ENTRIES, None)
+        unseen.pop(tamper.ENTRIES, None)
     if others:
         found += others
-        unseen.pop(marks.KEY, None)
+        unseen.pop(tamper.KEY, None)
     found += _changes(connection, name, source, row.id)
     if unseen:
         found.append(

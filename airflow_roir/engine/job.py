@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import catalog, health, marks, physical
+from airflow_roir.engine import catalog, health, physical, tamper
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.limits import limits_of
@@ -102,7 +102,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         # A clean-up mends that. What else was altered is told by the next look.
         if health.is_of_another(connection, job.source):
             raise RightMissing(f"index {job.run.index}: {health.of_another(job.source)}")
-        found = marks.changes(connection, job.generation_id, job.source.sql)
+        found = tamper.changes(connection, job.generation_id, job.source.sql)
         unseen = f": {'; '.join(found.values())}" if found else ""
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
-from airflow_roir.engine import marks, physical, rights
 from airflow_roir.engine import owner as owners
+from airflow_roir.engine import physical, rights, tamper
 from airflow_roir.engine.capture.row_function import body, function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
@@ -152,7 +152,7 @@ def refresh(connection: Connection, source: Source) -> None:
     """
     source = owners.of_now(connection, source)
     generations = targets(connection, source.oid)
-    untouched = marks.untouched_captures(connection, source.oid)
+    untouched = tamper.untouched_captures(connection, source.oid)
     for target in generations:
         physical.create_source_view(connection, target.generation_id, source, target.entry)
         entry = {"generation": target.generation_id, "entry": to_json(target.entry.as_json())}
@@ -165,7 +165,7 @@ def refresh(connection: Connection, source: Source) -> None:
         for name in (rows, truncate):
             execute(connection, f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''")
     _hand_over(connection, source, generations)
-    marks.keep_captures(connection, untouched)
+    tamper.keep_captures(connection, untouched)
 
 
 def _hand_over(connection: Connection, source: Source, generations: list[Target]) -> None:

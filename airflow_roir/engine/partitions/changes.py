@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import marks, owner, physical
+from airflow_roir.engine import owner, physical, tamper
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import execute
@@ -91,7 +91,7 @@ def adopt(connection: Connection, source: Source, generation_id: int, leaves: Co
             "links": [leaf.link for leaf in leaves],
         }
         execute(connection, ADOPT, values)
-        marks.follow(connection, generation_id)
+        tamper.follow(connection, generation_id)
 
 
 def brings_rows(connection: Connection, source: Source, generation_id: int, entry: Entry, leaf: int) -> bool:

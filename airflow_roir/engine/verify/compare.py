@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine import catalog, marks, operations
+from airflow_roir.engine import catalog, operations, tamper
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.phase_work import PhaseWork
 from airflow_roir.engine.readers import view_check
@@ -122,7 +122,7 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     last = verification.last(connection, row.id)
     assert last is not None
     if last.complete and last.found == last.mended:
-        marks.forgive(connection, last.generation_id)
+        tamper.forgive(connection, last.generation_id)
         repair.trust(connection, last)
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"
     said += f", damaged {last.damaged}" if last.damaged else ""

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import catalog, live_options, marks, operations
+from airflow_roir.engine import catalog, live_options, operations, tamper
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.new_operation import begin_over_active, insert_over_active
@@ -86,7 +86,7 @@ def begin(
                 connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
             )
         execute(connection, SET_ROWS, {"operation": operation_id, "rows": rows})
-        marks.look(connection, generation.id)
+        tamper.look(connection, generation.id)
         detail = f"generation {generation.id}, {mode}"
         operations.record_event(connection, found.id, operation_id, actor, "verify", detail)
         return BegunVerification(operation_id, verification_id, name, adopted=False)
@@ -117,13 +117,13 @@ def _await_writers(database: Database, index: str) -> None:
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
         generation = operations.active_generation(connection, found)
-        if not marks.are_functions_replaced(connection, generation.id):
+        if not tamper.are_functions_replaced(connection, generation.id):
             return
         source = catalog.read_source_by_oid(connection, found.source_oid)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         lock()
-        marks.look_at_functions(connection, generation.id)
+        tamper.look_at_functions(connection, generation.id)
 
     with suppress(LockNotAcquired):
         Drain(database, source.sql, source.relations, database.limits.attempt_ms, PATIENCE_S).run(
