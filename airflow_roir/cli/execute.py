@@ -16,8 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.cells import printable
-from airflow_roir.cli.look import look
 from airflow_roir.cli.overview import print_overview
+from airflow_roir.cli.snapshot import look
 from airflow_roir.cli.spark import CommandSpark, NoSpark, tell
 from airflow_roir.definition import argument
 from airflow_roir.engine import admission, lifecycle, long_pause, operations

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from airflow_roir.cli.cells import printable, width, wrapped
-from airflow_roir.cli.look import MOVING, Look, Silence
 from airflow_roir.cli.overview import operation_notes, what_of
+from airflow_roir.cli.snapshot import MOVING, Look, Silence
 from airflow_roir.operation import Status
 from airflow_roir.quantity import counted, duration, left, percent, rate, size
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_roir.cli.app import print_json, show, terminal_width
 from airflow_roir.cli.cells import fitted, printable, wrapped
-from airflow_roir.cli.look import PAUSING, Look
+from airflow_roir.cli.snapshot import PAUSING, Look
 from airflow_roir.definition import argument, quote
 from airflow_roir.operation import BY_DUPLICATES, QUEUED, Status
 from airflow_roir.quantity import counted, duration, left, lost, percent, rate, shared, size

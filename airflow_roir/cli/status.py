@@ -50,8 +50,8 @@ def status(
 
         raise typer.Exit(follow(database, index, as_json))
     else:
-        from airflow_roir.cli.look import look
         from airflow_roir.cli.overview import print_overview
+        from airflow_roir.cli.snapshot import look
 
         print_overview(look(database, index, exact), as_json)
 

@@ -21,8 +21,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.cli.app import print_json_line, show
 from airflow_roir.cli.cells import printable
-from airflow_roir.cli.look import Look, Silence, look
 from airflow_roir.cli.overview import operation_line, print_overview
+from airflow_roir.cli.snapshot import Look, Silence, look
 from airflow_roir.engine.database import is_transient
 from airflow_roir.errors import NotFound
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.cli.look import look
 from airflow_roir.cli.overview import operation_notes
+from airflow_roir.cli.snapshot import look
 from airflow_roir.engine import lifecycle, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import Governor

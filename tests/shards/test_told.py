@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.cli.look import look
 from airflow_roir.cli.overview import overview_lines
+from airflow_roir.cli.snapshot import look
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import IndexFacts, indexes
