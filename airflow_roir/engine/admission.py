@@ -102,7 +102,8 @@ SELECT * FROM (
 """
 PAUSE_BY = """
 UPDATE roir.operation
-   SET paused_by = %(by)s, pause_reason = %(reason)s, queued_at = NULL, queued_seen_at = NULL
+   SET paused_by = %(by)s, pause_reason = %(reason)s, queued_at = NULL, queued_seen_at = NULL,
+       notice = CASE WHEN queued_at IS NULL THEN notice END
  WHERE id = %(operation)s AND status = 'paused'
 """
 ASK_FOR_PLACE = """

@@ -98,15 +98,18 @@ BEGIN
     -- A pause that would end by itself is made the user's own, which only a resume lifts. Airflow's switch is no user.
     IF o.status = 'paused' AND actor NOT LIKE 'airflow switch of DAG %' AND o.paused_by <> actor
        AND (o.paused_by IN ('window', 'governor') OR o.paused_by LIKE 'airflow switch of DAG %') THEN
-        UPDATE roir.operation SET paused_by = actor, pause_reason = reason, queued_at = NULL, queued_seen_at = NULL
+        UPDATE roir.operation
+           SET paused_by = actor, pause_reason = reason, queued_at = NULL, queued_seen_at = NULL,
+               notice = CASE WHEN queued_at IS NULL THEN notice END
          WHERE id = o.id AND status = 'paused';
         INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
-        VALUES (o.index_id, o.id, actor, 'pause', format('%s; it was paused by %s: %s', reason, o.paused_by, o.pause_reason));
+        VALUES (o.index_id, o.id, actor, 'pause',
+                format('%s; it was paused by %s: %s', reason, o.paused_by, o.pause_reason));
         RETURN format('paused at %s %%; it was paused by %s before', percent, o.paused_by);
     END IF;
     IF o.status = 'paused' THEN
         -- Whoever waits for a place doesn't any more.
-        UPDATE roir.operation SET queued_at = NULL, queued_seen_at = NULL
+        UPDATE roir.operation SET queued_at = NULL, queued_seen_at = NULL, notice = NULL
          WHERE id = o.id AND queued_at IS NOT NULL;
         RETURN format('already paused at %s %% by %s: %s', percent, o.paused_by, o.pause_reason);
     END IF;

@@ -131,9 +131,13 @@ def test_a_pause_gives_the_place_up_and_a_resume_queues_anew(database: Database,
     assert starts(database, second) is not None
     operations.resume(database, first, "somebody")
     assert starts(database, first) is None
-    # A pause in the queue, too.
-    operations.pause(database, first, "somebody")
-    assert admission.queue(database).waiting == ()
+    # A pause in the queue, too, also of one that is paused and would have started.
+    for _ in range(2):
+        operations.pause(database, first, "somebody")
+        assert admission.queue(database).waiting == ()
+        assert operation_status(database, operation(database, first)).notice is None
+        with pytest.raises(OperationQueued):
+            start_run(database, first, "one")
 
 
 def test_who_ends_needs_no_place_and_takes_one(database: Database, dsn: str) -> None:
