@@ -1,7 +1,7 @@
 """Where the seconds go from the command to the first row, and after the last one.
 
-`make bench-start`, or `python -m benchmarks.start --cases cli resume airflow --rounds 3 --rows 3000000`. It starts a
-PostgreSQL of its own, and for `airflow` an Airflow. Results, of each side those of its last run:
+`make bench-start`, or `python -m benchmarks.start --cases cli threads resume airflow --rounds 3 --rows 3000000`. It
+starts a PostgreSQL of its own, and for `airflow` an Airflow. Results, of each side those of its last run:
 benchmarks/results/start.json, and two tables. `--rounds 0` prints them again.
 
 The sides of a round come in an order of its own, Airflow's in another loop after it. A side times the real command, or
@@ -17,7 +17,8 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from benchmarks.start_parts import BESIDE, PARTS, SUMS
 
 RESULTS = Path(__file__).parent / "results" / "start.json"
 # In the order of the table's columns.
-SIDES = ("build", "resume", "Airflow", "switch")
+SIDES = ("build", "build by threads", "resume", "Airflow", "switch")
 
 
 def summarize(rounds: list[Result]) -> Result:
@@ -97,7 +98,11 @@ def measure(bench: Bench, chosen: argparse.Namespace, known: dict[str, Any]) -> 
         found = {**known, "rows": bench.scene.rows, "medians": summarize(told[side]), "rounds": told[side]}
         keep(chosen.results, side, found)
 
-    commands = {"cli": ("build", bench.build), "resume": ("resume", bench.resume)}
+    commands: dict[str, tuple[str, Callable[[], Result]]] = {
+        "cli": ("build", bench.build),
+        "threads": ("build by threads", partial(bench.build, "--without-spark")),
+        "resume": ("resume", bench.resume),
+    }
     sides = [commands[case] for case in commands if case in chosen.cases]
     for _ in range(chosen.rounds):
         for side, run in chance.sample(sides, len(sides)):
@@ -110,7 +115,7 @@ def measure(bench: Bench, chosen: argparse.Namespace, known: dict[str, Any]) -> 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases = ("cli", "resume", "airflow")
+    cases = ("cli", "threads", "resume", "airflow")
     parser.add_argument("--cases", nargs="+", default=list(cases), choices=cases)
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -80,11 +80,11 @@ class Bench:
             file.seek(self._read_from.get((log, os.fstat(file.fileno()).st_ino), 0))
             return file.read().decode(errors="replace")
 
-    def build(self) -> Result:
+    def build(self, *more: str) -> Result:
         """`roir build`, to its end."""
         self.scene.clear()
         definition = ("--table", DATA.table, "--keys", ",".join(DATA.key), "--include", ",".join(DATA.include))
-        return self._command("build", INDEX, *definition, "--parallelism", str(WORKERS))
+        return self._command("build", INDEX, *definition, "--parallelism", str(WORKERS), *more)
 
     def resume(self) -> Result:
         """`roir resume` of a build that was paused, to its end."""
