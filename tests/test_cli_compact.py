@@ -173,6 +173,6 @@ def test_it_fails_where_readers_see_another_generation(dsn: str, index: None, da
     with pytest.raises(OperationFailed, match="isn't the one that readers see any more"):
         lifecycle.compact(database, "ix")
     assert operations.find_operation(database, "ix").status == "failed"
-    assert "is failed" in here(dsn, "compact", "ix", "--without-spark", code=1).stderr
+    assert "failed (" in here(dsn, "compact", "ix", "--without-spark", code=1).stderr
     here(dsn, "abort", "ix")
     steps.assert_exact(database)

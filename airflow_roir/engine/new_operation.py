@@ -12,18 +12,19 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import QualifiedName, argument, parse_name
 from airflow_roir.engine import catalog, live_options, operations
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
+from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import OperationRunning
+from airflow_roir.errors import OperationFailed, OperationRunning
 from airflow_roir.generation_state import GenerationStatus
-from airflow_roir.operation import FORMAT_VERSION, Kind, Phase
+from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
 from airflow_roir.options import WorkOptions
 
 T = TypeVar("T")
@@ -64,6 +65,29 @@ def begin_over_active(
     waiter = Waiter(command, name)
     attempts = Attempts(database, f"index {name}", relations, database.limits.attempt_ms, PATIENCE_S, HELD_BY, waiter)
     return attempts.run(begin, report)
+
+
+def refuse_ended(row: OperationRow, name: QualifiedName | str) -> None:
+    """Raise OperationFailed if an operation that is live can't be continued any more."""
+    if row.status == Status.FAILED:
+        raise OperationFailed(
+            f"index {name}: operation {row.id} failed ({row.error}); abort it first: roir abort {argument(name)}"
+        )
+    if row.status == Status.ABORTING:
+        raise OperationFailed(f"index {name}: operation {row.id} is being aborted; finish that first: roir clean-up")
+
+
+def adopt(
+    connection: Connection, row: OperationRow, name: QualifiedName | str, options: WorkOptions, actor: str
+) -> None:
+    """Take an unfinished operation up, with the options that may change while it runs.
+
+    Raises OperationRunning if another run drives it.
+    """
+    if operations.heart_beats(row, connection):
+        raise operations.running_elsewhere(row, str(name))
+    live_options.adopt_options(connection, row, actor, options)
+    operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
 
 
 def insert_operation(

@@ -13,14 +13,14 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import IndexDefinition, argument
-from airflow_roir.engine import catalog, checks, live_options, operations, physical, rehearse
+from airflow_roir.engine import catalog, checks, operations, physical, rehearse
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
-from airflow_roir.engine.new_operation import insert_operation
+from airflow_roir.engine.new_operation import adopt, insert_operation, refuse_ended
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.plan import Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
@@ -34,8 +34,8 @@ from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
 from airflow_roir.engine.unique.early import hashing
-from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
-from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase, Status
+from airflow_roir.errors import InvalidInput, OperationRunning, SourceChanged
+from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase
 from airflow_roir.options import BuildOptions
 
 OTHER_BUILD = """
@@ -308,12 +308,7 @@ def _adopt(
             f"index {name}: operation {row.id} {does} the index and is {row.status}; wait until it ends, resume "
             f"it (roir resume {argument(name)}), or abort it"
         )
-    if row.status == Status.FAILED:
-        raise OperationFailed(
-            f"index {name}: operation {row.id} failed ({row.error}); abort it first: roir abort {argument(name)}"
-        )
-    if row.status == Status.ABORTING:
-        raise OperationFailed(f"index {name}: operation {row.id} is being aborted; finish that first: roir clean-up")
+    refuse_ended(row, name)
     stored = stored_definition(connection, existing, definition)
     apart.check_lanes(connection, row, str(name), stored)
     if bool(row.options.get("census")) != options.census:
@@ -322,10 +317,7 @@ def _adopt(
             f"index {name}: operation {row.id} {what} is unfinished. Finish it (roir resume {argument(name)}) or abort "
             f"it (roir abort {argument(name)}) first, or take another name"
         )
-    if operations.heart_beats(row, connection):
-        raise operations.running_elsewhere(row, str(name))
-    live_options.adopt_options(connection, row, actor, options)
-    operations.record_event(connection, existing.id, row.id, actor, "adopt", f"in phase {row.phase}")
+    adopt(connection, row, name, options, actor)
     return PreparedOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
 
 

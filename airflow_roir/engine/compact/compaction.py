@@ -12,14 +12,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import QualifiedName, argument, parse_name
-from airflow_roir.engine import catalog, live_options, operations, replication
+from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.engine import catalog, operations, replication
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.new_operation import begin_over_active, insert_over_active
+from airflow_roir.engine.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning
-from airflow_roir.operation import Kind, Phase, Status
+from airflow_roir.errors import InvalidInput, OperationRunning
+from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import CompactOptions
 
 # Ordinals are never given again: a statement that was planned for a segment must not meet another one of its name.
@@ -206,13 +206,7 @@ def _adopt(
         raise OperationRunning(
             f"index {name}: operation {row.id} ({row.kind}) is {row.status}. Compact the index once it has ended"
         )
-    if row.status in (Status.FAILED, Status.ABORTING):
-        raise OperationFailed(
-            f"index {name}: compaction {row.id} is {row.status}: {row.error}. Abort it: roir abort {argument(name)}"
-        )
-    if operations.heart_beats(row, connection):
-        raise operations.running_elsewhere(row, str(name))
-    live_options.adopt_options(connection, row, actor, options)
-    operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
+    refuse_ended(row, name)
+    adopt(connection, row, name, options, actor)
     units = execute(connection, UNITS, {"operation": row.id}).all()
     return BegunCompaction(row.id, str(name), len(units), adopted=True)

@@ -12,16 +12,16 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import catalog, live_options, operations, tamper
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import catalog, operations, tamper
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain
-from airflow_roir.engine.new_operation import begin_over_active, insert_over_active
+from airflow_roir.engine.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.verify import units
-from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationFailed, OperationRunning
-from airflow_roir.operation import Kind, Phase, Status
+from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationRunning
+from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import VerifyOptions
 
 # For writers that ran a capture function which was replaced.
@@ -141,14 +141,8 @@ def _adopt(
             f"index {name}: operation {row.id} ({row.kind}) is {row.status}, and compares its new generation "
             "itself. Verify once it has ended"
         )
-    if row.status in (Status.FAILED, Status.ABORTING):
-        raise OperationFailed(
-            f"index {name}: verification {row.id} is {row.status}: {row.error}. Abort it: roir abort {argument(name)}"
-        )
-    if operations.heart_beats(row, connection):
-        raise operations.running_elsewhere(row, name)
-    live_options.adopt_options(connection, row, actor, options)
-    operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
+    refuse_ended(row, name)
+    adopt(connection, row, name, options, actor)
     return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
 
 
