@@ -95,15 +95,23 @@ def test_a_database_that_hangs_holds_up_no_other() -> None:
 
 def test_looks_that_nobody_waits_for_are_bounded_and_do_not_begin() -> None:
     looks, freed = Looks(), threading.Event()
+    hung: list[int] = []
     begun: list[int] = []
+
+    def hang() -> None:
+        hung.append(1)
+        freed.wait()
 
     async def ask() -> int:
         told = []
-        for number in range(shared.THREADS + 2 * shared.WAITING):
+        # One that is late to begin doesn't begin at all.
+        while len(hung) < shared.THREADS:
             with pytest.raises(NoAnswer) as reason:
-                await looks.look(
-                    "hanging", number, freed.wait if number < shared.THREADS else lambda: begun.append(1), 0.001
-                )
+                await looks.look("hanging", f"hangs, {len(told)}", hang, 0.001)
+            told.append(str(reason.value))
+        for number in range(2 * shared.WAITING):
+            with pytest.raises(NoAnswer) as reason:
+                await looks.look("hanging", number, lambda: begun.append(1), 0.001)
             told.append(str(reason.value))
         assert told[0].endswith("hasn't answered within 0.001 s")
         assert told[-1].endswith(f"hasn't answered yet, and {shared.WAITING} looks wait for it")
