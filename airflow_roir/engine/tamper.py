@@ -16,7 +16,7 @@ KEY, TRIGGER, FUNCTION, VIEW, ENTRIES = "key", "trigger", "function", "view", "e
 CHANGED = """
 SELECT x.kind, x.column, min(r.oid::regclass::text) AS relation, count(DISTINCT r.oid) AS relations, x.plain
   FROM (SELECT (regexp_match(m.name, '^[a-z]+'))[1] AS kind, (regexp_match(m.name, '^[a-z]+ (\\d+)/'))[1]::oid AS oid,
-               (regexp_match(m.name, '^expression \\d+/\\d*/(.*)'))[1] AS column, m.is_now LIKE ' %%' AS plain
+               (regexp_match(m.name, '^expression \\d+/[\\d.]*/(.*)'))[1] AS column, m.is_now LIKE ' %%' AS plain
           FROM roir.mark_changes(%(generation)s) m) x
   JOIN roir.generation g ON g.id = %(generation)s
   LEFT JOIN pg_class r ON r.oid = x.oid

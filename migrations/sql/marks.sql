@@ -102,7 +102,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT g.shape, n.marks || coalesce((
                    SELECT jsonb_object_agg(k.key, k.value) FROM jsonb_each(g.shape -> 'marks') k
                     WHERE k.key !~ '^(trigger|expression) '
-                       OR (regexp_match(k.key, '^[a-z]+ (\d+/\d*)'))[1] IN (SELECT p.name FROM place p)), '{}') AS marks
+                       OR (regexp_match(k.key, '^[a-z]+ (\d+/[\d.]*)'))[1] IN (SELECT p.name FROM place p)), '{}') AS marks
           FROM roir.generation g CROSS JOIN now n WHERE g.id = followed_marks.generation)
     SELECT w.marks FROM wanted w WHERE w.shape ? 'marks' AND w.shape -> 'marks' <> w.marks AND roir.moved() IS NULL
 $$;

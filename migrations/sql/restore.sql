@@ -42,7 +42,8 @@ $$;
 CREATE FUNCTION roir.link_again(source oid) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE roir.source_partition p
-       SET link = CASE WHEN age(t.link::xid) >= (SELECT max(age(c.since)) FROM roir.sources_by_trigger() c WHERE c.present = source)
+       SET link = CASE WHEN (SELECT min(age(l::xid)) FROM string_to_table(t.link, '.') l)
+                            >= (SELECT max(age(c.since)) FROM roir.sources_by_trigger() c WHERE c.present = source)
                        THEN t.link ELSE '0' END
       FROM roir.generation g, roir.index i, roir.partition_tree(link_again.source) t
      WHERE g.id = p.generation_id AND i.id = g.index_id AND i.source_oid = link_again.source::bigint

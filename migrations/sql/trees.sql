@@ -1,8 +1,8 @@
 -- What is below a table, and below a type. A shard has these functions, too (airflow_roir/engine/shards/home.py).
 
 -- All partitions below a table, whole levels too; none for an ordinary table. One that is being detached concurrently
--- has gone already. link: the transaction that attached it; another one means that it was out meanwhile. Not
--- pg_partition_tree(), which locks every one of them.
+-- has gone already. link: the transactions that attached it and the levels above it; other ones mean that it was out
+-- meanwhile, by itself or with a level. Not pg_partition_tree(), which locks every one of them.
 CREATE FUNCTION roir.partition_tree(source oid) RETURNS TABLE (relation oid, parent oid, leaf boolean, link text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH RECURSIVE tree AS (
@@ -10,7 +10,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
           FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
          WHERE i.inhparent = partition_tree.source AND NOT i.inhdetachpending
         UNION ALL
-        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link, c.relkind
+        SELECT i.inhrelid, i.inhparent, concat(t.link, '.', i.xmin), c.relkind
           FROM tree t JOIN pg_inherits i ON i.inhparent = t.inhrelid JOIN pg_class c ON c.oid = i.inhrelid
          WHERE t.relkind = 'p' AND NOT i.inhdetachpending)
     SELECT t.inhrelid, t.inhparent, t.relkind <> 'p', t.link FROM tree t

@@ -265,16 +265,9 @@ def test_a_level_that_is_attached_is_looked_at_to_its_leaves(
     run_sql(guarded, row.format("t" if before else "s"))
     with pytest.raises(psycopg2.errors.ObjectInUse, match=r"would bring rows into(.|\n)*Attach public.s without it"):
         run_sql(guarded, f"BEGIN; {before}{attach}; COMMIT")
-    empty = f"BEGIN; {before}TRUNCATE s; {attach}; COMMIT"
-    if state == "building" and before:
-        # As before the guard looked at levels: what the build began with is another one now.
-        with pytest.raises(psycopg2.errors.ObjectInUse, match="can't be altered like this while"):
-            run_sql(guarded, empty)
-    else:
-        run_sql(guarded, empty)
-    run_sql(guarded, "DELETE FROM t WHERE d = 31", row.format("t"), "TRUNCATE s", row.format("t"))
+    run_sql(guarded, f"BEGIN; {before}TRUNCATE s; {attach}; COMMIT", row.format("t"), "TRUNCATE s", row.format("t"))
     with database.transaction() as connection:
-        assert not any("came without roir" in line for line in health.warnings(connection))
+        assert health.warnings(connection) == []
     if state == "building":
         steps.finish_all(database, run)
     assert steps.assert_exact(database).rows == 301

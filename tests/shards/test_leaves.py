@@ -90,6 +90,27 @@ def test_what_a_partition_brings_or_takes_is_followed(shards: Make, change: str)
     assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
 
 
+def test_a_level_that_was_out_is_followed_to_its_leaves(shards: Make) -> None:
+    made, generation, shippers = ready(shards)
+    made.run(
+        "CREATE TABLE s PARTITION OF t FOR VALUES FROM (600) TO (700) PARTITION BY RANGE (id)",
+        "CREATE TABLE s_1 PARTITION OF s FOR VALUES FROM (600) TO (650)",
+        "INSERT INTO t SELECT i, 'a level', i FROM generate_series(600, 620) i",
+        only="s0",
+    )
+    ship(shippers)
+    assert_exact(made, generation)
+    made.run(
+        "ALTER TABLE t DETACH PARTITION s",
+        "UPDATE s_1 SET k = 'outside'",
+        "ALTER TABLE t ATTACH PARTITION s FOR VALUES FROM (600) TO (700)",
+        only="s0",
+    )
+    ship(shippers)
+    assert_exact(made, generation)
+    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+
+
 # Made otherwise on the index server; how the primary key is cut; the ends of the leaf `t_1`; keys.
 OWN_ORDERS = {
     "labels in another order": (
