@@ -274,6 +274,7 @@ def _reads(app: FastAPI) -> None:
             if troubles and run.is_ours:
                 raise NoAnswerYet(troubles[0])
             content["looked_in"] = [] if run.is_ours else await _connections(looks)
+            content["wanted"] = run.missed
             return answer(request, content)
         one = shown
         content["task"] = run.task_of(one)
@@ -289,9 +290,12 @@ def _reads(app: FastAPI) -> None:
             raise NoAnswerYet(databases.trouble(one.connection, error)) from None
         if (left := run.left_behind(one)) is not None:
             held = content["progress"]["held_up"]
-            text = f"{held['text']}. {left}" if one.status == "paused" else left
+            if one.status == "paused":
+                held = {**held, "text": f"{held['text']}. {left}"}
+            else:
+                held = {"by": "no run", "text": left}
             # What was looked up is also others'.
-            content["progress"] = {**content["progress"], "held_up": {**held, "text": text}}
+            content["progress"] = {**content["progress"], "held_up": held}
         by = next((one["by"] for one in content["progress"]["pauses"] if one["until"] is None), None)
         content["paused_by_switch"] = is_paused_by_switch(run, by)
         return answer(request, content)

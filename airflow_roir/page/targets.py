@@ -20,7 +20,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.page.databases import connection_of
-from airflow_roir.page.settings import COMPACT_DAG, VERIFY_DAG, our_dags
+from airflow_roir.page.settings import COMPACT_DAG, CONTROL_DAG, VERIFY_DAG, our_dags
 
 # Of one run; a DAG of groups has one per index.
 MOST = 50
@@ -94,6 +94,12 @@ class Run:
         return (
             f"This run has ended, and no run drives the operation: {clear}trigger a run for the index, and it continues"
         )
+
+    @property
+    def missed(self) -> str | None:
+        """The index that a run which has ended should have worked on, if it is about none."""
+        is_over = self.state in ENDED and self.dag_id != CONTROL_DAG
+        return str(self.index) if is_over and self.index is not None else None
 
     @property
     def owner(self) -> str:

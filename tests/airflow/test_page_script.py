@@ -192,6 +192,31 @@ def test_a_switch_that_is_on_again_is_said_to_be_enough(airflow: Airflow, tab: A
     tab.get_by_text("The switch of rebuild_index is on: the task continues within half a minute.").wait_for()
 
 
+def test_an_operation_that_no_run_drives_is_not_said_to_run(airflow: Airflow, tab: Any) -> None:
+    airflow.progress |= {"seconds_left": 90, "seconds_left_low": 90, "seconds_left_high": 90}
+    # The range of a worker that has gone without giving it back.
+    piece = {"from": 1, "to": 1, "state": "working", "done": 0.5, "workers": [0], "rows": 5}
+    airflow.progress["bars"] = {"of": "ranges", "done": 0, "count": 1, "items": [piece]}
+    tab.locator(".chip[data-status=running]", has_text="Running").wait_for()
+    tab.locator(".cell[data-state=working]").wait_for()
+    tab.locator(".left", has_text="about").wait_for()
+    airflow.progress["held_up"] = {"by": "no run", "text": "This run has ended, and no run drives the operation"}
+    airflow.progress["workers"] = {"wanted": 2, "alive": 0, "list": []}
+    tab.locator(".chip[data-status=undriven]", has_text="Not driven").wait_for()
+    tab.locator(".left", has_text="No run drives it; nothing is lost").wait_for()
+    tab.locator(".cell[data-state=waiting]").wait_for()
+
+
+def test_a_run_that_ended_before_it_began_says_with_which_index(airflow: Airflow, tab: Any) -> None:
+    airflow.run["state"] = "failed"
+    airflow.more |= {"progress": None, "wanted": "public.i"}
+    tab.reload()
+    tab.get_by_text("This run has ended before it began with public.i").wait_for()
+    airflow.more["wanted"] = None
+    tab.reload()
+    tab.get_by_text("This run builds and verifies no index.").wait_for()
+
+
 def sent(airflow: Airflow, tab: Any, count: int) -> list[tuple[str, Any]]:
     """What the page has sent, once there is so much of it."""
     for _ in range(600):

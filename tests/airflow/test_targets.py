@@ -116,6 +116,20 @@ def test_a_run_that_has_ended_before_its_operation_says_what_to_do(shop: Any) ->
     assert ended.left_behind(replace(found, at_work=False, elsewhere=True)) is None, "another run may continue it"
 
 
+@pytest.mark.parametrize(
+    ("dag_id", "state", "missed"),
+    [
+        ("rebuild_index", "failed", "public.i"),
+        ("verify_index", "success", "public.i"),
+        ("rebuild_index", "running", None),
+        ("control_index", "failed", None),
+        ("nightly", "failed", None),
+    ],
+)
+def test_a_run_that_has_ended_before_it_began_names_its_index(dag_id: str, state: str, missed: str | None) -> None:
+    assert replace(run_of(dag_id), state=state, form={"index": "public.i"}).missed == missed
+
+
 def test_what_another_tab_did_before_is_told(shop: Any) -> None:
     one, another = (Change(shop.database, "shop", run_of(), begin(shop, "i"), user) for user in ("ann", "bob"))
     assert one.pause("month-end").startswith("Paused")

@@ -60,8 +60,9 @@ export class Pieces {
     this.node = el("section", { class: "panel" }, el("header", {}, this.title, this.sum), this.cells, this.legend);
   }
 
-  show(bars) {
-    const items = bars?.items ?? [];
+  /** idle: nobody works, so what a worker has left isn't being worked on. */
+  show(bars, idle = false) {
+    const items = (bars?.items ?? []).map((item) => (idle ? { ...item, workers: [], state: item.state === "working" ? "waiting" : item.state } : item));
     const [one, more] = NAMES[bars?.of] ?? ["piece", "pieces"];
     put(this.title, more.replace(/^./, (first) => first.toUpperCase()));
     put(this.sum, bars ? `${count(bars.done)} of ${count(bars.count)} done` : "");

@@ -155,7 +155,7 @@ class Card {
     const key = JSON.stringify([index.run, index.operation]);
     if (this.linked !== key) {
       this.linked = key;
-      this.now.replaceChildren(...(index.operation ? [`Operation ${index.operation} is under way. `, runOf(index)].filter(Boolean) : []));
+      this.now.replaceChildren(...(index.operation ? [`Operation ${index.operation} isn’t finished yet. `, runOf(index)].filter(Boolean) : []));
       this.now.hidden = !index.operation;
     }
     this.showButtons(index, connection, content);
@@ -232,7 +232,7 @@ class Card {
         put(button, action.verb);
         mark(button, "aria-label", `${action.verb} ${index.index}`);
         button.disabled = action.off;
-        mark(button, "title", action.off ? "An operation of this index is under way" : null);
+        mark(button, "title", action.off ? "An operation of this index isn’t finished yet" : null);
         button.onclick = () => ask(this.asks, button, action);
       },
     );

@@ -15,7 +15,7 @@ let chosen = null;
 let page = null;
 
 const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of", compact: "Compaction of" };
-const STATUS = { running: "Running", pausing: "Pausing", paused: "Paused", completed: "Completed", failed: "Failed", aborting: "Aborting", aborted: "Aborted" };
+const STATUS = { running: "Running", pausing: "Pausing", paused: "Paused", completed: "Completed", failed: "Failed", aborting: "Aborting", aborted: "Aborted", undriven: "Not driven" };
 const OVER = ["completed", "failed", "aborted"];
 
 function address(path, more = {}) {
@@ -60,13 +60,19 @@ const poll = new Poll({
   },
 });
 
-function nothing({ run, troubles, looked_in: ids }) {
+/** The status; of one that runs, and that no run drives, that. */
+function stateOf(p) {
+  return p.status === "running" && p.held_up?.by === "no run" ? "undriven" : p.status;
+}
+
+function nothing({ run, troubles, looked_in: ids, wanted }) {
   const waits = run.state === "running" || run.state === "queued";
+  const none = wanted ? `This run has ended before it began with ${wanted}: the logs of its tasks say why, unless somebody marked one. Clear its first task with those that follow it (Downstream), or trigger a run for the index.` : "This run builds and verifies no index.";
   return el(
     "div",
     { class: "empty" },
     el("h1", { text: waits ? "No index build yet" : "No index build" }),
-    el("p", { text: waits ? "This page shows the build as soon as the run has prepared one." : ids?.length ? `Of this run there is no build and no verification in the databases of ${ids.join(", ")}. The setting connections of Airflow's section [roir] names those that are looked at.` : "This run builds and verifies no index." }),
+    el("p", { text: waits ? "This page shows the build as soon as the run has prepared one." : ids?.length ? `Of this run there is no build and no verification in the databases of ${ids.join(", ")}. The setting connections of Airflow's section [roir] names those that are looked at.` : none }),
     run.switch_off && waits ? el("p", { text: `The switch of DAG ${run.dag_id} is off: turn it on, and the run goes on.` }) : null,
     ...(troubles ?? []).map((text) => el("p", { class: "faint", text: `Not looked at: ${text}.` })),
     el("p", {}, link("All indexes", "plugin/indexes")),
@@ -199,17 +205,18 @@ class Build {
     put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation on"}${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
-    mark(this.chip, "data-status", p.status);
-    put(this.chip, STATUS[p.status] ?? p.status);
+    const state = stateOf(p);
+    mark(this.chip, "data-status", state);
+    put(this.chip, STATUS[state] ?? state);
     put(this.percent, p.percent === null ? DASH : `${p.percent.toFixed(1)} %`);
     mark(this.meter, "aria-valuenow", p.percent === null ? null : Math.floor(p.percent));
-    mark(this.meter, "data-status", p.status);
+    mark(this.meter, "data-status", state);
     this.fill.style.width = `${p.percent ?? 0}%`;
     this.phases.show(p.phases ?? []);
     this.showLeft(p);
     this.showHeld(content);
     this.showTiles(p);
-    this.pieces.show(p.bars);
+    this.pieces.show(p.bars, ["paused", "undriven"].includes(state) && !p.workers?.alive);
     this.chart.show(p.samples, p.rows_per_second);
     this.delta.show(p.delta);
     this.throttle.show(p, this.mayThrottle(content));
@@ -221,7 +228,7 @@ class Build {
     this.showLists(p);
     this.duplicates.show(p);
     this.showLinks(content);
-    const words = `${STATUS[p.status] ?? p.status}, phase ${p.phase}`;
+    const words = `${STATUS[state] ?? state}, phase ${p.phase}`;
     if (this.spoken !== words) {
       say(`${p.index}: ${words}`);
       this.spoken = words;
@@ -246,14 +253,15 @@ class Build {
   }
 
   showLeft(p) {
-    if (p.status === "running" && p.seconds_left !== null) {
+    const state = stateOf(p);
+    if (state === "running" && p.seconds_left !== null) {
       const [low, high] = [p.seconds_left_low, p.seconds_left_high].map((seconds) => (seconds === null ? null : roughly(seconds)));
       put(this.left, `about ${roughly(p.seconds_left)} left${low === null || high === null || low === high ? "" : ` (${low} to ${high})`}`);
-    } else if (p.status === "running") {
+    } else if (state === "running") {
       put(this.left, "Time left: not known yet");
     } else {
       const rest = { verify: "What was compared", compact: "What wasn't swapped in" }[p.kind] ?? "What was built";
-      put(this.left, { completed: "Done", failed: "It can't continue", aborted: `${rest} is gone`, aborting: `${rest} waits for the clean-up`, paused: "Paused; nothing is lost", pausing: "The open batches end" }[p.status] ?? "");
+      put(this.left, { completed: "Done", failed: "It can't continue", aborted: `${rest} is gone`, aborting: `${rest} waits for the clean-up`, paused: "Paused; nothing is lost", pausing: "The open batches end", undriven: "No run drives it; nothing is lost" }[state] ?? "");
     }
   }
 
