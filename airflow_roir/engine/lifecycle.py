@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from airflow_roir.engine import build, fold, operations, seal
 from airflow_roir.engine import publish as publishing
 from airflow_roir.engine.compact import compaction
@@ -166,7 +168,7 @@ def drive(
                 report(line)
     except WorkerFailed as error:
         # By its own type, where it comes from a thread of this process.
-        if isinstance(error.__cause__, RoirError):
+        if isinstance(error.__cause__, RoirError | DBAPIError):
             raise error.__cause__ from error
         raise
     return database.retry(lambda: operation_status(database, run.operation_id))

@@ -17,11 +17,12 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, lifecycle, operations, physical
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import end_run, start_run
-from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import verification
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.engine import steps
+from tests.engine.verifying import units
 
 pytestmark = pytest.mark.sample(1)
 
@@ -39,7 +40,7 @@ database = Database(os.environ["ROIR_DSN"])
 run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1", take_over=True)
 with driving(database, run):
     while operations.find_operation(database, "public.item_by_kind").status == "running":
-        list(compare.SUM.work(database, run, 0))
+        list(units(database, run))
         compare.finish(database, run)
 """
 NEVER = "raise SystemExit(9)"
@@ -122,7 +123,7 @@ def test_a_try_that_died_is_gone_on_with_at_once(
         verified(context)
     # Killed: its heart has just beaten, and one unit of several is done.
     run = start_run(shop.database, INDEX, "airflow rebuild_index run_1")
-    next(iter(compare.SUM.work(shop.database, run, 0)))
+    next(iter(units(shop.database, run)))
     asked = driver_code(COMPARE)
     assert verified(context)["rows"] == ROWS
     assert "--take-over" in asked[0]

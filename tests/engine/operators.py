@@ -41,6 +41,7 @@ from airflow_roir.options import BuildOptions, VerifyOptions
 from servers.postgres import COPIED
 from tests.conftest import database_dsn, run_sql
 from tests.engine import compacting, steps
+from tests.engine.verifying import units
 
 ROWS = "d, id, k, v"
 SOURCE = (
@@ -157,7 +158,7 @@ def _verify(database: Database) -> None:
     run = start_run(database, "ix", "test")
     while True:
         # Of what raises the worker decides what may pass, a lock that isn't had among it.
-        retry(lambda: list(verifying.SUM.work(database, run, 0)), Patience(database.limits, outage_s=PATIENCE_S))
+        retry(lambda: list(units(database, run)), Patience(database.limits, outage_s=PATIENCE_S))
         verifying.finish(database, run)
         with database.transaction() as connection:
             if not verification.is_open(connection, begun.verification_id):

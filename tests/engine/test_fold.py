@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from airflow_roir.engine import fold
+import re
+
+from airflow_roir.engine import fold, lifecycle
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.fold import Folded, Folding
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import start_run
 from tests.conftest import run_sql
 from tests.engine import steps
 
 ROWS = 10_000
+PARTS = "SELECT count(*), count(*) FILTER (WHERE done), sum(next_block) FROM roir.delta_part"
 # Of this transaction.
 WHOLE_SCANS = "SELECT seq_scan FROM pg_stat_xact_all_tables WHERE relid = %(delta)s::regclass"
 
@@ -41,3 +45,33 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
     assert folded + fold.fold_here(database, run) == Folded(upserted=6667, annihilated=10_000)
     with database.transaction() as connection:
         assert fold.left_in_delta(connection, job.generation_id) == 0
+
+
+def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Database, dsn: str) -> None:
+    """What was folded is gone from the delta, together with the note of where its worker is."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",
+        f"INSERT INTO t SELECT i, i % 100, i FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+    _, run = steps.begin(database, include="v", parallelism=2)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    run_sql(dsn, "UPDATE t SET k = k + 1 WHERE id % 3 > 0", "DELETE FROM t WHERE id % 3 = 0")
+    fold.switch(database, run)
+    fold.begin(database, run)
+    fold.begin(database, run)
+    [(parts, *_)] = steps.sql(steps.session(dsn), PARTS)
+    assert parts > 2
+    stepping = steps.step_by_step(database, run, fold.PHASE)
+    folded = [next(stepping).rows for _ in range(3)]
+    stepping.close()
+    before = steps.sql(steps.session(dsn), PARTS)
+    run = start_run(database, "ix", "next", take_over=True)
+    assert steps.sql(steps.session(dsn), PARTS) == before
+    lifecycle.carry_on(database, run)
+    [detail] = steps.sql(steps.session(dsn), "SELECT detail FROM roir.event WHERE detail LIKE 'publish; folded%'")
+    counts = [int(number) for number in re.findall(r"\d+", detail[0])]
+    assert sum(counts) == 6667 * 2 + 3333 > sum(folded) > 0
+    steps.assert_exact(database)

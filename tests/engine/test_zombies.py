@@ -15,10 +15,12 @@ from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.drop import drop_index
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.phase_work import Step
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
+from tests.conftest import run_sql
 from tests.engine import compacting, steps, verifying
 
 pytestmark = pytest.mark.sample(2)
@@ -88,7 +90,7 @@ def of_verification(database: Database, check: bool) -> Scene:
             with database.transaction() as connection:
                 if operations.read_operation(connection, run.operation_id).status != Status.RUNNING:
                     return
-            yield from compare.SUM.work(database, run, 0)
+            yield from verifying.units(database, run)
             compare.finish(database, run)
 
     return (lambda: one.unit(claim)), later
@@ -108,12 +110,40 @@ def of_compaction(database: Database, stage: str) -> Scene:
     return (lambda: one.advance(claim)), lambda run: compacting.stages(database, run)
 
 
+def of_delta(database: Database) -> Scene:
+    """A part of the delta of which some blocks are folded."""
+    _, run = steps.begin(database, keys="k,v", ranges=2, segments=2)
+    steps.build_all(database, run)
+    run_sql(database.dsn, "UPDATE t SET k = '7', v = -v", "DELETE FROM t WHERE id % 5 = 0")
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    fold.begin(database, run)
+    connection = database.engine.connect()
+    one = fold.make_worker(database, connection, run, 0)
+    claim = one.claim()
+    assert isinstance(claim, fold.PartClaim)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fold, "BLOCKS_PER_STEP", 1)
+        done = one.step(claim)
+    assert isinstance(done, Step)
+    assert done.rest is not None
+
+    def later(run: Run) -> Iterator[object]:
+        while operations.find_operation(database, "ix").phase == "fold":
+            yield from fold.PHASE.work(database, run, 0)
+            fold.finish(database, run)
+        steps.publish_all(database, run)
+
+    return (lambda: one.step(done.rest)), later
+
+
 SCENES: dict[str, Callable[[Database], Scene]] = {
     "a range": partial(of_range, begun=0),
     "a range that is half copied": partial(of_range, begun=1),
     "a segment without its index": partial(of_segment, indexed=False),
     "a segment without its unique index": partial(of_segment, indexed=False, unique=True),
     "a segment without its vacuum": partial(of_segment, indexed=True),
+    "a part of the delta": of_delta,
     "a unit that is summed": partial(of_verification, check=False),
     "a unit whose rows are compared": partial(of_verification, check=True),
     **{

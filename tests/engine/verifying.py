@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from airflow_roir.engine import lifecycle, operations, physical
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.phase_work import WorkerMetrics
 from airflow_roir.engine.run import Run, read_running, start_run
 from airflow_roir.engine.verify import compare, repair, verification
 from airflow_roir.engine.verify.job import UnitClaim, load
@@ -47,11 +48,16 @@ def claim(one: VerifyWorker) -> UnitClaim:
     return found
 
 
+def units(database: Database, run: Run) -> Iterator[WorkerMetrics]:
+    """The units of a stage, by one worker."""
+    phase = operations.find_operation(database, run.index).phase
+    yield from lifecycle.PHASES[Phase(phase)].work(database, run, 0)
+
+
 def go_through(database: Database, run: Run, stages: int = 1) -> None:
     """So many stages, by one worker."""
     for _ in range(stages):
-        phase = operations.find_operation(database, run.index).phase
-        for _ in lifecycle.PHASES[Phase(phase)].work(database, run, 0):
+        for _ in units(database, run):
             pass
         compare.finish(database, run)
 

@@ -21,6 +21,7 @@ from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.errors import Fenced, VerificationFailed
 from airflow_roir.options import VerifyOptions
 from servers.shards import on_server, run_sql
+from tests.engine.verifying import units
 from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.verified import FILL, TABLE, Verified, build, found
@@ -188,7 +189,7 @@ def _finish(database: Database, run: Run) -> None:
                 connection, "SELECT EXISTS (SELECT FROM roir.verification WHERE finished_at IS NULL)"
             ).scalar_one():
                 return
-        for _ in compare.SUM.work(database, run, 0):
+        for _ in units(database, run):
             pass
         compare.finish(database, run)
 
@@ -252,7 +253,7 @@ def test_an_abort_leaves_nothing(shards: Make, stage: str) -> None:
         with database.transaction() as connection:
             if verification.stage(connection, begun.verification_id) == stage:
                 break
-        for _ in compare.SUM.work(database, run, 0):
+        for _ in units(database, run):
             pass
         compare.finish(database, run)
     worker = _worker(database, run)
@@ -278,7 +279,7 @@ def test_a_shard_that_is_away_holds_its_own_units_alone(shards: Make, monkeypatc
     right = one.made.dsns["s1"]
     one.made.ask("UPDATE roir.shard SET dsn = %s WHERE name = 's1'", "postgresql://nobody@127.0.0.1:1/x")
     run = start_run(database, "ix", "test", take_over=True)
-    for _ in compare.SUM.work(database, run, 0):
+    for _ in units(database, run):
         pass
     [(left,)] = one.made.ask(
         "SELECT string_agg(DISTINCT s.name, ',') FROM roir.verification_unit u JOIN roir.lane l ON "

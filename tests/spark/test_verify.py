@@ -19,6 +19,7 @@ from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.crash import gate
 from tests.engine import steps
+from tests.engine.verifying import units
 from tests.spark.driving import GIVE_UP_S, ROWS, Running, at_work, one
 
 pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.slow]
@@ -108,7 +109,7 @@ def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Da
     assert len(done) == 3
     run = start_run(database, "ix", "the next", take_over=True)
     while operations.find_operation(database, "ix").status == "running":
-        list(compare.SUM.work(database, run, 0))
+        list(units(database, run))
         compare.finish(database, run)
     both = compared(database)
     # What was compared stays compared; what was open when the driver died was rolled back.
