@@ -32,16 +32,11 @@ ROWS = 20_000
 # What the driver does, without Spark.
 COMPARE = """
 import os, sys
-from airflow_roir.engine import operations
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import driving, start_run
-database = Database(os.environ["ROIR_DSN"])
-run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1", take_over=True)
-with driving(database, run):
-    while operations.find_operation(database, "public.item_by_kind").status == "running":
-        list(units(database, run))
-        compare.finish(database, run)
+lifecycle.drive(
+    Database(os.environ["ROIR_DSN"]), "public.item_by_kind", "airflow rebuild_index run_1", take_over=True
+)
 """
 NEVER = "raise SystemExit(9)"
 
