@@ -209,6 +209,10 @@ bench-page: $(STAMP)  ## What a look at a build costs the server; ARGS="--ranges
 options: $(STAMP)  ## Write what is made from airflow_roir/options.py: SQL of live options, tables of the docs
 	$(BIN)/python scripts/options.py
 
+.PHONY: arrows
+arrows: $(STAMP)  ## Write the triggers that hold the arrows of airflow_roir/operation.py and generation_state.py
+	$(BIN)/python scripts/arrows.py
+
 .PHONY: charts
 charts: $(STAMP)  ## Draw all pictures again: charts from benchmarks/results, states from the code
 	$(BIN)/python -m benchmarks.pictures

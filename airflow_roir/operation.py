@@ -145,11 +145,3 @@ TRANSITIONS: tuple[Transition, ...] = (
         for phase in _WORKING
     ),
 )
-
-
-def find_transition(verb: Verb, status: str, phase: str) -> Transition | None:
-    """The arrow that `verb` takes from here, or None if that is forbidden."""
-    for transition in TRANSITIONS:
-        if (transition.verb, transition.status, transition.phase) == (verb, status, phase):
-            return transition
-    return None

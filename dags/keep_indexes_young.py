@@ -16,7 +16,8 @@ from typing import Any
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.operators.compact import CompactIndexOperator
-from airflow_roir.options import MAX_PARALLELISM
+from airflow_roir.options import CompactOptions
+from airflow_roir.task.forms import fields_of, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 # At two each night, in Airflow's default time zone.
@@ -24,6 +25,7 @@ SCHEDULE = "0 2 * * *"
 WHAT = "What to compact"
 HOW = "How much, and how hard"
 WHERE = "Where"
+OPTIONS = ("parallelism", "throttle", "windows")
 
 with DAG(
     dag_id="keep_indexes_young",
@@ -75,31 +77,7 @@ with DAG(
             "no limit.",
             section=HOW,
         ),
-        "parallelism": Param(
-            2,
-            type="integer",
-            minimum=1,
-            maximum=MAX_PARALLELISM,
-            title="Parallelism",
-            description="Segments at the same time. You can change the number while it runs, by the DAG control_index.",
-            section=HOW,
-        ),
-        "throttle": Param(
-            None,
-            type=["null", "string"],
-            title="Throttle",
-            description="Limits of signals, above which it works less, or waits: replica_lag=100MB "
-            "commit_latency=20ms. Empty: none.",
-            section=HOW,
-        ),
-        "windows": Param(
-            None,
-            type=["null", "string"],
-            title="Windows",
-            description="When it may work, as CRON for DURATION in ZONE: 0 2 * * * for 4h in Europe/Berlin. Outside it "
-            "pauses, and the next window continues. Empty: always.",
-            section=HOW,
-        ),
+        **fields_of(CompactOptions, OPTIONS, how=HOW),
         "spark": Param(
             "local",
             type="string",
@@ -142,9 +120,7 @@ with DAG(
         task_id="compact",
         exact="{{ params.exact }}",
         even_if_rebuild_is_cheaper="{{ params.even_if_rebuild_is_cheaper }}",
-        parallelism="{{ params.parallelism }}",
-        throttle="{{ params.throttle }}",
-        windows="{{ params.windows }}",
+        **templates_of(OPTIONS),
         spark="{{ params.spark }}",
         postgres_conn_id="{{ params.postgres_conn_id }}",
         max_active_tis_per_dagrun=1,

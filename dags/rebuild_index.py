@@ -15,7 +15,8 @@ from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import MAX_PARALLELISM, WORK_OPTIONS
+from airflow_roir.options import WORK_OPTIONS, BuildOptions
+from airflow_roir.task.forms import fields_of, names_in_form, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 WHAT = "What to build"
@@ -63,25 +64,6 @@ PARAMS = {
         "one a line: orders_0, orders_1. Empty: the table is in this database, or as in the existing index.",
         section=WHAT,
     ),
-    "shard_parallelism": Param(
-        None,
-        type=["null", "integer"],
-        minimum=1,
-        maximum=MAX_PARALLELISM,
-        title="Parallelism per shard",
-        description="Of an index over shards: workers that read one shard at the same time. Empty: as many as there "
-        "are. You can change it while the build runs.",
-        section=HOW,
-    ),
-    "max_lag_s": Param(
-        None,
-        type=["null", "integer"],
-        minimum=1,
-        title="Longest lag at the publish, seconds",
-        description="Of an index over shards: it is published when each shard was shipped up to that long ago. "
-        "Empty: 60.",
-        section=HOW,
-    ),
     "unique": Param(
         False,
         type="boolean",
@@ -97,153 +79,7 @@ PARAMS = {
         description="Of a unique index: no two rows may have the same NULLs in the key, either.",
         section=WHAT,
     ),
-    "parallelism": Param(
-        2,
-        type="integer",
-        minimum=1,
-        maximum=MAX_PARALLELISM,
-        title="Parallelism",
-        description="Workers at the same time. You can change it at any time: DAG control_index, or build task, "
-        "Task State Store. The newest change wins.",
-        section=HOW,
-    ),
-    "batch_rows": Param(
-        100_000,
-        type="integer",
-        minimum=1000,
-        maximum=10_000_000,
-        title="Most rows per batch",
-        description="A batch is one transaction, and a pause takes effect at its end. The size adapts so that a batch "
-        f"takes about a second. At least {1000:,}: each batch costs a commit.",
-        section=HOW,
-    ),
-    "ranges": Param(
-        None,
-        type=["null", "integer"],
-        minimum=1,
-        maximum=100_000,
-        title="Ranges",
-        description="Pieces of the scan. Empty: the plan chooses.",
-        section=HOW,
-    ),
-    "max_rows_per_second": Param(
-        None,
-        type=["null", "integer"],
-        minimum=100,
-        title="Rate limit, rows per second",
-        description="For the copy, over all workers. Empty: no limit. You can change it while the build runs.",
-        section=HOW,
-    ),
-    "throttle": Param(
-        None,
-        type=["null", "string"],
-        title="Throttle",
-        description="Limits of signals, above which the build works less, or waits: replica_lag=100MB "
-        "commit_latency=20ms. Empty: none. You can change them while the build runs.",
-        section=HOW,
-    ),
-    "scan": Param(
-        "auto",
-        type="string",
-        enum=["auto", "key", "block", "index"],
-        values_display={
-            "auto": "auto: the fastest",
-            "key": "key: the table by primary key",
-            "block": "block: the table by block",
-            "index": "index: the index that is rebuilt",
-        },
-        title="Scan",
-        description="What to copy, and in which order.",
-        section=HOW,
-    ),
-    "ignore_row_security": Param(
-        False,
-        type="boolean",
-        title="Ignore row-level security",
-        description="All who may read the view may see rows that the table's policies hide.",
-        section=HOW,
-    ),
-    "ignore_publications": Param(
-        False,
-        type="boolean",
-        title="Ignore publications",
-        description="Build although a publication of all tables contains the index's own tables. Its subscribers must "
-        "skip unknown tables.",
-        section=HOW,
-    ),
-    "on_duplicate": Param(
-        "pause",
-        type="string",
-        enum=["pause", "stop"],
-        values_display={
-            "pause": "pause: list all, then pause",
-            "stop": "stop: pause at the first",
-        },
-        title="On duplicates",
-        description="Of a unique index. Resume the build once each key is left once.",
-        section=HOW,
-    ),
-    "census": Param(
-        False,
-        type="boolean",
-        title="Census",
-        description="Only list the duplicates of a unique index: all that was built is removed.",
-        section=HOW,
-    ),
-    "verify": Param(
-        "after",
-        type="string",
-        enum=["after", "before", "both", "none"],
-        values_display={
-            "after": "after: the new index, before it is published",
-            "before": "before: the index that a rebuild replaces",
-            "both": "both",
-            "none": "none",
-        },
-        title="Verify",
-        description="After: compare the new index with the table, and publish only if they match. Before: count what "
-        "is wrong in the index that a rebuild replaces.",
-        section=HOW,
-    ),
-    "windows": Param(
-        None,
-        type=["null", "string"],
-        title="Windows",
-        description="When it may work, as CRON for DURATION in ZONE, several by semicolons: 0 22 * * 1-5 for 8h in "
-        "Europe/Berlin. Outside it pauses, inside it continues. Empty: always.",
-        section=WHEN,
-    ),
-    "max_duration_s": Param(
-        None,
-        type=["null", "string", "integer"],
-        title="Longest duration",
-        description="Pause after so long since it began or was resumed: 6h, 90min, or seconds. Empty: no limit.",
-        section=WHEN,
-    ),
-    "priority": Param(
-        None,
-        type=["null", "integer"],
-        minimum=-100,
-        maximum=100,
-        title="Priority",
-        description="Where only some operations may run at the same time (roir queue), the greatest goes first. "
-        "Empty: 0.",
-        section=WHEN,
-    ),
-    "warn_after_s": Param(
-        None,
-        type=["null", "string", "integer"],
-        title="Warn of a pause after",
-        description="A paused build captures all the while. 12h, 2d, or seconds; 0: never. Empty: a day.",
-        section=WHEN,
-    ),
-    "abort_after_s": Param(
-        None,
-        type=["null", "string", "integer"],
-        title="Abort a paused one after",
-        description="3d, or seconds. What was built is removed then. Empty: never.",
-        section=WHEN,
-    ),
+    **fields_of(BuildOptions, how=HOW, when=WHEN),
     "spark": Param(
         "local",
         type="string",
@@ -263,9 +99,6 @@ PARAMS = {
         section=WHERE,
     ),
 }
-
-# An empty field is rendered as None, which takes the default.
-WORK = {name: f"{{{{ params.{name} }}}}" for name in WORK_OPTIONS}
 
 with DAG(
     dag_id="rebuild_index",
@@ -296,11 +129,10 @@ with DAG(
     verify_before = VerifyIndexOperator(
         task_id="verify_before",
         mode="{{ 'before' if params.verify in ('before', 'both') else 'none' }}",
-        parallelism="{{ params.parallelism }}",
         spark="{{ params.spark }}",
         # What is wrong is what the rebuild is for.
         fail_on_difference=False,
-        **WORK,
+        **templates_of(("parallelism", *WORK_OPTIONS)),
     )
     prepare = PrepareIndexBuildOperator(
         task_id="prepare",
@@ -310,22 +142,10 @@ with DAG(
         keys="{{ params['keys'] or '' }}",
         include="{{ params.include or '' }}",
         shards="{{ (params.shards or []) | map('trim') | select | join(',') }}",
-        shard_parallelism="{{ params.shard_parallelism or '' }}",
-        max_lag_s="{{ params.max_lag_s or '' }}",
         unique="{{ params.unique }}",
         nulls_not_distinct="{{ params.nulls_not_distinct }}",
-        on_duplicate="{{ params.on_duplicate }}",
-        census="{{ params.census }}",
-        parallelism="{{ params.parallelism }}",
-        batch_rows="{{ params.batch_rows }}",
-        ranges="{{ params.ranges or '' }}",
-        max_rows_per_second="{{ params.max_rows_per_second or '' }}",
-        ignore_row_security="{{ params.ignore_row_security }}",
-        ignore_publications="{{ params.ignore_publications }}",
-        scan="{{ params.scan }}",
-        verify="{{ params.verify }}",
         spark="{{ params.spark }}",
-        **WORK,
+        **templates_of(names_in_form(BuildOptions)),
     )
     build = BuildIndexOperator(
         task_id="build",

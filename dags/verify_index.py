@@ -8,8 +8,8 @@ If something is still wrong at the end, the run fails. Its log names the first d
 `roir.discrepancy` has all of them.
 
 To compare all of an index once a month, copy the file again, with another `dag_id`, `schedule="@daily"`,
-`max_active_runs=1`, and these defaults of its parameters: `index` the name, `slices` 30. Each run continues where the
-last one stopped.
+`max_active_runs=1`, the index's name as the default of the parameter `index`, and `fields_of(…, slices=30)`. Each run
+continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import MAX_PARALLELISM, WORK_OPTIONS
+from airflow_roir.options import VerifyOptions
+from airflow_roir.task.forms import fields_of, names_in_form, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 WHAT = "What to verify"
 HOW = "How to verify it"
 WHEN = "When, and how hard"
 WHERE = "Where"
+# A longest duration ends a verification: `max_seconds`.
+FIELDS = names_in_form(VerifyOptions, without=("max_duration_s",))
 
 PARAMS = {
     "index": Param(
@@ -36,97 +39,7 @@ PARAMS = {
         "the run continues that one, with its options.",
         section=WHAT,
     ),
-    "sample": Param(
-        None,
-        type=["null", "number"],
-        exclusiveMinimum=0,
-        maximum=100,
-        title="Sample, per cent",
-        description="Compare only this percentage of the index, chosen at random. Empty: all of it.",
-        section=WHAT,
-    ),
-    "slices": Param(
-        None,
-        type=["null", "integer"],
-        minimum=1,
-        maximum=10_000,
-        title="Slices",
-        description="Compare the index in this many runs; each continues where the last one stopped. Empty: in one "
-        "run.",
-        section=WHAT,
-    ),
-    "repair": Param(
-        False,
-        type="boolean",
-        title="Repair",
-        description="Repair each discrepancy in a short transaction.",
-        section=HOW,
-    ),
-    "amcheck": Param(
-        False,
-        type="boolean",
-        title="Check the B-trees",
-        description="Check the structure of the index's B-trees, too. Needs PostgreSQL's extension amcheck.",
-        section=HOW,
-    ),
-    "parallelism": Param(
-        2,
-        type="integer",
-        minimum=1,
-        maximum=MAX_PARALLELISM,
-        title="Parallelism",
-        description="Workers at the same time. You can change the number at any time: DAG control_index, or "
-        "verify task, Task State Store. The newest change wins.",
-        section=HOW,
-    ),
-    "throttle": Param(
-        None,
-        type=["null", "string"],
-        title="Throttle",
-        description="Limits of signals, above which it works less, or waits: active_sessions=8 commit_latency=20ms. "
-        "Empty: none. You can change them while it runs.",
-        section=HOW,
-    ),
-    "max_duration": Param(
-        None,
-        type=["null", "integer"],
-        minimum=1,
-        title="Longest duration, seconds",
-        description="Stop after this many seconds of work; the rest is not compared. Empty: no limit.",
-        section=HOW,
-    ),
-    "windows": Param(
-        None,
-        type=["null", "string"],
-        title="Windows",
-        description="When it may work, as CRON for DURATION in ZONE, several by semicolons: 0 22 * * 1-5 for 8h in "
-        "Europe/Berlin. Outside it pauses, inside it continues. Empty: always.",
-        section=WHEN,
-    ),
-    "priority": Param(
-        None,
-        type=["null", "integer"],
-        minimum=-100,
-        maximum=100,
-        title="Priority",
-        description="Where only some operations may run at the same time (roir queue), the greatest goes first. "
-        "Empty: 0.",
-        section=WHEN,
-    ),
-    "warn_after_s": Param(
-        None,
-        type=["null", "string", "integer"],
-        title="Warn of a pause after",
-        description="A paused build captures all the while. 12h, 2d, or seconds; 0: never. Empty: a day.",
-        section=WHEN,
-    ),
-    "abort_after_s": Param(
-        None,
-        type=["null", "string", "integer"],
-        title="Abort a paused one after",
-        description="3d, or seconds. What was built is removed then. Empty: never.",
-        section=WHEN,
-    ),
+    **fields_of(VerifyOptions, FIELDS, how=HOW, when=WHEN),
     "spark": Param(
         "local",
         type="string",
@@ -146,9 +59,6 @@ PARAMS = {
         section=WHERE,
     ),
 }
-
-# An empty field is rendered as None, which takes the default. A longest duration ends a verification.
-WORK = {name: f"{{{{ params.{name} }}}}" for name in WORK_OPTIONS if name != "max_duration_s"}
 
 with DAG(
     dag_id="verify_index",
@@ -177,12 +87,6 @@ with DAG(
 ) as dag:
     VerifyIndexOperator(
         task_id="verify",
-        sample="{{ params.sample or '' }}",
-        max_seconds="{{ params.max_duration or '' }}",
-        slices="{{ params.slices or '' }}",
-        repair="{{ params.repair }}",
-        amcheck="{{ params.amcheck }}",
-        parallelism="{{ params.parallelism }}",
         spark="{{ params.spark }}",
-        **WORK,
+        **templates_of(FIELDS),
     )

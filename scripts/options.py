@@ -1,15 +1,21 @@
-"""Writes what is made from airflow_roir/options.py: `make options`. A test compares."""
+"""Writes what is made from the declared options, SQL and tables of the guide: `make options`. Tests compare."""
 
 from __future__ import annotations
 
+import re
+import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import typer.main
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from airflow_roir.options import LIVE, Kind, Option, VerifyOptions, options_of  # noqa: E402 - found by the path above
+from airflow_roir import cli  # noqa: E402 - found by the path above
+from airflow_roir.options import LIVE, Kind, Option, VerifyOptions, options_of  # noqa: E402
 
 SQL = """\
 -- The options that change while an operation lives, made from airflow_roir/options.py by `make options`: edit that.
@@ -103,9 +109,90 @@ def _wrapped(parts: Iterator[str], indent: int) -> str:
     return (",\n" + " " * indent).join(lines)
 
 
-def files() -> dict[Path, str]:
-    """Every file with what belongs into it."""
-    return {ROOT / "migrations" / "sql" / "live_options.sql": live_options_sql()}
+# Where the guide says more, by the flag or the parameter.
+MORE = {
+    "windows": "#windows",
+    "throttle": "#throttle",
+    "priority": "#the-queue",
+    "warn-after": "#long-pauses",
+    "shards": "shards.md#build",
+    "scan": "architecture.md#scan",
+    "covering": "architecture.md#covering",
+    "with": "#several-indexes-of-one-table",
+    "ignore-row-security": "#row-level-security",
+    "ignore-publications": "#publications",
+    "segment-size": "#segments",
+    "conn-id": "shards.md#set-up",
+    "spark": "spark.md",
+}
+
+
+def options_table() -> str:
+    """The options of all commands, each once, with the commands that have it and their help."""
+    application: Any = typer.main.get_command(cli.app)
+    found: dict[tuple[str, str], tuple[str, list[str]]] = {}
+    parameters = [("`roir` itself", one) for one in application.params]
+    for name, command in application.commands.items():
+        each = getattr(command, "commands", {name: command}).values()
+        parameters += [(name, parameter) for one in each for parameter in one.params]
+    for command, parameter in parameters:
+        flag = parameter.opts[0]
+        if not flag.startswith("--") or flag == "--help":
+            continue
+        help = (parameter.help or "Refused; what takes its place is said").removesuffix(".")
+        # Where a command says it with other bounds or defaults it is the same option.
+        _, commands = found.setdefault((flag, re.split("[,;:.(]", help)[0]), (help, []))
+        if command not in commands:
+            commands.append(command)
+    rows = (
+        (f"`{flag}`", ", ".join(commands), _meaning(help, flag[2:])) for (flag, _), (help, commands) in found.items()
+    )
+    return _table(("option", "of", "meaning"), rows)
+
+
+def form_table() -> str:
+    """The fields of the form of the DAG `rebuild_index`."""
+    dag = runpy.run_path(str(ROOT / "dags" / "rebuild_index.py"))["dag"]
+    rows = []
+    for name in dag.params:
+        param = dag.params.get_param(name)
+        text = param.description.removesuffix(".")
+        if "values_display" in param.schema:
+            text += f". {'; '.join(param.schema['values_display'].values())}"
+        rows.append((param.schema["title"], f"`{name}`", _meaning(text, name.replace("_", "-"))))
+    return _table(("form field", "parameter", "meaning"), rows)
+
+
+def _meaning(text: str, name: str) -> str:
+    more = MORE.get(name.removesuffix("-s"))
+    text = text.replace("|", "\\|").replace("*", "\\*")
+    return text + (f" ([more]({more}))" if more else "")
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def guide(text: str, **tables: str) -> str:
+    """docs/operations.md with these tables in their places, and with all live options in what a pauser is granted."""
+    for name, table in tables.items():
+        place = re.compile(rf"(<!-- made: {name} -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
+        assert place.search(text), f"docs/operations.md has no place for {name}"
+        text = place.sub(lambda found, table=table: found[1] + table + found[2], text)  # type: ignore[misc]
+    columns = _wrapped(iter([*LIVE, "granted", "granted_at"]), 18)
+    return re.sub(r"GRANT UPDATE \(parallelism[^)]*\)", lambda _: f"GRANT UPDATE ({columns})", text)
+
+
+def files(with_airflow: bool = True) -> dict[Path, str]:
+    """Every file with what belongs into it. with_airflow: the form, too, which needs Airflow to be read."""
+    operations = ROOT / "docs" / "operations.md"
+    tables = {"options": options_table()} | ({"form": form_table()} if with_airflow else {})
+    return {
+        ROOT / "migrations" / "sql" / "live_options.sql": live_options_sql(),
+        operations: guide(operations.read_text(), **tables),
+    }
 
 
 if __name__ == "__main__":

@@ -1,24 +1,27 @@
-"""Whether an operation may begin to work: inside its window, and while fewer others run than may.
+"""Whether an operation may begin to work, and go on: inside its window, for as long as it may, while few others run.
 
 Who may not is paused by that, or waits in the queue; whoever wants to drive it asks again. The row of `roir.setting` is
-locked by those who look for a place, so that two can't both take the last one.
+locked by those who look for a place, so that two can't both take the last one. The server's clock counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import allowed, operations
+from airflow_roir.definition import argument
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.operations import HEARTBEAT_FRESH_S, OperationRow
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput
-from airflow_roir.operation import BY_WINDOW, QUEUED, Phase, Status
+from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, QUEUED, Phase, Status
+from airflow_roir.quantity import duration
+from airflow_roir.windows import parse_windows
 
 # Whoever waits asks every half a minute. After so long without a question his place is nobody's: a task that waits for
 # Airflow's scheduler isn't dead yet, and Spark takes its time to start.
@@ -168,9 +171,9 @@ def admit(connection: Connection, row: OperationRow) -> Wait | None:
     A pause that it has is about to be lifted. Of an operation that runs already only windows and time count.
     """
     now = execute(connection, "SELECT clock_timestamp()").scalar_one()
-    refusal = allowed.outside_of_window(row, now, allowed.name_of(connection, row))
-    if refusal is None and not begins_anew(row) and not allowed.is_last(connection, row):
-        refusal = allowed.past_duration(row, now)
+    refusal = outside_of_window(row, now, name_of(connection, row))
+    if refusal is None and not begins_anew(row) and not is_last(connection, row):
+        refusal = past_duration(row, now)
     if refusal is not None:
         _pause(connection, row, refusal)
         seconds = None if refusal.until is None else max(0.0, (refusal.until - now).total_seconds())
@@ -186,7 +189,7 @@ def begins_anew(row: OperationRow) -> bool:
     return bool(row.epoch == 0 or row.queued_at is not None or is_resumed)
 
 
-def _pause(connection: Connection, row: OperationRow, refusal: allowed.Refusal) -> None:
+def _pause(connection: Connection, row: OperationRow, refusal: Refusal) -> None:
     if row.status == Status.RUNNING:
         operations.pause_operation(connection, row, refusal.by, refusal.reason)
         return
@@ -219,3 +222,73 @@ def _names(running: Sequence[Queued]) -> str:
         return "others start before it"
     named = ", ".join(one.index for one in running[:3]) + (", …" if len(running) > 3 else "")
     return f"{len(running)} running ({named})"
+
+
+# The last of an operation: the view is about to show the generation, under short locks and within lock_patience_s.
+COMPARED = """
+SELECT %(verify)s NOT IN ('after', 'both') OR EXISTS (
+  SELECT FROM roir.verification v
+   WHERE v.operation_id = %(operation)s AND v.finished_at IS NOT NULL
+     AND v.missing + v.extra + v.different + v.corrupt + v.damaged + v.duplicate = 0)
+"""
+NAME = "SELECT i.schema_name, i.name FROM roir.index i WHERE i.id = %(index)s"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an operation may not work. by: who pauses it. until: when it may again; None if that needs a user."""
+
+    by: str
+    reason: str
+    until: datetime | None = None
+
+
+def outside_of_window(row: OperationRow, now: datetime, index: str) -> Refusal | None:
+    """A refusal where none of the operation's windows is open, or where they can't be read."""
+    try:
+        windows = parse_windows(row.windows)
+    except InvalidInput as error:
+        # By SQL anything can be written. Rather nothing is done than something at noon.
+        return Refusal(BY_WINDOW, f"its windows can't be read: {error}. Change them: roir change {index} --windows …")
+    if windows.is_open(now):
+        return None
+    opens = windows.opens_at(now)
+    return Refusal(BY_WINDOW, f"outside of its window; opens at {windows.shown(opens)}", opens)
+
+
+def past_duration(row: OperationRow, now: datetime) -> Refusal | None:
+    """A refusal where it has worked since it began, or was resumed, for as long as it may."""
+    if row.max_duration_s is None or row.working_since is None:
+        return None
+    if now < row.working_since + timedelta(seconds=row.max_duration_s):
+        return None
+    return Refusal(BY_MAX_DURATION, f"it has worked for {duration(row.max_duration_s)}, as long as it may at a stretch")
+
+
+def name_of(connection: Connection, row: OperationRow) -> str:
+    """The operation's index as an argument of a command."""
+    return argument(str(operations.index_name(execute(connection, NAME, {"index": row.index_id}).one())))
+
+
+def is_last(connection: Connection, row: OperationRow) -> bool:
+    """True if only the publish is left, which isn't cut."""
+    if row.phase != Phase.PUBLISH:
+        return False
+    values = {"verify": row.options.get("verify", "after"), "operation": row.id}
+    return bool(execute(connection, COMPARED, values).scalar_one())
+
+
+def pause_when_over(connection: Connection, row: OperationRow, epoch: int, index: str) -> str | None:
+    """Pause a run's operation where it may not work any more, in the caller's transaction; the reason, or None.
+
+    row: the operation's, just read. epoch: the run's; index: as the run names it. Costs nothing where no option asks
+    for it. Raises Fenced, and IllegalTransition where somebody has paused it meanwhile.
+    """
+    if row.status != Status.RUNNING or row.epoch != epoch or (row.windows is None and row.max_duration_s is None):
+        return None
+    now = execute(connection, "SELECT clock_timestamp()").scalar_one()
+    refusal = past_duration(row, now) or outside_of_window(row, now, argument(index))
+    if refusal is None or is_last(connection, row):
+        return None
+    operations.pause_operation(connection, row, refusal.by, refusal.reason, epoch)
+    return refusal.reason

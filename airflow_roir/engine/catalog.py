@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import IndexDefinition, QualifiedName, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, argument, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.source import Column, Source
@@ -155,7 +155,7 @@ def read_source_by_oid(connection: Connection, oid: int, check: bool = True, onl
     """
     row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
     if row is None:
-        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: roir drop INDEX")
+        raise _dropped(connection, oid)
     if not check:
         return _read(connection, row, _primary_key(connection, row))
     return _checked(connection, row, row.by_builder if only_look else row.owned)
@@ -274,8 +274,26 @@ def name_of(connection: Connection, oid: int) -> QualifiedName:
         {"oid": oid},
     ).first()
     if row is None:
-        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: roir drop INDEX")
+        raise _dropped(connection, oid)
     return QualifiedName(row.nspname, row.relname)
+
+
+OF_DROPPED = """
+SELECT i.schema_name, i.name,
+       EXISTS (SELECT FROM roir.generation g WHERE g.index_id = i.id AND g.status = 'active') AS published,
+       EXISTS (SELECT FROM roir.operation o
+                WHERE o.index_id = i.id AND o.status IN ('running', 'paused', 'failed')) AS live
+  FROM roir.index i WHERE i.source_oid = %(oid)s AND i.dropped_at IS NULL ORDER BY 1, 2
+"""
+
+
+def _dropped(connection: Connection, oid: int) -> NotFound:
+    """Names what to do with each of its indexes: one whose first build is unfinished goes by an abort."""
+    remedies = []
+    for row in execute(connection, OF_DROPPED, {"oid": oid}):
+        index = argument(QualifiedName(row.schema_name, row.name))
+        remedies += [f"roir abort {index}"] * row.live + [f"roir drop {index}"] * row.published
+    return NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: {'; '.join(remedies)}")
 
 
 def source_of_index(connection: Connection, index_id: int, check: bool = True) -> Source:
@@ -315,10 +333,10 @@ def _relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterato
             f"table {name} is unlogged; a crash would empty it, and the index wouldn't notice. Use ALTER TABLE "
             f"{name} SET LOGGED"
         )
-    if getattr(row, "unlogged", None):
+    if unlogged := getattr(row, "unlogged", None):
         yield InvalidInput(
-            f"partition {getattr(row, 'unlogged', None)} of table {name} is unlogged; a crash would empty it, and "
-            "the index wouldn't notice. Use ALTER TABLE … SET LOGGED"
+            f"partition {unlogged} of table {name} is unlogged; a crash would empty it, and the index wouldn't "
+            f"notice. Use ALTER TABLE {unlogged} SET LOGGED"
         )
     if kind == "p" and getattr(row, "relispartition", False):
         yield InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")

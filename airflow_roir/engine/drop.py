@@ -80,7 +80,8 @@ def drop_index(
     except LockNotAcquired as error:
         raise LockNotAcquired(
             f"index {index}: its view and entries are dropped, but the capture of its table's writes is still "
-            f"installed, and maintains nothing. The next roir clean-up removes it, or roir drop {index} again: {error}"
+            "installed, and maintains nothing. The next roir clean-up removes it, or again: roir drop "
+            f"{argument(index)} ({error})"
         ) from error
 
 

@@ -208,6 +208,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     found = []
     for row in rows:
         name = operations.index_name(row)
+        source = QualifiedName(row.source_schema, row.source_name) if row.source_name else None
         have = generations[row.id]
         active = next((g for g in have if g.status == "active"), None)
         shown = active or next((g for g in have if g.status == "building"), None)
@@ -215,9 +216,10 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
         swollen = None if active is None else bloat_of(parts, active.ghosts)
         warnings = [] if row.newest is None else health.warnings_at_once(connection, row.newest, str(name))
         warnings += [
-            f"index {name}: partition {partition} was dropped or detached without roir; run roir sync-partitions on "
-            "the table"
+            f"index {name}: partition {partition} was dropped or detached without roir. Run: roir sync-partitions "
+            f"{argument(source)}"
             for partition in gone.get(row.id, ())
+            if source is not None
         ]
         if shown is None and have:
             warnings.append(operations.KEPT.format(index=name))
@@ -229,8 +231,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
         found.append(
             IndexFacts(
                 index=str(name),
-                source=row.table_apart
-                or (str(QualifiedName(row.source_schema, row.source_name)) if row.source_name else None),
+                source=row.table_apart or (None if source is None else str(source)),
                 apart=row.table_apart is not None,
                 state="published" if active else "building" if shown else "not published",
                 unique=row.is_unique,

@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import build, fold, operations, seal
 from airflow_roir.engine import publish as publishing
 from airflow_roir.engine.compact import compaction
@@ -191,9 +192,9 @@ def carry_on(
             if row.phase not in phases:
                 if row.phase in (Phase.BUILD, Phase.SEAL):
                     raise IllegalTransition(
-                        f"index {run.index} is still in {row.phase}; finish that first: roir resume. If it was "
-                        "finished already, the server has lost its last commits, by a failover to a replica or a "
-                        "restore"
+                        f"index {run.index} is still in {row.phase}; finish that first: roir resume "
+                        f"{argument(run.index)}. If it was finished already, the server has lost its last commits, by "
+                        "a failover to a replica or a restore"
                     )
                 return
             if make_pool is None:

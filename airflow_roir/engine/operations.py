@@ -113,7 +113,7 @@ def active_generation(connection: Connection, index: Row[Any]) -> Row[Any]:
         name = index_name(index)
         if is_kept(connection, index.id):
             raise NotFound(KEPT.format(index=name))
-        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
+        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume {argument(name)}")
     return found
 
 
@@ -179,14 +179,16 @@ def find_resumable(database: Database, index: str) -> OperationRow:
     Raises NotFound, and InvalidInput if it has ended, failed or is being aborted.
     """
     row = find_operation(database, index)
+    name = parse_name(index, "index")
     why = {
         Status.COMPLETED: "is completed: there is nothing to resume. roir status shows the index",
-        Status.ABORTED: "was aborted: there is nothing to resume. Begin again: roir build",
+        Status.ABORTED: f"was aborted: there is nothing to resume. Begin again: roir build {argument(name)}",
         Status.ABORTING: "is being aborted and can't be resumed. roir clean-up finishes that",
-        Status.FAILED: f"has failed and can't be resumed: {row.error}. Abort it, then build again: roir abort",
+        Status.FAILED: f"has failed and can't be resumed: {row.error}. Abort it: roir abort {argument(name)}. "
+        "Then build again",
     }.get(Status(row.status))
     if why is not None:
-        raise InvalidInput(f"index {parse_name(index, 'index')}: operation {row.id} ({row.kind}) {why}")
+        raise InvalidInput(f"index {name}: operation {row.id} ({row.kind}) {why}")
     return row
 
 

@@ -31,7 +31,8 @@ SELECT s.*, CASE WHEN s.trusted AND current_setting('restrict_nonsystem_relation
 """
 OWNED = """
 SELECT current_user::text AS role, pg_get_userbyid(p.proowner) = %(owner)s AS owned,
-       has_schema_privilege(%(owner)s, p.pronamespace, 'CREATE') OR u.rolsuper AS may_create
+       has_schema_privilege(%(owner)s, p.pronamespace, 'CREATE') OR u.rolsuper AS may_create,
+       CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ' WITH SET TRUE' ELSE '' END AS options
   FROM pg_proc p, pg_roles u WHERE p.oid = to_regprocedure(%(function)s) AND u.rolname = current_user
 """
 TYPES = """
@@ -221,7 +222,7 @@ def hand_over(connection: Connection, source: Source, function: str) -> None:
             raise
         raise RightMissing(
             f"table {source.name}: its capture must run as its owner, but role {quote(row.role)} can't become the "
-            f"owner: GRANT {owner} TO {quote(row.role)}, from PostgreSQL 16 on with the option SET"
+            f"owner: GRANT {owner} TO {quote(row.role)}{row.options}"
         ) from error
 
 
@@ -245,8 +246,9 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
         return _standing(connection, replace(source, owner=row.owner), reads)
     if not row.trusted and row.owners > 1:
         raise RightMissing(
-            f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}, but one role must "
-            f"read both. Use ALTER TABLE … OWNER TO {quote(source.owner)} on such partitions, which roir plan lists"
+            f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other} to another role, but "
+            f"one must read both. Run: ALTER TABLE {row.other} OWNER TO {quote(source.owner)}; and so for all that "
+            "roir plan lists"
         )
     if reads is None and not row.named:
         raise SourceChanged(f"table {source.name} was renamed meanwhile; start again")

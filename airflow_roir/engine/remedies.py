@@ -30,8 +30,8 @@ REMEDIES = (
     ),
     (r"somebody cancels", "See who, or which job, cancels roir's statements. Then: roir resume {index}"),
     (r"is called .+ now", "Rename the label back. Then: roir resume {index}"),
-    (r"Run: roir clean-up", "roir clean-up. Then: roir resume {index}"),
-    (r"\bpartitions?\b", "roir sync-partitions TABLE brings the index up to date. Then: roir resume {index}"),
+    # As the error itself says it, with the table.
+    (r"[Rr]un: (?P<command>roir (?:clean-up|sync-partitions .+))", "{command}. Then: roir resume {index}"),
     (
         r"differs from its table",
         "roir.discrepancy has the rows. roir resume {index} compares again; or roir abort {index}",
@@ -49,5 +49,9 @@ OTHERWISE = "Remove the cause. Then: roir resume {index}"
 
 def remedy(said: str, index: str, failed: bool) -> str:
     """What to do about an error. said: its message; failed: the operation can't continue."""
-    found = FAILED if failed else next((text for pattern, text in REMEDIES if re.search(pattern, said)), OTHERWISE)
-    return found.format(index=argument(index))
+    if failed:
+        return FAILED.format(index=argument(index))
+    for pattern, text in REMEDIES:
+        if found := re.search(pattern, said):
+            return text.format(index=argument(index), **found.groupdict())
+    return OTHERWISE.format(index=argument(index))

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine import admission, operations
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.operations import OperationRow
@@ -117,7 +117,10 @@ def _start(
     if operation is not None and row.id != operation:
         raise operations.has_begun_since(index, operation, row)
     if row.status == Status.FAILED:
-        raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
+        raise OperationFailed(
+            f"index {index}: operation {row.id} failed: {row.error}. Abort it: roir abort {argument(index)}. Then "
+            "start again"
+        )
     if row.status == Status.ABORTING:
         raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
     if row.status not in (Status.RUNNING, Status.PAUSED):

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 class ChangeIndexBuildOperator(OptionsOperator):
     """Changes the options of an index's operation, running or paused, whoever drives it; returns the operation's id.
 
-    parallelism, batch_rows, max_rows_per_second, shard_parallelism, throttle, windows, max_duration_s, priority,
-        warn_after_s, abort_after_s: new values (templated); None or '' keeps the operation's own, 0 or `off` is none.
-        Limits of a throttle are laid over those that there are. Workers follow at their next batch, and the task that
-        drives the operation shows the values in its Task State Store.
+    Takes the options of `BuildOptions` that change while an operation lives, by their names, as new values (templated):
+    None or '' keeps the operation's own, 0 or `off` is none. Limits of a throttle are laid over those that there are.
+    Workers follow at their next batch, and the task that drives the operation shows the values in its Task State Store.
     """
 
     def execute(self, context: Context) -> int:

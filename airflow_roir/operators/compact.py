@@ -17,6 +17,7 @@ from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.operation import Kind
 from airflow_roir.options import CompactOptions
 from airflow_roir.task.form_values import optional_text, yes_or_no
+from airflow_roir.task.given import given_to, names_of, takes
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.whole_operation import WholeOperationOperator
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from airflow_roir.engine.compact.action import Action
     from airflow_roir.engine.database import Database
 
+OPTIONS = names_of(CompactOptions)
+
 
 class CompactIndexOperator(WholeOperationOperator):
     """Makes those segments of an index again that save most for what that costs, on Spark, while users read and write.
@@ -34,14 +37,11 @@ class CompactIndexOperator(WholeOperationOperator):
         or '' is no limit.
     exact: measure the segments with pgstattuple, which reads all entries.
     segment_size: the size that segments should have, `2GB`; None or '': as their siblings.
-    verify: compare new segments with the old ones before they are swapped in.
     even_if_rebuild_is_cheaper: if not, a rebuild that costs no more is suggested, in the log, the XCom and the table
         `roir.event`, and the task is skipped.
-    parallelism, throttle: how many workers to start with, and the limits of signals; the task's Task State Store
-        changes them later.
     spark: see `SparkDrivingOperator`. All of these are templated; numbers and booleans may be given as text.
-    windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
-        `2h`, too.
+    Also the options of `CompactOptions` and `WorkOptions`, by their names: durations may be given as `2h`, too; None or
+        '' takes the default there. The task's Task State Store changes the live ones later.
 
     Returns what was done, of each unit its segments and their sizes. The task is skipped if nothing is worth it. It
     continues an unfinished compaction of the index, with what was chosen for that. If the DAG is paused, the open steps
@@ -55,17 +55,17 @@ class CompactIndexOperator(WholeOperationOperator):
         "budget",
         "exact",
         "segment_size",
-        "verify",
+        *OPTIONS,
         "even_if_rebuild_is_cheaper",
     )
 
+    @takes(OPTIONS)
     def __init__(
         self,
         *,
         budget: str | None = None,
         exact: bool | str | None = None,
         segment_size: str | None = None,
-        verify: bool | str | None = None,
         even_if_rebuild_is_cheaper: bool | str | None = True,
         **kwargs: Any,
     ) -> None:
@@ -73,12 +73,11 @@ class CompactIndexOperator(WholeOperationOperator):
         self.budget = budget
         self.exact = exact
         self.segment_size = segment_size
-        self.verify = verify
         self.even_if_rebuild_is_cheaper = even_if_rebuild_is_cheaper
 
     def options(self) -> CompactOptions:
         """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
-        return self.options_as(CompactOptions, verify=yes_or_no("verify", self.verify))
+        return given_to(self, CompactOptions)
 
     def carry_out(self, context: Context) -> dict[str, Any]:
         """Drive the compaction to its end, or leave; then say what it did."""

@@ -11,11 +11,11 @@ from airflow_roir.engine.verify import verification
 from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.operation import Kind
-from airflow_roir.options import WORK_OPTIONS, BuildOptions
+from airflow_roir.options import BuildOptions
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
-from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
+from airflow_roir.task.form_values import optional_text, yes_or_no
+from airflow_roir.task.given import given_to, names_of, takes
 from airflow_roir.task.open_database import open_database
-from airflow_roir.task.options_operator import option_of
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 from airflow_roir.task.shard_connections import add_shards
 from airflow_roir.task.spark_task import spark_of
@@ -25,19 +25,7 @@ if TYPE_CHECKING:
 
     from airflow_roir.engine.database import Database
 
-NUMBERS = (
-    "parallelism",
-    "batch_rows",
-    "batch_ms",
-    "ranges",
-    "segments",
-    "max_rows_per_second",
-    "revert_window_s",
-    "shard_parallelism",
-    "max_lag_s",
-)
-TRUTHS = ("ignore_row_security", "ignore_publications", "census")
-WORDS = ("scan", "covering", "verify", "on_duplicate")
+OPTIONS = names_of(BuildOptions)
 UNIQUENESS = ("unique", "nulls_not_distinct")
 
 
@@ -52,11 +40,8 @@ class PrepareIndexBuildOperator(RoirOperator):
     shards: of an index over tables on other servers, the names of shards, also of those that only the extra
         `roir_shards` of the index server's connection knows, as a list or comma-separated; a rebuild keeps those that
         it has. shard_column: see `IndexDefinition`.
-    parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, shard_parallelism,
-        max_lag_s, scan, covering, verify, ignore_row_security, ignore_publications, on_duplicate, census: see
-        `BuildOptions`; numbers and booleans may be given as text; None or '' takes the default there.
-    throttle, windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
-        `2h`, too.
+    Also the options of `BuildOptions` and `WorkOptions`, by their names: numbers and booleans may be given as text,
+        durations as `2h`, too; None or '' takes the default there.
     spark, replica_conn_ids: as of the task that builds, which come to it and not to this one: here they are only looked
         at, so that a wrong one fails before anything is changed. Whether a machine that will build has a Java, or
         reaches the cluster, isn't known here.
@@ -72,48 +57,24 @@ class PrepareIndexBuildOperator(RoirOperator):
         "table",
         "keys",
         "include",
-        *NUMBERS,
-        *WORDS,
-        *TRUTHS,
         *UNIQUENESS,
-        *WORK_OPTIONS,
+        *OPTIONS,
         "shards",
         "shard_column",
         "spark",
     )
 
+    @takes(OPTIONS)
     def __init__(
         self,
         *,
         table: str | None = None,
         keys: str | Sequence[str] | None = None,
         include: str | Sequence[str] | None = None,
-        parallelism: int | str | None = None,
-        batch_rows: int | str | None = None,
-        batch_ms: int | str | None = None,
-        ranges: int | str | None = None,
-        segments: int | str | None = None,
-        max_rows_per_second: int | str | None = None,
-        revert_window_s: int | str | None = None,
-        scan: str | None = None,
-        covering: str | None = None,
-        ignore_row_security: bool | str | None = None,
-        ignore_publications: bool | str | None = None,
-        verify: str | None = None,
         unique: bool | str | None = None,
         nulls_not_distinct: bool | str | None = None,
-        on_duplicate: str | None = None,
-        census: bool | str | None = None,
         shards: str | Sequence[str] | None = None,
         shard_column: str | None = None,
-        shard_parallelism: int | str | None = None,
-        max_lag_s: int | str | None = None,
-        throttle: str | None = None,
-        windows: str | None = None,
-        max_duration_s: int | str | None = None,
-        priority: int | str | None = None,
-        warn_after_s: int | str | None = None,
-        abort_after_s: int | str | None = None,
         spark: str | None = None,
         replica_conn_ids: Sequence[str] = (),
         **kwargs: Any,
@@ -122,32 +83,10 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.table = table
         self.keys = keys
         self.include = include
-        self.parallelism = parallelism
-        self.batch_rows = batch_rows
-        self.batch_ms = batch_ms
-        self.ranges = ranges
-        self.segments = segments
-        self.max_rows_per_second = max_rows_per_second
-        self.revert_window_s = revert_window_s
-        self.scan = scan
-        self.covering = covering
-        self.ignore_row_security = ignore_row_security
-        self.ignore_publications = ignore_publications
-        self.verify = verify
         self.unique = unique
         self.nulls_not_distinct = nulls_not_distinct
-        self.on_duplicate = on_duplicate
-        self.census = census
         self.shards = shards
         self.shard_column = shard_column
-        self.shard_parallelism = shard_parallelism
-        self.max_lag_s = max_lag_s
-        self.throttle = throttle
-        self.windows = windows
-        self.max_duration_s = max_duration_s
-        self.priority = priority
-        self.warn_after_s = warn_after_s
-        self.abort_after_s = abort_after_s
         self.spark = spark
         self.replica_conn_ids = tuple(replica_conn_ids)
 
@@ -207,11 +146,7 @@ class PrepareIndexBuildOperator(RoirOperator):
 
     def options(self) -> BuildOptions:
         """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
-        given: dict[str, Any] = {name: whole_number(name, getattr(self, name)) for name in NUMBERS}
-        given |= {name: optional_text(getattr(self, name)) for name in WORDS}
-        given |= {name: yes_or_no(name, getattr(self, name)) for name in TRUTHS}
-        given |= {name: option_of(name, getattr(self, name)) for name in WORK_OPTIONS}
-        return BuildOptions.asked(**given)
+        return given_to(self, BuildOptions)
 
 
 def _columns(value: str | Sequence[str] | None) -> str | Sequence[str] | None:

@@ -17,9 +17,9 @@ class ResumeIndexBuildOperator(OptionsOperator):
 
     The task drives nothing itself: if no run waits, trigger `rebuild_index` for the index, which adopts the operation.
 
-    parallelism, batch_rows, max_rows_per_second, shard_parallelism, throttle, windows, max_duration_s, priority,
-        warn_after_s, abort_after_s: new values (templated); None keeps the operation's own, 0 or `off` is none. Outside
-        of its windows the operation is paused again at once, and continues by itself inside.
+    Takes the options of `BuildOptions` that change while an operation lives, by their names, as new values (templated):
+    None or '' keeps the operation's own, 0 or `off` is none. Outside of its windows the operation is paused again at
+    once, and continues by itself inside.
     """
 
     def execute(self, context: Context) -> int:

@@ -15,7 +15,8 @@ from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import BUILDS, Kind
 from airflow_roir.options import VerifyOptions
 from airflow_roir.task.discrepancies import log_report
-from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
+from airflow_roir.task.form_values import optional_text
+from airflow_roir.task.given import given_to, names_of, takes
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.whole_operation import WholeOperationOperator
 
@@ -25,20 +26,18 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
 
 MODES = ("only", "before", "none")
+OPTIONS = names_of(VerifyOptions)
 
 
 class VerifyIndexOperator(WholeOperationOperator):
     """Compares an index with its source on Spark, while users write, and repairs it on request; returns the counts.
 
-    sample, max_seconds, slices, repair, amcheck: see `VerifyOptions`; numbers and booleans may be given as text; None
-        or '' takes the default there.
+    Takes the options of `VerifyOptions` and `WorkOptions`, by their names: numbers and booleans may be given as text,
+    durations as `2h`, too; None or '' takes the default there. The task's Task State Store changes the live ones later.
+
     mode: `only`; `before` if a rebuild follows: the task is skipped if the index isn't published yet or has an
         unfinished build; `none` always skips it.
-    parallelism, throttle: how many workers to start with, and the limits of signals; the task's Task State Store
-        changes them later.
     spark: see `SparkDrivingOperator`. All of these are templated.
-    windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
-        `2h`, too.
     fail_on_difference: fail, without a retry, if something is still wrong; the XCom has the counts either way.
 
     The task continues an unfinished verification of the index, with the options that it has. If the DAG is paused, the
@@ -52,41 +51,25 @@ class VerifyIndexOperator(WholeOperationOperator):
     kinds = (Kind.VERIFY,)
     template_fields: Sequence[str] = (
         *WholeOperationOperator.template_fields,
-        "sample",
-        "max_seconds",
-        "slices",
-        "repair",
-        "amcheck",
+        *OPTIONS,
         "mode",
     )
 
+    @takes(OPTIONS)
     def __init__(
         self,
         *,
-        sample: float | str | None = None,
-        max_seconds: int | str | None = None,
-        slices: int | str | None = None,
-        repair: bool | str | None = None,
-        amcheck: bool | str | None = None,
         mode: str = "only",
         fail_on_difference: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.sample = sample
-        self.max_seconds = max_seconds
-        self.slices = slices
-        self.repair = repair
-        self.amcheck = amcheck
         self.mode = mode
         self.fail_on_difference = fail_on_difference
 
     def options(self) -> VerifyOptions:
         """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
-        given: dict[str, Any] = {name: whole_number(name, getattr(self, name)) for name in ("max_seconds", "slices")}
-        given["sample"] = number("sample", self.sample)
-        given |= {name: yes_or_no(name, getattr(self, name)) for name in ("repair", "amcheck")}
-        return self.options_as(VerifyOptions, **given)
+        return given_to(self, VerifyOptions)
 
     def carry_out(self, context: Context) -> dict[str, Any]:
         """Drive the verification to its end, or leave; then say what it found."""

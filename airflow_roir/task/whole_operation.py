@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_roir.operation import Phase
-from airflow_roir.options import WORK_OPTIONS
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.form_values import whole_number
-from airflow_roir.task.options_operator import option_of
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator, spark_of
 
@@ -24,43 +21,14 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
     from airflow_roir.errors import OperationRunning
 
-Options = TypeVar("Options")
-
 # Where the Task State Store keeps which operation this task has begun.
 OPERATION = "operation_id"
 
 
 class WholeOperationOperator(SparkDrivingOperator):
-    """Base of the operators whose one task is a whole operation, which they begin themselves.
+    """Base of the operators whose one task is a whole operation, which they begin themselves."""
 
-    parallelism: how many workers to start with; None or '' is the default.
-    throttle, windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
-        `2h`, too. All of these are templated.
-    """
-
-    template_fields: Sequence[str] = (*SparkDrivingOperator.template_fields, "parallelism", *WORK_OPTIONS)
     done_phases = frozenset({Phase.DONE})
-
-    def __init__(
-        self,
-        *,
-        parallelism: int | str | None = None,
-        throttle: str | None = None,
-        windows: str | None = None,
-        max_duration_s: int | str | None = None,
-        priority: int | str | None = None,
-        warn_after_s: int | str | None = None,
-        abort_after_s: int | str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.parallelism = parallelism
-        self.throttle = throttle
-        self.windows = windows
-        self.max_duration_s = max_duration_s
-        self.priority = priority
-        self.warn_after_s = warn_after_s
-        self.abort_after_s = abort_after_s
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Drive the operation to its end, or leave; then return what came out."""
@@ -77,12 +45,6 @@ class WholeOperationOperator(SparkDrivingOperator):
     @abstractmethod
     def carry_out(self, context: Context) -> dict[str, Any]:
         """Begin the operation, or find the one that was begun, drive it to its end and return what came out."""
-
-    def options_as(self, made: Callable[..., Options], **more: Any) -> Options:
-        """The options that the rendered fields and `more` give, defaults for empty ones. Raises InvalidInput."""
-        given = {**more, "parallelism": whole_number("parallelism", self.parallelism)}
-        given |= {name: option_of(name, getattr(self, name)) for name in WORK_OPTIONS}
-        return made(**{name: value for name, value in given.items() if value is not None})
 
     def begun_before(self, context: Context, done: str) -> int | None:
         """The operation that an earlier stretch or try has begun; None: it is to begin now.

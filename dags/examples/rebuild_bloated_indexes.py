@@ -12,7 +12,8 @@ from typing import Any
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.groups import rebuild_index_group
-from airflow_roir.options import MAX_PARALLELISM
+from airflow_roir.options import BuildOptions
+from airflow_roir.task.forms import fields_of
 
 with DAG(
     dag_id="rebuild_bloated_indexes",
@@ -40,14 +41,7 @@ with DAG(
             description="Those that would win most come first; the others wait for the next night. All of them are "
             "prepared at once, and from then on writes to their tables cost more.",
         ),
-        "parallelism": Param(
-            2,
-            type="integer",
-            minimum=1,
-            maximum=MAX_PARALLELISM,
-            title="Parallelism",
-            description="Workers of each build at the same time.",
-        ),
+        **fields_of(BuildOptions, ("parallelism",)),
         "spark": Param(
             "local",
             type="string",

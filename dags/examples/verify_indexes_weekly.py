@@ -12,6 +12,8 @@ from typing import Any
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.options import VerifyOptions
+from airflow_roir.task.forms import fields_of
 
 with DAG(
     dag_id="verify_indexes_weekly",
@@ -30,9 +32,7 @@ with DAG(
             title="Slices",
             description="In how many runs all of an index is compared: 7 nights are a week.",
         ),
-        "repair": Param(
-            False, type="boolean", title="Repair", description="Repair each discrepancy in a short transaction."
-        ),
+        **fields_of(VerifyOptions, ("repair",)),
         "spark": Param(
             "local",
             type="string",

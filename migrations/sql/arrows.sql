@@ -1,22 +1,27 @@
--- The state machines of the control tables. CHECKs say which states there are; these triggers say which state follows
--- which, whoever writes it. Only control tables have them: users' statements change none of these columns. What each arrow
--- is for stands in airflow_roir/operation.py and airflow_roir/generation_state.py; a test tries every pair of states.
+-- The state machines of the control tables, made from airflow_roir/operation.py and airflow_roir/generation_state.py by
+-- `make arrows`: edit those. CHECKs say which states there are; these triggers say which state follows which, whoever
+-- writes it. Users' statements change none of these columns. A test tries every pair of states.
 
 CREATE FUNCTION roir.arrows() RETURNS TABLE (machine text, was text, becomes text)
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'operation', concat_ws(' ', a.was, p.phase), concat_ws(' ', a.becomes, p.phase)
-      FROM (VALUES ('running', 'paused'), ('paused', 'running'), ('running', 'failed'), ('paused', 'failed'),
-                   ('running', 'aborting'), ('paused', 'aborting'), ('failed', 'aborting'), ('aborting', 'aborted')
-           ) AS a (was, becomes)
+      FROM (VALUES ('paused', 'running'),
+                   ('running', 'paused'),
+                   ('running', 'failed'),
+                   ('paused', 'failed'),
+                   ('running', 'aborting'),
+                   ('paused', 'aborting'),
+                   ('failed', 'aborting'),
+                   ('aborting', 'aborted')) AS a (was, becomes)
      CROSS JOIN unnest(ARRAY['build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact']) AS p (phase)
     UNION ALL
     VALUES ('operation', 'running build', 'running seal'),
            ('operation', 'running seal', 'running fold'),
            ('operation', 'running fold', 'running publish'),
-           ('operation', 'running publish', 'completed done'),
            ('operation', 'running sum', 'running check'),
            ('operation', 'running check', 'completed done'),
            ('operation', 'running compact', 'completed done'),
+           ('operation', 'running publish', 'completed done'),
            ('generation', 'building capture', 'building direct'),
            ('generation', 'building direct', 'active active'),
            ('generation', 'active active', 'retired active'),
@@ -49,7 +54,8 @@ DECLARE
     state text;
     next text;
 BEGIN
-    SELECT string_agg(before ->> c.name, ' ' ORDER BY c.n), string_agg(after ->> c.name, ' ' ORDER BY c.n) INTO state, next
+    SELECT string_agg(before ->> c.name, ' ' ORDER BY c.n), string_agg(after ->> c.name, ' ' ORDER BY c.n)
+      INTO state, next
       FROM unnest(TG_ARGV) WITH ORDINALITY AS c (name, n);
     IF NOT EXISTS (SELECT FROM roir.arrows() a
                     WHERE a.machine = TG_TABLE_NAME AND (a.was, a.becomes) = (state, next)) THEN
@@ -60,27 +66,33 @@ BEGIN
 END $$;
 
 CREATE TRIGGER arrows BEFORE UPDATE OF status, phase ON roir.operation FOR EACH ROW
-WHEN (OLD.status <> NEW.status OR OLD.phase <> NEW.phase) EXECUTE FUNCTION roir.refuse_arrow('status', 'phase');
+WHEN (OLD.status <> NEW.status OR OLD.phase <> NEW.phase)
+EXECUTE FUNCTION roir.refuse_arrow('status', 'phase');
 
 CREATE TRIGGER arrows BEFORE UPDATE OF status, capture_mode ON roir.generation FOR EACH ROW
 WHEN (OLD.status <> NEW.status OR OLD.capture_mode <> NEW.capture_mode)
 EXECUTE FUNCTION roir.refuse_arrow('status', 'capture_mode');
 
 CREATE TRIGGER arrows BEFORE UPDATE OF status ON roir.segment FOR EACH ROW
-WHEN (OLD.status <> NEW.status) EXECUTE FUNCTION roir.refuse_arrow('status');
+WHEN (OLD.status <> NEW.status)
+EXECUTE FUNCTION roir.refuse_arrow('status');
 
 CREATE TRIGGER arrows BEFORE UPDATE OF status ON roir.source_partition FOR EACH ROW
-WHEN (OLD.status <> NEW.status) EXECUTE FUNCTION roir.refuse_arrow('status');
+WHEN (OLD.status <> NEW.status)
+EXECUTE FUNCTION roir.refuse_arrow('status');
 
--- A batch doesn't change it, but the last one of a range does.
 CREATE TRIGGER arrows BEFORE UPDATE OF done ON roir.scan_range FOR EACH ROW
-WHEN (OLD.done <> NEW.done) EXECUTE FUNCTION roir.refuse_arrow('done');
+WHEN (OLD.done <> NEW.done)
+EXECUTE FUNCTION roir.refuse_arrow('done');
 
 CREATE TRIGGER arrows BEFORE UPDATE OF done ON roir.delta_part FOR EACH ROW
-WHEN (OLD.done <> NEW.done) EXECUTE FUNCTION roir.refuse_arrow('done');
+WHEN (OLD.done <> NEW.done)
+EXECUTE FUNCTION roir.refuse_arrow('done');
 
 CREATE TRIGGER arrows BEFORE UPDATE OF done ON roir.verification_unit FOR EACH ROW
-WHEN (OLD.done <> NEW.done) EXECUTE FUNCTION roir.refuse_arrow('done');
+WHEN (OLD.done <> NEW.done)
+EXECUTE FUNCTION roir.refuse_arrow('done');
 
 CREATE TRIGGER arrows BEFORE UPDATE OF status ON roir.compaction_unit FOR EACH ROW
-WHEN (OLD.status <> NEW.status) EXECUTE FUNCTION roir.refuse_arrow('status');
+WHEN (OLD.status <> NEW.status)
+EXECUTE FUNCTION roir.refuse_arrow('status');

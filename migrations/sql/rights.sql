@@ -58,7 +58,7 @@ BEGIN
          WHERE p.oid = to_regprocedure(format('roir_data.read_%s(text)', source)) AND c.oid = source;
         SELECT bool_or(has_schema_privilege(c.relowner, 'roir_data', 'CREATE')) INTO may_create
           FROM pg_class c WHERE c.oid = ANY (relations);
-        SELECT c.oid::regclass::text || ' to ' || pg_get_userbyid(c.relowner) INTO other FROM pg_class c, pg_class s
+        SELECT c.oid::regclass::text INTO other FROM pg_class c, pg_class s
          WHERE c.oid = ANY (relations) AND s.oid = source AND c.relowner <> s.relowner LIMIT 1;
     END IF;
     made := coalesce(made, false);

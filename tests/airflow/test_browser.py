@@ -36,7 +36,8 @@ WIDTH, HEIGHT, MOST_BYTES = 1320, 1040, 150_000
 # The sections of the form, of which one is open at a time.
 FORM = {
     "What to build": ("index", "table", "keys", "shards"),
-    "How to build it": ("parallelism", "batch_rows", "ranges", "max_rows_per_second", "throttle"),
+    "How to build it": ("parallelism", "batch_rows", "ranges", "max_rows_per_second"),
+    "When, and how hard": ("throttle", "windows"),
     "Where": ("postgres_conn_id",),
 }
 

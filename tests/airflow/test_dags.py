@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import runpy
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import LIVE, BuildOptions, VerifyOptions
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
+ROOT = Path(__file__).parents[2]
 SECRET = "never-to-be-seen"
 
 
@@ -166,6 +168,11 @@ def test_shipping_goes_on_all_the_time_and_waits_to_be_switched_on(bag: DagBag) 
     assert (task.postgres_conn_id, task.ship_for, task.warn_age) == ("postgres_default", "10min", "5min")
 
 
+def test_the_guide_explains_the_form_as_it_is() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "options.py"))["files"]()
+    assert all(path.read_text() == content for path, content in made.items()), "make options"
+
+
 def test_every_field_of_the_form_is_explained(bag: DagBag) -> None:
     for dag in bag.dags.values():
         for name in dag.params:
@@ -249,7 +256,7 @@ def verify_of(dag: DAG, **conf: Any) -> VerifyIndexOperator:
 
 
 def test_a_form_becomes_the_options_of_a_verification(verify: DAG) -> None:
-    given = {"parallelism": 4, "repair": True, "amcheck": True, "max_duration": 600}
+    given = {"parallelism": 4, "repair": True, "amcheck": True, "max_seconds": 600}
     task = verify_of(verify, index="i", sample=0.5, spark="cluster", postgres_conn_id="warehouse", **given)
     assert task.options() == VerifyOptions(parallelism=4, sample=0.5, max_seconds=600, repair=True, amcheck=True)
     assert (task.mode, task.fail_on_difference) == ("only", True)
@@ -273,7 +280,7 @@ def test_a_copy_of_the_dag_runs_daily_as_its_text_says(dags_folder: Path, tmp_pa
         "schedule=None": 'schedule="@daily"',
         "max_active_runs=32": "max_active_runs=1",
         '"index": Param(\n': '"index": Param(\n        "public.i",\n',
-        '"slices": Param(\n        None': '"slices": Param(\n        30',
+        "when=WHEN)": "when=WHEN, slices=30)",
     }.items():
         assert old in text
         text = text.replace(old, new)

@@ -36,7 +36,7 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 from airflow_roir.operators.ship import ShipChangesOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import LIVE_OPTIONS, WORK_OPTIONS, VerifyOptions
+from airflow_roir.options import LIVE_OPTIONS, WORK_OPTIONS, BuildOptions, Kind, VerifyOptions, options_of
 from airflow_roir.task.ranked_indexes import ranked_indexes
 from tests.airflow.test_dags import bag, rendered
 from tests.airflow.test_operators import INDEX, WHAT, context
@@ -127,6 +127,7 @@ WORK: Mapping[str, Any] = {
     "warn_after_s": NO_SPAN,
     "abort_after_s": NO_SPAN,
 }
+NO_VALUE = {Kind.NUMBER: NO_NUMBER, Kind.SPAN: NO_SPAN, Kind.TRUTH: NO_TRUTH}
 # A new index may have any name that can be one.
 NAMES = ("%s", "$$", "\\")
 WHERE: Mapping[str, Any] = {
@@ -160,10 +161,9 @@ ONES: Mapping[str, Any] = {
 }
 PREPARE: Mapping[str, Any] = {
     **WHERE,
+    **{one.name: NO_VALUE[one.kind] for one in options_of(BuildOptions) if one.offered and one.kind in NO_VALUE},
+    **dict.fromkeys(preparing.UNIQUENESS, NO_TRUTH),
     **WORK,
-    **dict.fromkeys(preparing.NUMBERS, NO_NUMBER),
-    **dict.fromkeys((*preparing.TRUTHS, *preparing.UNIQUENESS), NO_TRUTH),
-    "max_lag_s": NO_NUMBER,
     **ONES,
 }
 VERIFY: Mapping[str, Any] = {
@@ -171,7 +171,7 @@ VERIFY: Mapping[str, Any] = {
     **WORK,
     "parallelism": NO_NUMBER,
     "sample": ("many", "-1", 0, 101, "1%x", [2], "nan", "inf", "\0"),
-    "max_seconds": NO_NUMBER,
+    "max_seconds": NO_SPAN,
     "slices": NO_NUMBER,
     "repair": NO_TRUTH,
     "amcheck": NO_TRUTH,
@@ -266,7 +266,7 @@ def test_a_wrong_value_is_refused_before_the_first_change(
 
 FORMS: dict[str, Mapping[str, Any]] = {
     "rebuild_index": PREPARE,
-    "verify_index": {**VERIFY, "max_duration": NO_SPAN},
+    "verify_index": VERIFY,
     "control_index": {**LIVE, "action": (*NO_WORD, "drop"), "reason": ("\0", "\ud800", 5)},
     "keep_indexes_young": {
         **COMPACT,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import admission, allowed, operations
+from airflow_roir.engine import admission, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, end_run, read_control, settle, start_run
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused
@@ -39,7 +39,7 @@ def give(dsn: str, **columns: object) -> None:
 
 def look(database: Database, run: Run) -> str | None:
     with database.transaction() as connection:
-        return allowed.look(connection, read_control(connection, run), run.epoch, run.index)
+        return admission.pause_when_over(connection, read_control(connection, run), run.epoch, run.index)
 
 
 def row(database: Database) -> Any:
@@ -90,7 +90,7 @@ def test_a_window_that_closes_between_fold_and_publish_holds_the_comparison_but_
     assert row(database).phase == Phase.PUBLISH
     give(dsn, windows=f"'{closed()}'")
     with database.transaction() as connection:
-        assert not allowed.is_last(connection, row(database))
+        assert not admission.is_last(connection, row(database))
     assert look(database, run) is not None
     with pytest.raises(OperationPaused):
         verifying.of_build(database, run)
@@ -228,7 +228,7 @@ def test_a_pause_in_the_same_moment_wins(database: Database, dsn: str) -> None:
         read = read_control(connection, run)
     operations.pause(database, "ix", "somebody")
     with pytest.raises(IllegalTransition), database.transaction() as connection:
-        allowed.look(connection, read, run.epoch, run.index)
+        admission.pause_when_over(connection, read, run.epoch, run.index)
     assert row(database).paused_by == "somebody"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import allowed, operations
+from airflow_roir.engine import admission, operations
 from airflow_roir.engine.database import Database, execute, is_transient, to_json
 from airflow_roir.engine.governor.control import FIRST, UNREADABLE, Control, Grant
 from airflow_roir.engine.governor.readings import SignalReader
@@ -100,7 +100,7 @@ class Governor:
             row = read_control(connection, self._run)
             # Somebody may pause it in this very moment.
             with suppress(IllegalTransition):
-                if allowed.look(connection, row, self._run.epoch, self._run.index) is not None:
+                if admission.pause_when_over(connection, row, self._run.epoch, self._run.index) is not None:
                     row = read_control(connection, self._run)
         if row.status != Status.RUNNING:
             self._looked_at, self._unreadable_since, self._failing_since = None, None, None

@@ -1,0 +1,64 @@
+"""The options of operations as arguments of operators, by their declarations: `@takes(BuildOptions)` adds them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from airflow_roir.options import Declared, Kind, Option, WorkOptions, options_of
+from airflow_roir.span import seconds
+from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
+
+Initializer = Callable[..., None]
+
+
+def names_of(declared: type[WorkOptions]) -> tuple[str, ...]:
+    """The names of the options that an operator takes, each a templated field."""
+    return tuple(one.name for one in options_of(declared) if one.offered)
+
+
+def takes(names: Sequence[str]) -> Callable[[Initializer], Initializer]:
+    """Give an operator's `__init__` these arguments besides its own, None if they aren't given, as attributes of it.
+
+    Its signature has them, so that Airflow refuses an unknown name, and takes them from `default_args` and `partial`.
+    """
+
+    def around(init: Initializer) -> Initializer:
+        signature = inspect.signature(init)
+        *own, rest = signature.parameters.values()
+        added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+
+        @functools.wraps(init)
+        def made(self: Any, **given: Any) -> None:
+            options = {name: given.pop(name, None) for name in names}
+            init(self, **given)
+            for name, value in options.items():
+                setattr(self, name, value)
+
+        made.__signature__ = signature.replace(parameters=[*own, *added, rest])  # type: ignore[attr-defined]
+        return made
+
+    return around
+
+
+def given_to(operator: Any, declared: type[Declared]) -> Declared:
+    """The options that an operator's rendered fields give, defaults for empty ones. Raises InvalidInput."""
+    read = {one.name: value_of(one, getattr(operator, one.name)) for one in options_of(declared) if one.offered}
+    return declared.asked(**read)
+
+
+def value_of(option: Option, value: Any) -> Any:
+    """A value as a form or a template gives it: None, '' and 'None' are None. Raises InvalidInput."""
+    if option.kind is Kind.NUMBER:
+        return whole_number(option.name, value)
+    if option.kind is Kind.SPAN:
+        # To JSON Schema 2.0 is a whole number, too, and a template renders it as it is.
+        is_text = isinstance(value, str)
+        return seconds(option.name, value.strip().removesuffix(".0")) if is_text else whole_number(option.name, value)
+    if option.kind is Kind.SHARE:
+        return number(option.name, value)
+    if option.kind is Kind.TRUTH:
+        return yes_or_no(option.name, value)
+    return optional_text(value)
