@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import fold, lifecycle
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.options import VerifyOptions
@@ -80,7 +80,7 @@ def built_badly(scene: Scene) -> None:
     """A worker's fault, as far as the comparison before the publish."""
     _, run = steps.begin(scene.database, IX, T, "k", "v")
     steps.switch_all(scene.database, run)
-    fold.finish(scene.database, run, fold.work(scene.database, run))
+    steps.fold_delta(scene.database, run)
     scene.do("DELETE FROM roir_data.g1 WHERE ctid = '(0,1)'")
 
 

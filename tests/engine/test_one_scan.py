@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, build, operations
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.partitions import detach
@@ -123,7 +124,7 @@ def test_no_two_workers_read_the_same_range(database: Database, table: str) -> N
     with database.transaction() as connection:
         left = build.PHASE.left(connection, b, busy=[0])
     # What the other one's worker holds is to be done, and isn't free.
-    assert left == build.WorkLeft(free=len(ranges(database, b)) - 2, undone=len(ranges(database, b)))
+    assert left == WorkLeft(free=len(ranges(database, b)) - 2, undone=len(ranges(database, b)))
 
 
 def test_two_claims_at_the_same_time(database: Database, table: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import build, clean_up, health, marks
+from airflow_roir.engine import build, clean_up, health, tamper
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.run import start_run
@@ -157,7 +157,7 @@ class Case:
         self.copy_on()
         # As a clean-up, or a drain, does it: only what has marks is said to have been another one meanwhile.
         with self.database.transaction() as connection:
-            marks.follow(connection, self.worker.job.generation_id)
+            tamper.follow(connection, self.worker.job.generation_id)
         with closing(steps.session(dsn)) as user:
             user.autocommit = not at_once
             refused = self.say(user, level, words)
