@@ -231,14 +231,17 @@ def test_partitions_are_known_again_after_a_pg_upgrade(database: Database, dsn: 
     assert_shown(database)
 
 
-def test_what_was_taken_out_between_upgrade_and_init_is_not_taken_for_known(database: Database, dsn: str) -> None:
-    make(dsn)
+@pytest.mark.parametrize(("shape", "out", "to"), [("range", "t1", 20), ("two levels", "tx", 30)])
+def test_what_was_taken_out_between_upgrade_and_init_is_not_taken_for_known(
+    database: Database, dsn: str, shape: str, out: str, to: int
+) -> None:
+    make(dsn, shape)
     publish(database, include="v")
-    run_sql(dsn, *UPGRADE, "ALTER TABLE t DETACH PARTITION t1", "DELETE FROM t1 WHERE id % 2 = 0")
-    run_sql(dsn, "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (10) TO (20)")
+    run_sql(dsn, *UPGRADE, f"ALTER TABLE t DETACH PARTITION {out}", "DELETE FROM t1 WHERE id % 2 = 0")
+    run_sql(dsn, f"ALTER TABLE t ATTACH PARTITION {out} FOR VALUES FROM (10) TO ({to})")
     install.init(database)
     assert any("roir sync-partitions" in line for line in clean_up.clean_up(database).waiting)
-    assert sync_partitions(database, "t", "test").gone == ["public.t1"]
+    assert sync_partitions(database, "t", "test").gone == [f"public.{out}"]
     assert_shown(database)
     steps.assert_exact(database)
 
