@@ -223,7 +223,7 @@ def wait_for_publish(story: Story, database: Database, airflow: StandaloneAirflo
     story.expect(state == "success", f"the DAG run's state is {state}")
     story.ended = read_status(database, story.dataset.index)[0]
     story.expect(story.ended.status == "completed", f"published, not {story.ended.status}")
-    story.expect(story.ended.parallelism == SECOND_PARALLELISM, "resumed with another parallelism")
+    story.expect(story.ended.options["parallelism"] == SECOND_PARALLELISM, "resumed with another parallelism")
     say("published")
 
 
@@ -308,9 +308,9 @@ def show(story: Story, seconds: float) -> None:
     rows = {
         "phases, seconds": ", ".join(f"{name} {ended.phase_seconds.get(name, 0):.1f}" for name in phases),
         "copied": f"{ended.rows:,} rows, {ended.rows_per_second or 0:,.0f} rows/s "
-        f"(limited to {ended.max_rows_per_second:,})",
+        f"(limited to {ended.options['max_rows_per_second']:,})",
         "pauses": f"1, by the DAG's switch at {story.paused_at:g} %, with {story.connections_while_paused} "
-        f"connections left; resumed with {ended.parallelism} workers instead of {FIRST_PARALLELISM}",
+        f"connections left; resumed with {ended.options['parallelism']} workers instead of {FIRST_PARALLELISM}",
         "writer alone": _felt(story.before),
         "writer during": _felt(story.during),
         "comparison": _compared(compared),

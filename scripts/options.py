@@ -176,12 +176,14 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def guide(text: str, **tables: str) -> str:
-    """docs/operations.md with these tables in their places, and with all live options in what a pauser is granted."""
+    """docs/operations.md with these tables in their places, and all live options where they are listed."""
     for name, table in tables.items():
         place = re.compile(rf"(<!-- made: {name} -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
         assert place.search(text), f"docs/operations.md has no place for {name}"
         text = place.sub(lambda found, table=table: found[1] + table + found[2], text)  # type: ignore[misc]
     columns = _wrapped(iter([*LIVE, "granted", "granted_at"]), 18)
+    listed = ", ".join(f"`{name}`" for name in LIVE)
+    text = re.sub(r"\| `parallelism`, [`\w, ]* \| the options", lambda _: f"| {listed} | the options", text)
     return re.sub(r"GRANT UPDATE \(parallelism[^)]*\)", lambda _: f"GRANT UPDATE ({columns})", text)
 
 

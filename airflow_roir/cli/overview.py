@@ -173,12 +173,12 @@ def _operation_row(seen: Look, one: OperationStatus) -> tuple[str, ...]:
 
 def _limits(one: OperationStatus) -> Iterator[str]:
     """What it was told to keep to."""
-    if one.throttle:
-        yield f"limits: {printable(one.throttle)}"
-    if one.windows:
-        yield f"windows: {printable(one.windows)}"
-    if one.max_duration_s:
-        yield f"longest duration: {duration(one.max_duration_s)}"
+    if throttle := one.options["throttle"]:
+        yield f"limits: {printable(throttle)}"
+    if windows := one.options["windows"]:
+        yield f"windows: {printable(windows)}"
+    if longest := one.options["max_duration_s"]:
+        yield f"longest duration: {duration(longest)}"
 
 
 def what_of(one: OperationStatus) -> str:

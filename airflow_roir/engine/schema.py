@@ -18,11 +18,12 @@ VERSION_TABLE = "schema_version"
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
 # `0001` was the first of those too, and was edited: some had no table `home`, some none of lanes, then views that could
 # be written, then none of the functions that captures and the DDL guard call by now, then none that lists the options,
-# the last none that pauses an operation for whoever asks.
+# then none that pauses an operation for whoever
+# asks, the last none that says an operation's options.
 # whole: a dump's section post-data has keys and triggers.
 STANDING = """
 SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
-       AND to_regprocedure('roir.pause_operation(bigint, bigint, text, text, text)') IS NOT NULL AS released,
+       AND to_regprocedure('roir.options_in_effect(roir.operation)') IS NOT NULL AS released,
        EXISTS (SELECT FROM pg_index WHERE indrelid = to_regclass('roir.operation') AND indisprimary)
        AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('roir.operation') AND NOT tgisinternal) AS whole
 """

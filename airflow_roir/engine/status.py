@@ -20,6 +20,7 @@ from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Phase, Status
+from airflow_roir.options import LIVE_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class OperationStatus:
     last seconds, and null unless it runs. seconds_left_low, seconds_left_high: between these in most builds. driven: a
     run drives it, and has given a sign of life lately; else none has for silent_seconds. notice: whom it waits for,
     or the last option that was refused. ended_by, end_reason: who aborted it and why. unique: of its index; then
-    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. throttle: the limits
-    of signals, as users write them. throttled: why it may not work as it could, null if it may; granted: how many
-    workers may work now, null if all. throttle_seconds: what was lost to each cause, in seconds of all workers' work.
-    shares_scan_of: the indexes that the same scan builds now. long_pause: what is to be warned of a pause that lasts.
+    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. options: those that
+    change while it lives, as users write them. throttled: why it may not work as it could, null if it may; granted: how
+    many workers may work now, null if all. throttle_seconds: what was lost to each cause, in seconds of all workers'
+    work. shares_scan_of: the indexes that the same scan builds now. long_pause: what is to be warned of a pause that
+    lasts.
     compaction: how far its units are; None of other kinds.
     warnings: of the published index (`health`), by `status` only.
     """
@@ -53,10 +55,7 @@ class OperationStatus:
     seconds_left_high: float | None
     total_execution_time: float
     phase_seconds: dict[str, float]
-    parallelism: int
-    batch_rows: int
-    max_rows_per_second: int | None
-    shard_parallelism: int | None
+    options: dict[str, Any]
     ranges_done: int
     ranges: int
     segments_sealed: int
@@ -77,10 +76,6 @@ class OperationStatus:
     census: bool
     duplicate_keys: int
     duplicate_rows: int
-    windows: str | None
-    max_duration_s: int | None
-    priority: int
-    throttle: str | None
     throttled: str | None
     throttled_since: datetime | None
     granted: float | None
@@ -91,8 +86,10 @@ class OperationStatus:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: moments in ISO 8601."""
-        return plain_fields(self)
+        """For JSON: moments in ISO 8601, and each option by its name."""
+        facts = plain_fields(self)
+        options: dict[str, Any] = facts.pop("options")
+        return facts | options
 
 
 # silent: since the last heartbeat; a run that has left in order has none, and the last event tells.
@@ -205,10 +202,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             seconds_left_high=number(row.seconds_left_high),
             total_execution_time=float(row.total_execution_time),
             phase_seconds=dict(row.phase_seconds),
-            parallelism=row.parallelism,
-            batch_rows=row.batch_rows,
-            max_rows_per_second=row.max_rows_per_second,
-            shard_parallelism=row.shard_parallelism,
+            options={name: row.live_options[name] for name in LIVE_OPTIONS},
             ranges_done=row.ranges_done,
             ranges=row.ranges,
             segments_sealed=row.segments_sealed,
@@ -229,10 +223,6 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             census=row.census,
             duplicate_keys=row.duplicate_keys,
             duplicate_rows=row.duplicate_rows,
-            windows=row.windows,
-            max_duration_s=row.max_duration_s,
-            priority=row.priority,
-            throttle=row.throttle,
             throttled=None if row.throttled is None else cut(row.throttled),
             throttled_since=row.throttled_since,
             granted=number(row.granted),

@@ -1,6 +1,14 @@
 -- What SQL Server users know from sys.index_resumable_operations, and more. Every number is of committed rows and
 -- never falls while an operation lives: a range counts its rows up to its share of the estimate made at prepare.
 
+-- The options that change while an operation lives, as they are now and as users write them.
+CREATE FUNCTION roir.options_in_effect(o roir.operation) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT jsonb_object_agg(l.name, CASE l.name WHEN 'throttle' THEN to_jsonb(roir.throttle_text(o.throttle))
+                                                ELSE to_jsonb(o) -> l.name END)
+      FROM roir.live_options() l
+$$;
+
 CREATE VIEW roir.resumable_operations AS
 SELECT o.id AS operation_id,
        quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS name,
@@ -49,7 +57,8 @@ SELECT o.id AS operation_id,
        CASE WHEN roir.throttled(o) IS NOT NULL THEN o.throttled_since END AS throttled_since,
        CASE WHEN o.status = 'running' THEN roir.granted(o) END AS granted,
        coalesce((SELECT jsonb_object_agg(l.cause, round(l.seconds::numeric, 1)) FROM roir.throttle_time l
-                  WHERE l.operation_id = o.id AND round(l.seconds::numeric, 1) > 0), '{}') AS throttle_seconds
+                  WHERE l.operation_id = o.id AND round(l.seconds::numeric, 1) > 0), '{}') AS throttle_seconds,
+       roir.options_in_effect(o) AS live_options
   FROM roir.operation o
   JOIN roir.index i ON i.id = o.index_id
   JOIN roir.operation_work w ON w.operation_id = o.id

@@ -198,10 +198,10 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
 
         airflow.unpause(DAG)
         wait_until(lambda: standing().rows > paused.rows, PATIENCE_S, "the build to go on")
-        assert (standing().parallelism, standing().batch_rows) == (4, 1000)
+        assert (standing().options["parallelism"], standing().options["batch_rows"]) == (4, 1000)
         # And once more while it runs.
         airflow.put_stored(DAG, run, "build", "parallelism", 3)
-        wait_until(lambda: standing().parallelism == 3, PATIENCE_S, "the change to be followed")
+        wait_until(lambda: standing().options["parallelism"] == 3, PATIENCE_S, "the change to be followed")
         wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
         written = commits[0]
         wait_until(lambda: commits[0] > written + 10, PATIENCE_S, "writes to the published index")
@@ -308,7 +308,7 @@ def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
     airflow.pause(DAG)
     wait_until(in_state(airflow, run, "build", "up_for_reschedule"), PATIENCE_S, "the task to leave")
     paused = standing()
-    assert (paused.status, paused.paused_by, paused.shard_parallelism) == ("paused", SWITCH, 1)
+    assert (paused.status, paused.paused_by, paused.options["shard_parallelism"]) == ("paused", SWITCH, 1)
     of_work = {"parallelism": 2, "batch_rows": 1000, "max_rows_per_second": RATE, "shard_parallelism": 1}
     assert airflow.get_stored(DAG, run, "build") == of_work | WORK_SEEDED | {"in_effect": of_work | WORK_SEEDED}
     airflow.put_stored(DAG, run, "build", "parallelism", 4)
@@ -324,7 +324,7 @@ def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
         raise AirflowError("\n".join([str(late), str(standing()), *said])) from None
     assert airflow.run_state(DAG, run) == "success", airflow.task_log(DAG, run, "build")
     done = standing()
-    assert (done.status, done.parallelism, done.shard_parallelism) == ("completed", 4, 2)
+    assert (done.status, done.options["parallelism"], done.options["shard_parallelism"]) == ("completed", 4, 2)
     assert "shard_parallelism changes from 1 to 2" in airflow.task_log(DAG, run, "build")
     for task in ("prepare", "build", "finalize"):
         assert airflow.task(DAG, run, task)["try_number"] == 1

@@ -171,7 +171,7 @@ def test_prepare_returns_the_operations_id_and_adopts_its_own(context: dict[str,
     first = prepare(context)
     assert prepare(context) == first
     found = status.status(shop.database, INDEX)[0]
-    assert (found.operation_id, found.phase, found.parallelism) == (first, "build", 2)
+    assert (found.operation_id, found.phase, found.options["parallelism"]) == (first, "build", 2)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,12 @@ def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(databa
     operations.change_options(database, "ix", actor="me", parallelism=5, batch_rows=7000)
     resumed = start_run(database, "ix", "test")
     after = operation_status(database, prepared.operation_id)
-    assert (after.status, after.rows, after.parallelism, after.batch_rows) == ("running", 100, 5, 7000)
+    assert (after.status, after.rows, after.options["parallelism"], after.options["batch_rows"]) == (
+        "running",
+        100,
+        5,
+        7000,
+    )
     again = steps.worker(database, resumed)
     assert claimed(again).scan.watermark == batch.claim.scan.watermark
     again.connection.close()
@@ -155,7 +160,7 @@ def test_an_unfinished_operation_is_adopted_from_its_watermarks(database: Databa
     assert again.adopted
     assert again.operation_id == prepared.operation_id
     found = operation_status(database, prepared.operation_id)
-    assert (found.rows, found.parallelism) == (100, 3)
+    assert (found.rows, found.options["parallelism"]) == (100, 3)
 
 
 # A batch over some of them can be copied, over others it can't even be parsed.

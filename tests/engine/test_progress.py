@@ -20,7 +20,7 @@ from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.run import Run, end_run, settle
 from airflow_roir.engine.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
-from airflow_roir.options import MAX_PARALLELISM
+from airflow_roir.options import LIVE, MAX_PARALLELISM
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -87,12 +87,7 @@ CONTRACT: dict[str, Any] = {
     "samples": [list],
     "pauses": [{"at": str, "by": str, "why": str, "until": (str, OR_NONE)}],
     "errors": [{"at": str, "text": str, "remedy": str}],
-    "options": {
-        "parallelism": int,
-        "batch_rows": int,
-        "max_rows_per_second": (int, OR_NONE),
-        "shard_parallelism": (int, OR_NONE),
-    },
+    "options": {name: (str if option.kind.is_text else int, OR_NONE) for name, option in LIVE.items()},
     "owner": (str, OR_NONE),
     "heartbeat_age": (*NUMBER, OR_NONE),
     "spark_ui": (str, OR_NONE),

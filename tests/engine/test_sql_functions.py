@@ -43,7 +43,7 @@ def test_pause_resume_and_abort_by_the_name_as_sql_writes_it(database: Database,
     sql(user, "SELECT roir.resume(%s, parallelism => 7)", NAME)
     user.commit()
     resumed = operation_status(database, prepared.operation_id)
-    assert (resumed.status, resumed.parallelism, resumed.pause_reason) == ("running", 7, None)
+    assert (resumed.status, resumed.options["parallelism"], resumed.pause_reason) == ("running", 7, None)
     again = start_run(database, NAME, "the run that waited")  # no heartbeat: free to be taken up
     assert again.epoch > run.epoch
     sql(user, "SELECT roir.abort(%s, 'enough')", NAME)
@@ -76,7 +76,7 @@ def test_a_bad_parallelism_is_refused_and_the_old_one_stays(database: Database, 
     with pytest.raises(psycopg2.errors.InvalidParameterValue):
         sql(steps.session(dsn), "SELECT roir.resume('ix', parallelism => %s)", value)
     kept = operation_status(database, prepared.operation_id)
-    assert (kept.status, kept.parallelism) == ("paused", 3)
+    assert (kept.status, kept.options["parallelism"]) == ("paused", 3)
 
 
 @pytest.mark.parametrize("by", ["a user", "its run"])

@@ -64,7 +64,7 @@ def seen(database: Database, run: Run) -> Progress:
 
 def test_the_reason_is_in_the_status_its_json_the_progress_and_the_tasks_log(database: Database, held: Run) -> None:
     one = operation_status(database, held.operation_id)
-    assert (one.throttle, one.throttled, one.granted) == ("lock_waits=50 query=6", HELD, 0)
+    assert (one.options["throttle"], one.throttled, one.granted) == ("lock_waits=50 query=6", HELD, 0)
     assert one.throttle_seconds == {"query": 8.0}
     assert one.throttled_since is not None
     assert progress_line(one).endswith(f", {HELD}")

@@ -19,7 +19,7 @@ from airflow_roir.engine.status import OperationStatus
 from airflow_roir.entry_state import ENTRY_STATES
 from airflow_roir.generation_state import ARROWS
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb
-from airflow_roir.options import BuildOptions
+from airflow_roir.options import LIVE, BuildOptions
 from airflow_roir.task import dag_switch
 
 ROOT = Path(__file__).parents[2]
@@ -372,7 +372,7 @@ def test_every_field_and_value_of_the_status_is_described() -> None:
     shown = {name for names, _ in rows for name in names.split(", ")}
     # The command adds what a look tells, and `waits`, which an index without an operation has too. Its warnings are
     # those of the index.
-    stored = {field.name for field in fields(OperationStatus)} - {"warnings"}
+    stored = {field.name for field in fields(OperationStatus)} - {"warnings", "options"} | {*LIVE}
     assert shown == {*stored, "workers_alive", "held_up", "waits"}
     of_index = {name for names, _ in rows_of(OPERATIONS, "of an index") for name in names.split(", ")}
     # Those are a view of their own: --segments.

@@ -28,6 +28,7 @@ from airflow_roir.engine.shards.progress import ShardStanding, standing
 from airflow_roir.engine.shards.shard import TABLE_OF
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import BUILDS, Kind, Phase, Status
+from airflow_roir.options import LIVE_OPTIONS
 
 MOST_SAMPLES = 240
 MOST_EVENTS = 20
@@ -172,7 +173,7 @@ class Progress:
     samples: tuple[tuple[float, int, float], ...]
     pauses: tuple[Pause, ...]
     errors: tuple[Error, ...]
-    options: dict[str, int | None]
+    options: dict[str, Any]
     owner: str | None
     heartbeat_age: float | None
     spark_ui: str | None
@@ -253,12 +254,7 @@ def _look(connection: Connection, row: Row[Any]) -> Progress:
         samples=_samples(connection, row),
         pauses=pauses,
         errors=errors,
-        options={
-            "parallelism": row.parallelism,
-            "batch_rows": row.batch_rows,
-            "max_rows_per_second": row.max_rows_per_second,
-            "shard_parallelism": row.shard_parallelism,
-        },
+        options={name: row.live_options[name] for name in LIVE_OPTIONS},
         owner=_text(row.owner),
         heartbeat_age=number(row.heartbeat_age),
         spark_ui=_text(row.spark_ui),
