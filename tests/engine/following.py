@@ -19,12 +19,10 @@ from typer.main import get_command
 from airflow_roir import cli
 from airflow_roir.cli.app import say
 from airflow_roir.cli.spark import CommandSpark
-from airflow_roir.engine import build, seal
-from airflow_roir.engine.compact import worker as compacting
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.operations import read_operation
 from airflow_roir.engine.run import driving, start_run
-from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from tests.conftest import run_sql
@@ -156,15 +154,6 @@ class _Driver:
         return 0
 
 
-WORK: dict[str, Any] = {
-    Phase.BUILD: build,
-    Phase.SEAL: seal,
-    Phase.SUM: compare,
-    Phase.CHECK: compare,
-    Phase.COMPACT: compacting,
-}
-
-
 def _work(database: Database, index: str, owner: str, operation: int, take_over: bool) -> None:
     run = start_run(database, index, owner, take_over, operation=operation)
 
@@ -173,10 +162,11 @@ def _work(database: Database, index: str, owner: str, operation: int, take_over:
             return str(read_operation(connection, operation).phase)
 
     with driving(database, run):
-        while (work := WORK.get(phase())) is not None:
+        while (name := phase()) in lifecycle.LONG:
+            work = lifecycle.PHASES[Phase(name)]
             for _ in work.work(database, run, 0):
                 pass
-            work.finish(database, run)
+            work.finish(database, run, lambda _line: None)
 
 
 @pytest.fixture
