@@ -32,6 +32,7 @@ ELSEWHERE = {
     "ranges are not done yet; resume the operation": BY_US,
     "segments are not sealed yet; resume the operation": BY_US,
     "units aren't done yet; resume the operation": BY_US,
+    "parts of the delta aren't folded yet; resume it": BY_US,
     "units are not compared yet; resume the operation": BY_US,
     "Nothing was swapped; run roir verify": BY_US,
     "of a published generation still holds": BY_US,
