@@ -191,7 +191,11 @@ def files(with_airflow: bool = True) -> dict[Path, str]:
     """Every file with what belongs into it. with_airflow: the form, too, which needs Airflow to be read."""
     operations = ROOT / "docs" / "operations.md"
     tables = {"options": options_table()} | ({"form": form_table()} if with_airflow else {})
+    architecture = ROOT / "docs" / "architecture.md"
+    columns = _wrapped((f"`{name}`" for name in LIVE), 0)
+    place = re.compile(r"(?<=null: none\);\n).*?(?= \(the options that may change\))", re.DOTALL)
     return {
+        architecture: place.sub(lambda _: columns, architecture.read_text()),
         ROOT / "migrations" / "sql" / "live_options.sql": live_options_sql(),
         operations: guide(operations.read_text(), **tables),
     }

@@ -18,8 +18,7 @@ VERSION_TABLE = "schema_version"
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
 # `0001` was the first of those too, and was edited: some had no table `home`, some none of lanes, then views that could
 # be written, then none of the functions that captures and the DDL guard call by now, then none that lists the options,
-# then none that pauses an operation for whoever
-# asks, the last none that says an operation's options.
+# then none that pauses an operation for whoever asks, the last none that says an operation's options.
 # whole: a dump's section post-data has keys and triggers.
 STANDING = """
 SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
