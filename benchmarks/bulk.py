@@ -14,7 +14,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, fold, install, lifecycle, prepare, seal
+from airflow_roir.engine import build, drop, install, lifecycle, prepare, seal, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.options import BuildOptions
@@ -115,7 +115,7 @@ class Bulk:
         prepared = prepare.prepare(self.database, definition, options)
         self.measure(f"{kind}capture")
         run = load(self.database, prepared.index)
-        fold.switch(self.database, run)
+        switch.switch(self.database, run)
         if self.unique:
             self.measure(f"{kind}direct")
         lifecycle.carry_on(self.database, run)

@@ -28,12 +28,13 @@ import psycopg2
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, build, fold, install, physical, prepare, seal
+from airflow_roir.engine import abort, build, fold, install, physical, prepare, seal, switch
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.driver import PhaseDriver
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.fold import Folded, FoldWorker, PartClaim
+from airflow_roir.engine.fold import FoldWorker, PartClaim
+from airflow_roir.engine.folding import Folded
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.phase_work import Step
 from airflow_roir.engine.pool import ThreadPool
@@ -86,7 +87,7 @@ def measure(dsn: str, database: Database, mix: str, workers: int, rows: int) -> 
     for phase in (build, seal):
         list(phase.PHASE.work(database, run, 0))
         phase.finish(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT max(id) FROM roir.generation")
         generation = cursor.fetchone()[0]

@@ -27,7 +27,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, fold, install, operations, prepare, publish, seal
+from airflow_roir.engine import build, install, operations, prepare, publish, seal, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.locks import Drain
@@ -177,7 +177,7 @@ class Bench:
             self.in_parallel(seal.PHASE.work)
             seal.finish(database, self.run)
         run = self.run
-        self.drain("switch", lambda said: fold.switch(database, run, said), idle=idle)
+        self.drain("switch", lambda said: switch.switch(database, run, said), idle=idle)
         with self.phase("fold"):
             steps.fold_delta(database, run)
         self.drain("publish", lambda said: publish.publish(database, run, said), idle=idle)

@@ -42,7 +42,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, fold, install, lifecycle, physical, prepare, seal
+from airflow_roir.engine import build, drop, fold, folding, install, lifecycle, physical, prepare, seal, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.lifecycle import verify
@@ -251,7 +251,7 @@ class Bench:
         build.finish(database, run)
         list(seal.PHASE.work(database, run, 0))
         seal.finish(database, run)
-        fold.switch(database, run)
+        switch.switch(database, run)
         halt = threading.Event()
         with beside(lambda: self.fold(run, lasts, halt), halt):
             self.measure(number, case, "fold")
@@ -267,7 +267,7 @@ class Bench:
         with self.database.connect() as connection:
             with connection.begin():
                 job = load_job(connection, run)
-            worker = fold.Folding(connection, job.generation_id, job.entry)
+            worker = folding.Folding(connection, job.generation_id, job.entry)
             blocks = self.sql(f"SELECT pg_relation_size('{physical.delta(job.generation_id)}') / 8192")[0]
             starts = range(0, blocks + 1, fold.BLOCKS_PER_STEP)
             for start in starts:

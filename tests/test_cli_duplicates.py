@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.engine import fold, lifecycle
+from airflow_roir.engine import lifecycle, switch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import driving, start_run
 from airflow_roir.engine.unique import duplicate_report, duplicates
@@ -121,7 +121,7 @@ def test_the_list_in_json_limited_and_with_what_is_healed(database: Database, ds
     run_sql(dsn, f"UPDATE {hostile} SET {COLUMN} = \"i'd\" || 'x' WHERE day < '2026-02-01'")
     run = start_run(database, "ix", "test", take_over=True)
     steps.seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     assert here(dsn, "duplicates", "ix").stdout.strip().endswith("no two rows share a key")
     assert as_json(dsn, "duplicates", "ix")["duplicates"] == []
     healed = as_json(dsn, "duplicates", "ix", "--all")["duplicates"]

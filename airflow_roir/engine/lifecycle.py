@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import build, fold, operations, seal
+from airflow_roir.engine import build, fold, operations, seal, switch
 from airflow_roir.engine import publish as publishing
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact import worker as compact_worker
@@ -65,7 +65,7 @@ def _before_fold(database: Database, run: Run, report: Report) -> bool:
     if _is_apart(database, run, row, report):
         persist(database, run, lambda: catch_up(database, run, report), report)
     try:
-        persist(database, run, lambda: fold.switch(database, run, report), report)
+        persist(database, run, lambda: switch.switch(database, run, report), report)
     except DuplicatesFound:
         for line in duplicate_report.first_lines(database, run.operation_id):
             report(line)
@@ -79,7 +79,7 @@ def _before_publish(database: Database, run: Run, report: Report) -> bool:
     row = persist(database, run, lambda: _read(database, run), report)
     if _is_verified(row):
         if not _is_apart(database, run, row, report):
-            persist(database, run, lambda: fold.follow_partitions(database, run, report), report)
+            persist(database, run, lambda: switch.follow_partitions(database, run, report), report)
         compare.begin_of_build(database, run, report)
     return True
 

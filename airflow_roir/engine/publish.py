@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import fold, operations, physical
+from airflow_roir.engine import fold, folding, operations, physical, switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute
@@ -42,7 +42,7 @@ def publish(database: Database, run: Run, report: Callable[[str], None] = lambda
         job = load_job(connection, run)
     # The view is replaced under a lock that its readers hold up.
     exclusive = [_view(database, job)]
-    while not fold.drain(database, job, lambda connection, lock: _publish(connection, lock, job), report, exclusive):
+    while not switch.drain(database, job, lambda connection, lock: _publish(connection, lock, job), report, exclusive):
         fold.fold_here(database, run, report)
 
 
@@ -67,15 +67,15 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     lock()
     check_fingerprint(connection, job)
     check_partitions(connection, job, known, adopt=True)
-    if fold.left_in_delta(connection, job.generation_id) > MOST_ROWS_UNDER_LOCK:
+    if folding.left_in_delta(connection, job.generation_id) > MOST_ROWS_UNDER_LOCK:
         return False
-    fold.Folding(connection, job.generation_id, job.entry).fold()
+    folding.Folding(connection, job.generation_id, job.entry).fold()
     ghosts = _only_ghosts(connection, job)
     view.show(connection, _name(connection, job), job.index_id, job.generation_id)
     values = {"index": job.index_id, "revert_window_s": int(job.options["revert_window_s"])}
     execute(connection, RETIRE, values)
     shown = "status = 'active', published_at = clock_timestamp(), ghosts = %(ghosts)s"
-    fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE, also=shown, ghosts=ghosts)
+    switch.set_mode(connection, job.generation_id, DIRECT, ACTIVE, also=shown, ghosts=ghosts)
     installation.refresh(connection, job.source)
     operations.complete(connection, row, run.epoch)
     operations.record_event(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from airflow_roir.engine import fold
+from airflow_roir.engine import switch
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run
 from tests.engine import stages, steps
@@ -117,7 +117,7 @@ class Voyage:
         elif phase == "sealed":
             steps.seal_all(database, self.run)
         elif phase == "switched":
-            fold.switch(database, self.run)
+            switch.switch(database, self.run)
         elif phase == "folded":
             steps.fold_delta(database, self.run)
         else:

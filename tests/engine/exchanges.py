@@ -17,7 +17,6 @@ from airflow_roir.engine import (
     abort,
     clean_up,
     drop,
-    fold,
     install,
     lifecycle,
     operations,
@@ -26,6 +25,7 @@ from airflow_roir.engine import (
     rehearse,
     revert,
     status,
+    switch,
 )
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
@@ -259,12 +259,12 @@ def sealed(database: Database, **more: Any) -> None:
 
 def switched(database: Database) -> None:
     begun(database)
-    to(database, steps.build_all, steps.seal_all, fold.switch)
+    to(database, steps.build_all, steps.seal_all, switch.switch)
 
 
 def to_publish(database: Database, **more: Any) -> None:
     begun(database, **more)
-    to(database, steps.build_all, steps.seal_all, fold.switch, folded)
+    to(database, steps.build_all, steps.seal_all, switch.switch, folded)
 
 
 def published(database: Database) -> None:
@@ -292,7 +292,7 @@ def by_block(database: Database) -> None:
 
 def rebuild_to_publish(database: Database) -> None:
     rebuilding(database)
-    to(database, steps.build_all, steps.seal_all, fold.switch, folded)
+    to(database, steps.build_all, steps.seal_all, switch.switch, folded)
 
 
 def rebuilt(database: Database, **more: Any) -> None:
@@ -367,7 +367,7 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
     "build by blocks": (by_block, lambda database: to(database, steps.build_all)),
     "build by index": (from_index, lambda database: to(database, steps.build_all)),
     "seal": (built, lambda database: to(database, steps.seal_all)),
-    "switch": (sealed, lambda database: to(database, fold.switch)),
+    "switch": (sealed, lambda database: to(database, switch.switch)),
     "fold": (switched, lambda database: to(database, folded)),
     "finalize": (to_publish, lambda database: lifecycle.finalize(database, INDEX, "test", take_over=True)),
     "publish": (to_publish, lambda database: to(database, publish.publish)),

@@ -17,7 +17,18 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, build, fold, operations, physical, prepare, publish, revert, seal
+from airflow_roir.engine import (
+    abort,
+    build,
+    folding,
+    operations,
+    physical,
+    prepare,
+    publish,
+    revert,
+    seal,
+    switch,
+)
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
@@ -252,13 +263,13 @@ class Machine(RuleBasedStateMachine):
                         return
                 seal.finish(database, run)
             case _, Phase.FOLD if self.mode == "capture":
-                fold.switch(database, run)
+                switch.switch(database, run)
             case _, Phase.FOLD if whole:
                 steps.fold_delta(database, run)
             case _, Phase.FOLD:
                 with database.connect() as connection:
                     steps.fold_blocks(
-                        connection, fold.Folding(connection, self.job.generation_id, self.job.entry), 0, 1
+                        connection, folding.Folding(connection, self.job.generation_id, self.job.entry), 0, 1
                     )
             case _, Phase.PUBLISH:
                 publish.publish(database, run)

@@ -10,7 +10,7 @@ import psycopg2.extensions
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import fold, operations, physical
+from airflow_roir.engine import operations, physical, switch
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
@@ -102,7 +102,7 @@ class Stage:
         steps.seal_all(database, run)
         if phase == "sealed":
             return
-        fold.switch(database, run)
+        switch.switch(database, run)
         if phase == "published":
             steps.fold_and_publish(database, run)
 

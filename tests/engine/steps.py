@@ -11,7 +11,7 @@ import psycopg2.extensions
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, fold, lifecycle, operations, prepare, publish, seal
+from airflow_roir.engine import build, fold, folding, lifecycle, operations, prepare, publish, seal, switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
@@ -148,20 +148,20 @@ def seal_all(database: Database, run: Run) -> None:
     seal.finish(database, run)
 
 
-def fold_all(database: Database, run: Run) -> fold.Folded:
+def fold_all(database: Database, run: Run) -> folding.Folded:
     """The switch and the fold."""
-    fold.switch(database, run)
+    switch.switch(database, run)
     return fold_delta(database, run)
 
 
-def fold_delta(database: Database, run: Run) -> fold.Folded:
+def fold_delta(database: Database, run: Run) -> folding.Folded:
     """The fold, once the switch is made, by this thread."""
     folded = fold.fold_here(database, run)
     fold.finish(database, run)
     return folded
 
 
-def fold_blocks(connection: Connection, folding: fold.Folding, first: int, end: int) -> fold.Folded:
+def fold_blocks(connection: Connection, folding: folding.Folding, first: int, end: int) -> folding.Folded:
     """One step of a fold."""
     with connection.begin():
         return folding.blocks(first, end)
@@ -171,7 +171,7 @@ def switch_all(database: Database, run: Run) -> None:
     """Build, seal and the switch."""
     build_all(database, run)
     seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
 
 
 def fold_and_publish(database: Database, run: Run) -> None:

@@ -59,7 +59,7 @@ def begin(database: Database, stage: str) -> operations.OperationRow:
         run = start_run(database, "ix", "test", take_over=True)
         steps.seal_all(database, run)
         if stage.endswith("switched"):
-            steps.fold.switch(database, run)
+            steps.switch.switch(database, run)
         if stage.endswith("publishing"):
             steps.fold_all(database, run)
     return operations.find_operation(database, "ix")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from airflow_roir.engine import fold
+from airflow_roir.engine import fold, folding, switch
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -33,9 +33,9 @@ def test_index_equals_source_in_every_snapshot_after_publish(database: Database,
             prepared, run = steps.begin(database, include="v", batch_rows=batch_rows, ranges=5, segments=3)
             steps.build_by_chance(database, run, chance)
             steps.seal_all(database, run)
-            fold.switch(database, run)
+            switch.switch(database, run)
             with database.transaction() as connection:
-                before = fold.left_in_delta(connection, prepared.generation_id)
+                before = folding.left_in_delta(connection, prepared.generation_id)
             folded = fold.fold_here(database, run)
             assert folded.rows <= before, "the delta may only shrink (I5)"
             fold.finish(database, run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, lifecycle, operations, prepare, publish, seal
+from airflow_roir.engine import abort, build, fold, lifecycle, operations, prepare, publish, seal, switch
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact.worker import finish as finish_compaction
@@ -239,7 +239,7 @@ def test_a_fold_and_a_publish_of_an_operation_that_has_failed_say_why(database: 
     steps.build_all(database, run)
     steps.seal_all(database, run)
     settle(database, run, SourceChanged("the table was altered"), fatal=True)
-    for step in (fold.switch, fold.fold_here, publish.publish):
+    for step in (switch.switch, fold.fold_here, publish.publish):
         with pytest.raises(OperationFailed, match="the table was altered"):
             step(database, run)
 

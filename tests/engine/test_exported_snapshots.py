@@ -11,7 +11,7 @@ import psycopg2.extensions
 import psycopg2.extras
 import pytest
 
-from airflow_roir.engine import clean_up, fold
+from airflow_roir.engine import clean_up, switch
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -89,7 +89,7 @@ def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(
     steps.build_all(database, run)
     write("built")
     steps.seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     write("direct")
     steps.fold_and_publish(database, run)
     steps.assert_exact(database)

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, build, clean_up, fold, lifecycle, operations, seal
+from airflow_roir.engine import abort, build, clean_up, lifecycle, operations, seal, switch
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
@@ -125,7 +125,7 @@ def test_a_clean_up_takes_no_delta_of_a_generation_whose_publish_was_lost(both: 
     _, run = steps.begin(database)
     steps.build_all(database, run)
     steps.seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     steps.fold_delta(database, run)
     both.lose()
     steps.publish_all(database, run)

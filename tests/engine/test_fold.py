@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from airflow_roir.engine import fold, lifecycle
+from airflow_roir.engine import fold, folding, lifecycle, switch
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.fold import Folded, Folding
+from airflow_roir.engine.folding import Folded, Folding
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import start_run
 from tests.conftest import run_sql
@@ -30,7 +30,7 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
     steps.build_all(database, run)
     steps.seal_all(database, run)
     run_sql(dsn, "UPDATE t SET k = k + 1 WHERE id % 3 > 0", "DELETE FROM t WHERE id % 3 = 0")
-    fold.switch(database, run)
+    switch.switch(database, run)
     with database.transaction() as connection:
         job = load_job(connection, run)
     with database.connect() as connection:
@@ -44,7 +44,7 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
     assert scanned == 0
     assert folded + fold.fold_here(database, run) == Folded(upserted=6667, annihilated=10_000)
     with database.transaction() as connection:
-        assert fold.left_in_delta(connection, job.generation_id) == 0
+        assert folding.left_in_delta(connection, job.generation_id) == 0
 
 
 def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Database, dsn: str) -> None:
@@ -59,7 +59,7 @@ def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Dat
     steps.build_all(database, run)
     steps.seal_all(database, run)
     run_sql(dsn, "UPDATE t SET k = k + 1 WHERE id % 3 > 0", "DELETE FROM t WHERE id % 3 = 0")
-    fold.switch(database, run)
+    switch.switch(database, run)
     fold.begin(database, run)
     fold.begin(database, run)
     [(parts, *_)] = steps.sql(steps.session(dsn), PARTS)

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, fold, lifecycle, prepare, publish, rehearse
+from airflow_roir.engine import clean_up, lifecycle, prepare, publish, rehearse, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import locks
 from airflow_roir.engine.forecast.locks import ACCESS_EXCLUSIVE, ACCESS_SHARE, EACH, SHARE_ROW_EXCLUSIVE, Lock
@@ -92,7 +92,7 @@ def watch_build(database: Database, definition: IndexDefinition, options: BuildO
     run_sql(database.dsn, f"UPDATE {table} SET k = k || 'x' WHERE id % 3 = 0")
     phase("build", partial(steps.build_all, database, run))
     phase("seal", partial(steps.seal_all, database, run))
-    phase("switch", partial(fold.switch, database, run))
+    phase("switch", partial(switch.switch, database, run))
     phase("fold", lambda: steps.fold_delta(database, run))
     phase("publish", partial(publish.publish, database, run))
     phase("verify", partial(lifecycle.verify, database, prepared.index, VerifyOptions(), "test"))

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import fold, lifecycle, operations
+from airflow_roir.engine import fold, lifecycle, operations, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import replicas
 from airflow_roir.engine.governor.governing import Governor, governing
@@ -343,7 +343,7 @@ def test_a_fold_that_begins_with_little_has_all_its_workers_later(
     steps.build_all(governed, run)
     run_sql(dsn, "UPDATE t SET k = 'x' WHERE id % 3 = 0")
     steps.seal_all(governed, run)
-    fold.switch(governed, run)
+    switch.switch(governed, run)
     user = steps.session(dsn)
     user.autocommit = True
     sql(user, GRANT, 0.25)

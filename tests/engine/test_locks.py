@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import fold, lifecycle, prepare, publish, rehearse
+from airflow_roir.engine import lifecycle, prepare, publish, rehearse, switch
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run
@@ -66,7 +66,9 @@ class Locking:
         if self.run is None:
             prepare.prepare(self.database, IndexDefinition.parse("ix", "t", "k"), self.options, "test", self.reported)
         else:
-            {"switch": fold.switch, "publish": publish.publish}[self.step](self.database, self.run, self.reports.append)
+            {"switch": switch.switch, "publish": publish.publish}[self.step](
+                self.database, self.run, self.reports.append
+            )
 
     def finish(self) -> None:
         """Go on to the end, and compare."""

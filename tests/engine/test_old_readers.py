@@ -63,7 +63,7 @@ def test_a_reader_with_a_snapshot_older_than_the_publish_is_refused(
     steps.build_all(database, run)
     take("after build")
     steps.seal_all(database, run)
-    steps.fold.switch(database, run)
+    steps.switch.switch(database, run)
     take("after switch")
     steps.fold.fold_here(database, run)
     take("after fold")

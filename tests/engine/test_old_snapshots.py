@@ -7,7 +7,7 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import fold
+from airflow_roir.engine import fold, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run
 from tests.conftest import run_sql
@@ -108,7 +108,7 @@ def test_every_write_by_a_snapshot_from_every_moment_is_exact_or_refused(
     steps.build_all(database, run)
     take("after build")
     steps.seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     take("after switch")
     write_all(0)
     fold.fold_here(database, run)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from airflow_roir.engine import fold, publish
+from airflow_roir.engine import fold, publish, switch
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run
@@ -59,7 +59,7 @@ class Operation:
         yield "batch", self._batch
         yield "build", lambda: steps.build_all(database, run)
         yield "seal", lambda: steps.seal_all(database, run)
-        yield "switch", lambda: fold.switch(database, run)
+        yield "switch", lambda: switch.switch(database, run)
         yield "fold step", lambda: fold.fold_here(database, run)
         yield "fold", lambda: steps.fold_delta(database, run)
         yield "publish", lambda: publish.publish(database, run)

@@ -8,7 +8,7 @@ import psycopg2.extensions
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from airflow_roir.engine import fold
+from airflow_roir.engine import fold, switch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import Run
@@ -118,7 +118,7 @@ def test_seal_and_fold_give_up_soon_behind_an_open_truncate(dsn: str) -> None:
         steps.seal_all(database, run)
     user.rollback()
     steps.seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     sql(user, "TRUNCATE t")
     with pytest.raises(OperationalError, match="lock timeout"):
         fold.fold_here(database, run)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up, fold, lifecycle
+from airflow_roir.engine import abort, clean_up, lifecycle, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
@@ -137,7 +137,7 @@ def through_phases(server: Server, folder: Path) -> None:
     reached("built")
     steps.seal_all(database, run)
     reached("sealed")
-    fold.switch(database, run)
+    switch.switch(database, run)
     reached("mid_fold")
     steps.fold_delta(database, run)
     reached("folded")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, clean_up, fold, operations, publish
+from airflow_roir.engine import abort, build, clean_up, operations, publish, switch
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, settle, start_run
@@ -300,7 +300,7 @@ def test_pg_repack_399_postgresql_14_vacuum_and_hot_updates_beside_the_build(dat
     steps.build_all(database, run)
     run_sql(dsn, "UPDATE t SET v = v + 1 WHERE id % 3 = 0", "VACUUM (FREEZE) t", "VACUUM roir_data.g1_delta")
     steps.seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     run_sql(dsn, "UPDATE t SET v = v + 1 WHERE id % 2 = 0", "VACUUM t", "VACUUM (FREEZE) roir_data.g1")
     steps.fold_all(database, run)
     run_sql(dsn, "UPDATE t SET v = v + 1", "VACUUM (FREEZE) roir_data.g1")

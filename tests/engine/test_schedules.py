@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, operations, publish, seal
+from airflow_roir.engine import abort, build, fold, operations, publish, seal, switch
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
@@ -153,13 +153,13 @@ class Schedule:
 
     def finalize(self) -> None:
         """Fold and publish, with a pause in between."""
-        fold.switch(self.database, self.run)
+        switch.switch(self.database, self.run)
         if self.chance.random() < 0.5:
             operations.pause(self.database, "ix", "schedule", "by chance")
             with pytest.raises(OperationPaused):
                 fold.fold_here(self.database, self.run)
             self._running()
-        fold.switch(self.database, self.run)
+        switch.switch(self.database, self.run)
         steps.fold_delta(self.database, self.run)
         publish.publish(self.database, self.run)
 

@@ -15,7 +15,7 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import clean_up, fold, lifecycle, own_session
+from airflow_roir.engine import clean_up, lifecycle, own_session, switch
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
 from airflow_roir.engine.partitions import attach
@@ -144,7 +144,7 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
     steps.build_all(database, run)
     steps.seal_all(database, run)
     writer.write(1)
-    fold.switch(database, run)
+    switch.switch(database, run)
     writer.write(2)
     steps.fold_and_publish(database, run)
     steps.assert_exact(database)
@@ -509,8 +509,8 @@ def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str
         steps.build_all(databases[0], run)
         steps.seal_all(databases[0], run)
         runs.append(run)
-    with before(databases[0], "LOCK TABLE", lambda: fold.switch(databases[1], runs[1])):
-        fold.switch(databases[0], runs[0])
+    with before(databases[0], "LOCK TABLE", lambda: switch.switch(databases[1], runs[1])):
+        switch.switch(databases[0], runs[0])
     user = steps.session(dsn)
     user.set_session(isolation_level="READ COMMITTED")
     sql(user, "UPDATE u SET k = 'new' WHERE id % 2 = 0")

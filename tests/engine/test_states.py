@@ -7,7 +7,7 @@ from itertools import product
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import fold, operations
+from airflow_roir.engine import folding, operations, switch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.partitions import copy_rows, remove_entries
@@ -287,7 +287,7 @@ def test_capture_and_fold_do_to_an_entry_what_the_table_says(
     user.commit()
     if happening in (Happening.FOLD_MATCHED, Happening.FOLD_UNMATCHED):
         with database.connect() as connection:
-            steps.fold_blocks(connection, fold.Folding(connection, job.generation_id, job.entry), 0, 100)
+            steps.fold_blocks(connection, folding.Folding(connection, job.generation_id, job.entry), 0, 100)
     found = sql(user, "SELECT state FROM roir_data.g1_delta WHERE c2 = 1")
     expected = ENTRY_STATES[state, happening]
     assert found == ([] if expected is None else [(expected.value,)])
@@ -321,7 +321,7 @@ def test_what_happens_to_a_partition_does_to_an_entry_what_the_table_says(
     if happening == Happening.COPY_DIRECT:
         steps.build_all(database, run)
         steps.seal_all(database, run)
-        fold.switch(database, run)
+        switch.switch(database, run)
     with database.transaction() as connection:
         job = load_job(connection, run)
     user = steps.session(dsn)

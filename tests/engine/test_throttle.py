@@ -11,7 +11,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, fold, lifecycle, operations, seal
+from airflow_roir.engine import build, fold, lifecycle, operations, seal, switch
 from airflow_roir.engine.compact import worker as compacter
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import turn
@@ -318,7 +318,7 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
     if phase in ("fold", "verify"):
         run_sql(dsn, "UPDATE t SET k = 'x' WHERE id % 3 = 0")
         steps.seal_all(governed, run)
-        fold.switch(governed, run)
+        switch.switch(governed, run)
     if phase == "verify":
         steps.fold_delta(governed, run)
     watch = steps.session(dsn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.pool import QueuePool
 
-from airflow_roir.engine import abort, build, catalog, fold, operations, physical, publish
+from airflow_roir.engine import abort, build, catalog, operations, physical, publish, switch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.progress.snapshot import Progress, progress
@@ -106,7 +106,7 @@ def test_nothing_falls_through_a_whole_build(database: Database, dsn: str, seed:
     schedule.seal()
     generation = schedule.row().generation_id
     run_sql(dsn, f"DELETE FROM {physical.base(generation)} WHERE c2 = 7")
-    fold.switch(database, schedule.run)
+    switch.switch(database, schedule.run)
     steps.fold_delta(database, schedule.run)
     watch()
     for attempt in range(2):

@@ -10,7 +10,7 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import fold, seal
+from airflow_roir.engine import folding, seal, switch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import start_run
@@ -131,7 +131,7 @@ def test_a_pair_that_was_touched_before_the_look_is_no_healed_one(database: Data
     run = start_run(database, "ix", "test", take_over=True)
     steps.seal_all(database, run)
     with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
-        fold.switch(database, run)
+        switch.switch(database, run)
     assert duplicates(database) == pair
     run_sql(dsn, "DELETE FROM t WHERE id = 8")
     steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
@@ -162,7 +162,7 @@ def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(databa
     run = start_run(database, "ix", "test", take_over=True)
     steps.seal_all(database, run)
     with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
-        fold.switch(database, run)
+        switch.switch(database, run)
     assert [row[0] for row in duplicates(database)] == [["20"], ["20"]]
     run_sql(dsn, "DELETE FROM t WHERE id = 20")
     run = start_run(database, "ix", "test", take_over=True)
@@ -238,7 +238,7 @@ def test_keys_that_are_equal_and_differ_are_one_group(database: Database, dsn: s
     run = start_run(database, "ix", "test", take_over=True)
     steps.seal_all(database, run)
     with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
-        fold.switch(database, run)
+        switch.switch(database, run)
     assert [row[:2] for row in duplicates(database)] == [(["1"], ["4"]), (["1.000"], ["1"])]
 
 
@@ -249,10 +249,10 @@ def test_two_fold_steps_whose_keys_cross_wait_for_none(database: Database, dsn: 
     steps.build_all(database, run)
     steps.seal_all(database, run)
     run_sql(dsn, "UPDATE t SET k = 3 - k WHERE id IN (1, 2)")
-    fold.switch(database, run)
+    switch.switch(database, run)
     with database.connect() as one, database.connect() as other, one.begin(), other.begin():
         job = load_job(other, run)
-        workers = [fold.Folding(connection, job.generation_id, job.entry) for connection in (one, other)]
+        workers = [folding.Folding(connection, job.generation_id, job.entry) for connection in (one, other)]
         execute(other, "SET LOCAL lock_timeout = '1ms'")
         assert workers[0].fold("d.c2 = 1").rows == 2
         assert workers[1].fold("d.c2 = 2").rows == 0

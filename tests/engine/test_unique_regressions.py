@@ -8,7 +8,7 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, fold, operations
+from airflow_roir.engine import abort, operations, switch
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
@@ -146,13 +146,13 @@ def test_tidb_40730_it_is_enforced_from_one_moment_on(database: Database, dsn: s
     early = steps.session(dsn)
     sql(early, "INSERT INTO t VALUES (101, 0, 5, 0)")
     with pytest.raises(LockNotAcquired):
-        fold.switch(database, run)
+        switch.switch(database, run)
     early.commit()
     with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
-        fold.switch(database, run)
+        switch.switch(database, run)
     sql(early, "UPDATE t SET k = 105 WHERE id = 101")
     early.commit()
-    fold.switch(database, run)
+    switch.switch(database, run)
     with pytest.raises(psycopg2.errors.UniqueViolation):
         sql(early, "UPDATE t SET k = 5 WHERE id = 101")
     early.close()

@@ -9,7 +9,7 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import fold, health, install, lifecycle
+from airflow_roir.engine import health, install, lifecycle, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound, RightMissing
@@ -135,7 +135,7 @@ def test_duplicates_are_found_healed_and_repaired_as_the_owner(database: Databas
         run = start_run(database, "ix", "test", take_over=True)
         steps.seal_all(database, run)
         with pytest.raises(DuplicatesFound):
-            fold.switch(database, run)
+            switch.switch(database, run)
         sql(user, "UPDATE t SET h = ROW(NULL, NULL)::held WHERE id = 101")
         user.commit()
         run = start_run(database, "ix", "test", take_over=True)

@@ -8,7 +8,7 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import fold
+from airflow_roir.engine import fold, switch
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -69,7 +69,7 @@ def test_every_write_by_a_snapshot_from_every_moment_is_exact_or_refused(
     take("after build")
     steps.seal_all(database, run)
     run_sql(dsn, "UPDATE t SET k = 'handed on' WHERE id = 44", "UPDATE t SET k = '44' WHERE id = 45")
-    fold.switch(database, run)
+    switch.switch(database, run)
     take("after switch")
     write_all(0)
     fold.fold_here(database, run)

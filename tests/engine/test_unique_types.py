@@ -7,7 +7,7 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import fold, lifecycle
+from airflow_roir.engine import lifecycle, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
@@ -58,11 +58,11 @@ def through_duplicates(database: Database, dsn: str, first: str, other: str) -> 
     run = start_run(database, "ix", "test", take_over=True)
     steps.seal_all(database, run)
     with pytest.raises(DuplicatesFound):
-        fold.switch(database, run)
+        switch.switch(database, run)
     assert sorted(one for _, one in unhealed(dsn)) == ["1", "902"]
     run_sql(dsn, "UPDATE t SET x = NULL WHERE id = 902")
     run = start_run(database, "ix", "test", take_over=True)
-    fold.switch(database, run)
+    switch.switch(database, run)
     assert unhealed(dsn) == []
     refusals(dsn, first, other)
     steps.fold_and_publish(database, run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.fold import Folding
+from airflow_roir.engine.folding import Folding
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -26,7 +26,7 @@ def direct(database: Database, dsn: str, *written: str) -> Folding:
     steps.build_all(database, run)
     steps.seal_all(database, run)
     run_sql(dsn, *written)
-    steps.fold.switch(database, run)
+    steps.switch.switch(database, run)
     connection = database.engine.connect()
     with connection.begin():
         job = steps.load_job(connection, run)

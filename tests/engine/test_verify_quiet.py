@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import abort, fold, lifecycle
+from airflow_roir.engine import abort, fold, lifecycle, switch
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.job import UnitClaim
@@ -139,7 +139,7 @@ def test_what_writers_hold_in_the_delta_is_no_difference(database: Database, dsn
         dsn, "UPDATE t SET v = -1 WHERE id < 20", "UPDATE t SET k = 'z' WHERE id < 10", "DELETE FROM t WHERE id = 9"
     )
     steps.seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     user = steps.session(dsn)
     sql(user, "UPDATE t SET v = 5 WHERE id IN (1, 2, 15)")
     fold.fold_here(database, run)

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from airflow_roir.engine import build, fold, operations, seal
+from airflow_roir.engine import build, fold, operations, seal, switch
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.drop import drop_index
@@ -46,7 +46,7 @@ def of_range(database: Database, begun: int) -> Scene:
         build.finish(database, run)
         yield from seal.PHASE.work(database, run, 0)
         seal.finish(database, run)
-        fold.switch(database, run)
+        switch.switch(database, run)
         steps.fold_and_publish(database, run)
 
     return (lambda: one.batch(claim)), later
@@ -71,7 +71,7 @@ def of_segment(database: Database, indexed: bool, unique: bool = False) -> Scene
     def later(run: Run) -> Iterator[object]:
         yield from seal.PHASE.work(database, run, 0)
         seal.finish(database, run)
-        fold.switch(database, run)
+        switch.switch(database, run)
         steps.fold_and_publish(database, run)
 
     return next_step, later
@@ -116,7 +116,7 @@ def of_delta(database: Database) -> Scene:
     steps.build_all(database, run)
     run_sql(database.dsn, "UPDATE t SET k = '7', v = -v", "DELETE FROM t WHERE id % 5 = 0")
     steps.seal_all(database, run)
-    fold.switch(database, run)
+    switch.switch(database, run)
     fold.begin(database, run)
     connection = database.engine.connect()
     one = fold.make_worker(database, connection, run, 0)

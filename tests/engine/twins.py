@@ -17,7 +17,7 @@ import psycopg2.extensions
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import fold, physical, prepare
+from airflow_roir.engine import folding, physical, prepare, switch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, start_run
@@ -178,7 +178,7 @@ class Twins:
         self.run = begin(self.database, kind)
         steps.build_all(self.database, self.run)
         steps.seal_all(self.database, self.run)
-        fold.switch(self.database, self.run)
+        switch.switch(self.database, self.run)
         self.look: Connection = self.database.engine.connect()
         with self.look.begin():
             self.job: Job = load_job(self.look, self.run)
@@ -249,7 +249,7 @@ class Twins:
         first = self.chance.choice((0, 0, 1))
         with self.database.connect() as connection:
             folded = steps.fold_blocks(
-                connection, fold.Folding(connection, self.job.generation_id, self.job.entry), first, first + 1
+                connection, folding.Folding(connection, self.job.generation_id, self.job.entry), first, first + 1
             )
         self.tally.folded += folded.rows
         self.moved = self.moved or folded.rows > 0
@@ -257,7 +257,7 @@ class Twins:
     def fold_some(self) -> None:
         """Only one or two rows of the delta."""
         with self.database.connect() as connection, connection.begin():
-            worker = fold.Folding(connection, self.job.generation_id, self.job.entry)
+            worker = folding.Folding(connection, self.job.generation_id, self.job.entry)
             ctids = sql(self.watcher, f"SELECT ctid::text FROM {self.delta} WHERE state <> 'ghost' ORDER BY 1")
             self.watcher.commit()
             if not ctids:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import fold, physical
+from airflow_roir.engine import physical, switch
 from airflow_roir.engine.capture import row_function, segment_writes, unique_put
 from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.database import execute
@@ -69,7 +69,7 @@ def switches_without_the_last_look(patch: pytest.MonkeyPatch) -> None:
     """What is written after the look without the lock is not looked at."""
     look = duplicates.look
     under = {"lock": False}
-    drain = fold.drain
+    drain = switch.drain
 
     def drained(database: Any, job: Any, body: Callable[..., Any], *rest: Any) -> Any:
         def marked(connection: Connection, lock: Callable[[], None]) -> Any:
@@ -81,7 +81,7 @@ def switches_without_the_last_look(patch: pytest.MonkeyPatch) -> None:
 
         return drain(database, job, marked, *rest)
 
-    patch.setattr(fold, "drain", drained)
+    patch.setattr(switch, "drain", drained)
     patch.setattr(duplicates, "look", lambda *some, **more: 0 if under["lock"] else look(*some, **more))
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import build, claims, fold, physical, prepare, publish
+from airflow_roir.engine import build, claims, folding, physical, prepare, publish, switch
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.capture import installation, row_function, segment_writes
 from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.fold import Folding
+from airflow_roir.engine.folding import Folding
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.scan.copier import Claim, Copier, SourceCopier
 from airflow_roir.engine.source import Source
@@ -65,16 +65,16 @@ def prepares_without_a_drain(patch: pytest.MonkeyPatch) -> None:
 @variant
 def switches_without_a_drain(patch: pytest.MonkeyPatch) -> None:
     """The switch renders direct mode without waiting for the writers in flight."""
-    switch, drain = fold.switch, fold.drain
+    sound, drain = switch.switch, switch.drain
 
     def broken(*arguments: Any) -> None:
         with patch.context() as inner:
             inner.setattr(
-                fold, "drain", lambda database, job, body, *rest: drain(database, job, _undrained(body), *rest)
+                switch, "drain", lambda database, job, body, *rest: drain(database, job, _undrained(body), *rest)
             )
-            switch(*arguments)
+            sound(*arguments)
 
-    patch.setattr(fold, "switch", broken)
+    patch.setattr(switch, "switch", broken)
 
 
 @variant
@@ -141,7 +141,7 @@ def _fold_text(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
     def broken(connection: Connection, sql: str, values: Any = None) -> Any:
         return execute(connection, sql.replace(old, new), values)
 
-    patch.setattr(fold, "execute", broken)
+    patch.setattr(folding, "execute", broken)
 
 
 @variant
@@ -170,7 +170,7 @@ def lets_the_base_win(patch: pytest.MonkeyPatch) -> None:
         head, found, _ = sql.partition("DO UPDATE SET")
         return execute(connection, head + "DO NOTHING" if found else sql, values)
 
-    patch.setattr(fold, "execute", broken)
+    patch.setattr(folding, "execute", broken)
 
 
 @variant

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import fold, operations, physical
+from airflow_roir.engine import operations, physical, switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import applying, obstacles, undo
 from airflow_roir.engine.compact.copying import Rewritten, check_files, names_of
@@ -66,7 +66,7 @@ def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Ca
     shown = operations.index_name(index)
     # What the unit has made, too: a dump reads it, an autovacuum comes.
     exclusive = [shown.sql, physical.base(claim.generation_id), claim.beside, claim.touched]
-    return fold.drain(
+    return switch.drain(
         database, job, lambda connection, lock: _swap(connection, lock, job, worker, claim, names), report, exclusive
     )
 

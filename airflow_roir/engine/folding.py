@@ -1,0 +1,188 @@
+"""Applies the delta of a generation to its base: some blocks in a step of a fold, all that is left at the publish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import catalog, physical
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.partitions import visibility
+from airflow_roir.entry_state import EntryState
+
+SOURCE = """
+SELECT i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(generation)s
+"""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What fold steps did to delta rows: upserted into the base, annihilated with a base entry, or ghost-marked."""
+
+    upserted: int = 0
+    annihilated: int = 0
+    ghosts: int = 0
+
+    def __add__(self, other: Folded) -> Folded:
+        return Folded(self.upserted + other.upserted, self.annihilated + other.annihilated, self.ghosts + other.ghosts)
+
+    @property
+    def rows(self) -> int:
+        """Delta rows that were dealt with."""
+        return self.upserted + self.annihilated + self.ghosts
+
+
+class Folding:
+    """Applies delta rows of a generation to its base."""
+
+    def __init__(self, connection: Connection, generation_id: int, entry: Entry) -> None:
+        self.connection = connection
+        self.generation_id = generation_id
+        self.entry = entry
+        self.base = physical.base(generation_id)
+        self.delta = physical.delta(generation_id)
+        self.default_segment = physical.segment(generation_id, physical.DEFAULT_SEGMENT)
+        # Neighbours in the base's index, which the delta's own order scatters, share its pages.
+        self._in_order = f"ORDER BY {', '.join(f'c{i + 1}' for i in entry.identity_positions)}"
+
+    def blocks(self, first: int, end: int) -> Folded:
+        """Fold the delta's blocks [first, end), in the caller's transaction. It skips rows that a writer holds."""
+        return self.fold("d.ctid >= %(first)s::tid AND d.ctid < %(end)s::tid", {"first": first, "end": end})
+
+    def fold(self, where: str = "true", blocks: dict[str, int] | None = None) -> Folded:
+        """As `blocks`, over all rows by default."""
+        shown = self._shown() if self.entry.enforced else None
+        # The base first, as the capture function's TRUNCATE locks them.
+        execute(self.connection, f"LOCK TABLE {self.base} IN ROW EXCLUSIVE MODE")
+        values = {name: f"({block},0)" for name, block in (blocks or {}).items()}
+        # A row per state and pattern; addresses stay text, which goes back as it came: parsed here, they took a
+        # quarter of a step.
+        taken = execute(
+            self.connection,
+            "SELECT state, nulls, array_agg(tid)::text AS tids "
+            f"FROM (SELECT d.ctid AS tid, d.state, {self._null_pattern()} AS nulls FROM {self.delta} d "
+            f"WHERE {where} AND d.state <> '{EntryState.GHOST.value}' FOR UPDATE SKIP LOCKED) AS taken "
+            "GROUP BY state, nulls",
+            values,
+        ).all()
+        # The blocks are said again with the addresses: by a long list of these alone the planner prefers to read the
+        # whole delta, in each step.
+        folded = Folded()
+        for row in taken:
+            addresses = {**values, "tids": row.tids}
+            if self.entry.enforced and not self._is_apart(row.nulls):
+                addresses["tids"] = self._with_free_keys(row.nulls, where, addresses)
+            if row.state == EntryState.REGULAR:
+                if shown is not None:
+                    folded += self._drop_hidden(row.nulls, where, addresses, shown)
+                folded += Folded(upserted=self._upsert(row.nulls, where, addresses))
+            else:
+                folded += Folded(annihilated=self._annihilate(row.nulls, where, addresses))
+                folded += Folded(ghosts=self._leave_ghosts(where, addresses))
+        return folded
+
+    def _is_apart(self, nulls: str) -> bool:
+        return any(nulls[i] == "1" for i in self.entry.apart_positions)
+
+    def _with_free_keys(self, nulls: str, where: str, values: dict[str, str]) -> str:
+        """Of the delta rows of a unique generation: those whose key's entry in the base, if there is one, is ours now.
+
+        It may be of another row, whom a writer or another step has not passed in the delta: who waited there, with rows
+        of the delta locked, could deadlock with it.
+        """
+        key = " AND ".join(
+            self.entry.same_column(i, f"b.c{i + 1}", f"m.c{i + 1}", nulls[i] == "1") for i in self.entry.key_positions
+        )
+        return str(
+            execute(
+                self.connection,
+                f"WITH mine AS MATERIALIZED (SELECT d.ctid AS tid, {', '.join(self.entry.physical(prefix='d.'))} "
+                f"FROM {self.delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])), "
+                f"present AS MATERIALIZED (SELECT m.tid FROM mine m JOIN {self.base} b ON {key}), "
+                f"free AS MATERIALIZED (SELECT m.tid FROM mine m JOIN {self.base} b ON {key} "
+                "FOR UPDATE OF b SKIP LOCKED) "
+                "SELECT coalesce(array_agg(m.tid), '{}')::text FROM mine m "
+                "WHERE m.tid NOT IN (SELECT tid FROM present) OR m.tid IN (SELECT tid FROM free)",
+                values,
+            ).scalar_one()
+        )
+
+    def _shown(self) -> str | None:
+        """SQL that a delta row isn't of a partition that is leaving or joining; None if there are none."""
+        asked = {"generation": self.generation_id}
+        if execute(self.connection, visibility.IS_SHOWN, {**asked, "alias": "d"}).scalar() is None:
+            return None
+        oid = execute(self.connection, SOURCE, asked).scalar_one()
+        source = catalog.read_source_by_oid(self.connection, oid, check=False)
+        return visibility.shown(self.connection, source, self.generation_id, "d")
+
+    def _drop_hidden(self, nulls: str, where: str, values: dict[str, str], shown: str) -> Folded:
+        """Take regular rows away that no row of the source has: the key of a unique index may be another row's."""
+        held = f"{where} AND d.ctid = ANY (%(tids)s::tid[]) AND NOT {shown}"
+        same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
+        execute(
+            self.connection,
+            f"DELETE FROM {self.base} b USING (SELECT * FROM {self.delta} d WHERE {held}) d WHERE {same}",
+            values,
+        )
+        # Whoever brings such a row now waits for us at its row in the delta.
+        gone = execute(self.connection, f"DELETE FROM {self.delta} d WHERE {held}", values).rowcount
+        return Folded(annihilated=gone)
+
+    def _null_pattern(self) -> str:
+        """SQL for which identity columns are NULL, as a string of 0s and 1s."""
+        return self.entry.null_pattern(self.entry.identity_positions, "d.")
+
+    def _upsert(self, nulls: str, where: str, values: dict[str, str]) -> int:
+        columns = ", ".join(self.entry.physical())
+        base, upsert = self.base, self.entry.on_conflict(by_key=self.entry.enforced)
+        if self._is_apart(nulls):
+            base, upsert = self.default_segment, self.entry.on_conflict()
+        in_order = f"SELECT {columns} FROM gone {self._in_order}"
+        return execute(
+            self.connection,
+            f"WITH gone AS (DELETE FROM {self.delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) "
+            f"RETURNING {', '.join(self.entry.physical(prefix='d.'))}) "
+            # In a unique index whoever has the key is stale (docs/architecture.md#uniqueness).
+            f"INSERT INTO {base} ({columns}) {in_order} {upsert}",
+            values,
+        ).rowcount
+
+    def _annihilate(self, nulls: str, where: str, values: dict[str, str]) -> int:
+        """Remove antimatter together with the base's entry, if it has one; returns how often."""
+        # A condition per pattern of NULLs, since only that can use the base's index.
+        same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
+        return execute(
+            self.connection,
+            f"WITH matched AS (DELETE FROM {self.base} b USING (SELECT *, d.ctid AS tid FROM {self.delta} d "
+            f"WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) {self._in_order}) d WHERE {same} RETURNING d.tid) "
+            f"DELETE FROM {self.delta} d USING matched m WHERE {where} AND d.ctid = m.tid",
+            values,
+        ).rowcount
+
+    def _leave_ghosts(self, where: str, values: dict[str, str]) -> int:
+        """The rest of the antimatter. A statement of its own: it needs no join with what was annihilated."""
+        return execute(
+            self.connection,
+            f"UPDATE {self.delta} d SET state = '{EntryState.GHOST.value}' "
+            f"WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])",
+            values,
+        ).rowcount
+
+
+def left_in_delta(connection: Connection, generation_id: int) -> int:
+    """Delta rows that are still to be folded, ghosts not counted."""
+    return int(
+        execute(
+            connection,
+            f"SELECT count(*) FROM {physical.delta(generation_id)} WHERE state <> '{EntryState.GHOST.value}'",
+        ).scalar_one()
+    )
+
+
+def wait_little(connection: Connection) -> None:
+    """An open TRUNCATE holds base and delta: give up soon, to look for a pause."""
+    execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
