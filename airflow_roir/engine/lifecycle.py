@@ -182,11 +182,16 @@ def carry_on(
     pools: Pools | None = None,
     phases: Collection[Phase] = tuple(PHASES),
 ) -> None:
-    """As `drive`, inside a run that the caller has started: phase by phase, until the operation has ended."""
+    """As `drive`, inside a run that the caller has started: phase by phase, until the operation has ended.
+
+    Raises OperationPaused, too.
+    """
     with ExitStack() as stack:
         make_pool = None
         while True:
             row = persist(database, run, lambda: _read(database, run), report)
+            if row.status == Status.PAUSED:
+                raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
             if row.status != Status.RUNNING or row.phase not in PHASES:
                 return
             if row.phase not in phases:
