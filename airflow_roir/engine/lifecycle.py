@@ -114,19 +114,26 @@ def _publish(database: Database, run: Run, report: Report) -> None:
 PHASES: dict[Phase, PhaseWork] = {
     one.name: one
     for one in (
-        # A build. The capture is installed by `prepare`, before the first range is read.
+        # A build. `prepare` has cut the table into ranges, and installed the capture before the first one is read.
+        # Ranges: a batch commits rows and watermark. Ends when each is done.
         build.PHASE,
+        # Segments of the base: each gets its index, by a sort, and is vacuumed. Ends when each is sealed; in a unique
+        # index not before no rows share a key.
         seal.PHASE,
+        # Parts of the delta, after the switch: a step commits what it applied and the next block. Ends when nothing is
+        # left but what writers hold.
         replace(fold.PHASE, before=_before_fold),
+        # Units of the comparison with the table. Ends with the publish, if nothing differs.
         replace(
             compare.phase(Phase.PUBLISH, "compares the new generation with the table, then shows it to readers"),
             before=_before_publish,
             finish=_publish,
         ),
-        # A verification.
+        # A verification. Units of sums, by stages; then units of the rows whose sums differ. Ends with the last stage.
         compare.SUM,
         compare.CHECK,
-        # A compaction.
+        # A compaction. Units of segments: each is taken through its steps to its swap. Ends when each is swapped in or
+        # left out.
         compact_worker.PHASE,
     )
 }

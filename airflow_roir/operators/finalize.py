@@ -102,10 +102,10 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             name = facts["index"]
             asset = index_asset(name, self.postgres_conn_id)
             silent = claim_announcement(database, row.id, owner_of(ti), lambda: has_event(asset, facts))
-        self._lineage = lineage(database.dsn, name, facts["source"])
         if silent is not None:
             self.log.info("Operation %s of index %s is complete. No asset event is sent: %s", row.id, name, silent)
             return int(row.id)
+        self._lineage = lineage(database.dsn, name, facts["source"])
         context["outlet_events"][published_alias()].add(asset, extra=facts)
         self.log.info("Published index %s: asset %s", name, asset.uri)
         return int(row.id)
