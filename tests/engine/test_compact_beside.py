@@ -26,7 +26,7 @@ def test_two_compactions_and_a_build_over_one_table(database: Database, dsn: str
     steps.make_index(database, index="iy", keys="v", segments=3, unique=True)  # type: ignore[arg-type]
     _, run = steps.begin(database, index="iz", keys="k", ranges=4, segments=3, batch_rows=500)
     build = [steps.build_all, steps.seal_all, steps.fold_all]
-    patient = {"lock_patience_s": 3.0}
+    patient = {"lock_patience_s": 3}
     many = (act("merge", *range(3, 19)), act("split", 30, parts=3), act("rewrite", 0), act("rewrite", 70))
     few = (act("merge", 1, 2, 3), act("rewrite", 0))
     going = [

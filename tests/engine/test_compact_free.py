@@ -339,7 +339,7 @@ def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(ds
     """An attach locks the default segment, too: whoever insisted on reading that would hold up his own operation."""
     plain(dsn)
     database = Database(dsn, "roir tests", limits=Limits(table_lock_ms=2000, seal_retreats=0))
-    run = begin(database, act("rewrite", 0), act("rewrite", 1), parallelism=2, lock_timeout_ms=500, lock_patience_s=3.0)
+    run = begin(database, act("rewrite", 0), act("rewrite", 1), parallelism=2, lock_timeout_ms=500, lock_patience_s=3)
     held: list[tuple[CompactWorker, UnitClaim]] = []
     for number in range(2):
         one = worker(database, run, number)

@@ -291,7 +291,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
     holds("clean-up")
     # The one that is shown has these two segments.
     actions = (compacting.act("split", 1, parts=2), compacting.act("rewrite", 2), compacting.act("rewrite", 0))
-    run = compacting.begin(scene.database, *actions, index="evil.ix", lock_patience_s=5.0)
+    run = compacting.begin(scene.database, *actions, index="evil.ix", lock_patience_s=5)
     for stage in compacting.stages(scene.database, run):
         holds(f"compact, {stage}")
     scene.as_owner("TRUNCATE evil.t")
