@@ -17,7 +17,7 @@ from tests.engine import steps
 from tests.engine.steps import session, sql
 from tests.test_cli import ROIR, as_json, here, operation, roir
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(1)
 
 BUILD = ("build", "ix", "--table", "t", "--keys", "k", "--include", "v", "--without-spark", "--parallelism", "3")
 SLOWLY = ("--batch-rows", "1000", "--max-rows-per-second", "1500")

@@ -24,7 +24,7 @@ from tests.engine.compacting import act, begin, compact, left_over, segments, sm
 from tests.engine.interposed import before, changed
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 
 def scene(dsn: str, rows: int = 300, segments: int = 3, **options: object) -> Database:

@@ -18,6 +18,8 @@ from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 
+pytestmark = pytest.mark.sample(1)
+
 COMMANDS: dict[str, Callable[[Database], object]] = {
     "status": status,
     "indexes": indexes,

@@ -29,7 +29,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before, changed
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 ROWS = 60
 SMALL = {"segments": 2, "batch_rows": 5}

@@ -22,6 +22,8 @@ from tests.engine.test_replication import primary as primary
 from tests.engine.test_replication import replayed, standby_of, wait_until
 from tests.engine.test_throttle import Clock
 
+pytestmark = pytest.mark.sample(2)
+
 LAG = {"replica_lag": 64 << 10, "replica_delay": 5}
 WRITE = "UPDATE t SET v = v + 1 FROM generate_series(1, 20)"
 

@@ -25,8 +25,11 @@ SMALL = Limits(small_source_bytes=1 << 20)
 
 
 def test_many_small_partitions_are_sampled(dsn: str) -> None:
-    """With one seed for all a sample took the blocks of the same numbers: none of those that each of them has."""
-    database = Database(dsn, limits=Limits(sample_rows=1000, sample_blocks=5))
+    """With one seed for all a sample took the blocks of the same numbers: none of those that each of them has.
+
+    A fifth of the blocks: of a twentieth there are none at all in one of two hundred runs.
+    """
+    database = Database(dsn, limits=Limits(sample_rows=4000, sample_blocks=20))
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k int) PARTITION BY RANGE (id)",

@@ -17,7 +17,7 @@ from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(1)
 
 WORDS = "(ARRAY['a', '''', E'\\\\', E'a\\\\''\"', '%s', E'\\n', 'é', '$roir$', ' ', ''])[1 + i % 10] || i % 4"
 # Key columns, and what row i has there.

@@ -15,7 +15,7 @@ from tests.engine import meeting, steps
 from tests.engine.steps import sql
 from tests.engine.test_partitions import make
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 COLUMNS = "b.c1 AS k, b.c2 AS d, b.c3 AS id, b.c4 AS v"
 # What was done to the view, and what is said of it. shown: its query as it must be.

@@ -26,7 +26,7 @@ from tests.shards.conftest import Make
 from tests.shards.laid import lay
 from tests.shards.test_leaves import TABLE as PARTITIONED
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # What tells on the index server, and in another shard, that a text of the first one was run.
 CANARY = (

@@ -24,7 +24,7 @@ from tests.engine import values
 from tests.shards import apart
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(1)
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 ROWS = "INSERT INTO t SELECT i, (i % 7)::text, i * 10 + {number} FROM generate_series(1, 300) i"

@@ -16,6 +16,8 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.reading import engine
 
+pytestmark = pytest.mark.sample(1)
+
 FACES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'face%'"
 OUTBOXES = "SELECT count(*) FROM roir_shard.outbox"
 

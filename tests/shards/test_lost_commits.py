@@ -22,7 +22,7 @@ from tests.shards.conftest import Make
 from tests.shards.laid import Laid, lay
 from tests.shards.test_leaves import TABLE as PARTITIONED
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 SEED = random.SystemRandom().randrange(1 << 30)
 

@@ -20,6 +20,8 @@ from tests.shards.announced import of_shard
 from tests.shards.conftest import Make
 from tests.shards.test_attacks_user import roir
 
+pytestmark = pytest.mark.sample(1)
+
 ROWS = "INSERT INTO t SELECT i, i % 7, i FROM generate_series(1, 100) i"
 ASKED = ("plan", "ix", "--table", "t", "--keys", "k", "--shards", "s0,s1,s2")
 

@@ -16,7 +16,7 @@ from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.driver_process import ENDED, Driver, driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(2)
 
 SECRET = "postgresql://builder:hush@db/shop"
 
