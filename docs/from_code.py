@@ -14,6 +14,7 @@ import typer.main
 from sphinx.application import Sphinx
 
 from airflow_roir import cli
+from airflow_roir.engine.lifecycle import PHASES
 from airflow_roir.engine.limits import Limits
 from airflow_roir.provider import get_provider_info
 
@@ -164,7 +165,16 @@ def configuration() -> Iterator[str]:
             yield f"| `{name}` | {cell(option['description'])} | `{cell(option.get('default'))}` |"
 
 
+def phases() -> Iterator[str]:
+    """The phases of operations, with what their workers claim."""
+    yield "| phase | pieces | what it does |\n| --- | --- | --- |"
+    for phase in PHASES.values():
+        yield f"| `{phase.name.value}` | {phase.noun}s | {cell(phase.why)} |"
+    yield ""
+
+
 MAKERS: dict[str, Any] = {
+    "phases": phases,
     "commands": commands,
     "functions": functions,
     "view": view,

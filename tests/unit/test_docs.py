@@ -290,7 +290,6 @@ NOT_FOR_USERS = {
     "compact.compaction.is_unfinished",
     "compact.compaction.report_of",
     "compact.ranking.suggest",
-    "lifecycle.drive",
     "unique.duplicate_report.first_lines",
     "unique.duplicate_report.page",
     "live_options.check_throttle",
