@@ -186,7 +186,7 @@ OPERATIONS: dict[str, Case] = {
     "build while verified, resumed": case("wait until it ends, resume", REBUILD, begin_comparing),
     "build over what failed": case("; abort it first: roir abort", REBUILD, begin, ended("failed")),
     "build over an abort": case("is being aborted; finish that first", REBUILD, begin, ended("aborting")),
-    "verify over a failed verification": case(". Abort it: roir abort", VERIFY, begin_comparing, ended("failed")),
+    "verify over a failed verification": case("; abort it first: roir abort", VERIFY, begin_comparing, ended("failed")),
     "census beside a build, resumed": case(
         "is unfinished. Finish it",
         f"{BUILD} --unique --census",
