@@ -22,7 +22,7 @@ from airflow_roir.engine.database import Database, execute, has_vanished, is_tra
 from airflow_roir.engine.governor.turn import share_of
 from airflow_roir.engine.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.phase_work import PhaseWork, Step
+from airflow_roir.engine.phase_work import PhaseWork, Step, Worker
 from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.scan.copier import Away, Claim, Copier, SourceCopier
@@ -94,7 +94,7 @@ class Batch:
     claim: Claim | None
 
 
-class BuildWorker:
+class BuildWorker(Worker):
     """One of an operation's parallel workers. worker: its number, from 0; those at or above the parallelism leave."""
 
     def __init__(self, connection: Connection, job: Job, worker: int, shards: ShardCopier | None = None) -> None:
@@ -133,9 +133,6 @@ class BuildWorker:
         # Whoever was copied for copies for this operation as well.
         paced = done.rows * self._copier(hold).share
         return Step(done.rows, done.seconds, done.claim, paced=paced, rests=self.is_limited)
-
-    def let_go(self) -> None:
-        """Between two batches nothing is held."""
 
     def close(self) -> None:
         """Close the sessions in shards."""

@@ -21,7 +21,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.folding import Folded, Folding, left_in_delta, wait_little
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.operations import OperationRow
-from airflow_roir.engine.phase_work import PhaseWork, Step
+from airflow_roir.engine.phase_work import PhaseWork, Step, Worker
 from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, read_control, read_running
 from airflow_roir.errors import InvariantViolated
@@ -68,7 +68,7 @@ class PartClaim:
     end_block: int
 
 
-class FoldWorker:
+class FoldWorker(Worker):
     """One of an operation's parallel workers, in the fold phase. Each method is one transaction."""
 
     def __init__(self, connection: Connection, job: Job, worker: int) -> None:
@@ -107,12 +107,6 @@ class FoldWorker:
             )  # fmt: skip
         rest = None if done else replace(hold, next_block=end)
         return Step(folded.rows, time.monotonic() - begun, rest)
-
-    def let_go(self) -> None:
-        """Between two steps nothing is held."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
 
 def make_worker(_database: Database, connection: Connection, run: Run, number: int) -> FoldWorker:

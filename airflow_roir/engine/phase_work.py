@@ -6,10 +6,11 @@ pieces. `lifecycle.PHASES` lists the phases; `driver.py` keeps as many workers a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -53,20 +54,24 @@ class WorkerMetrics:
     error: str | None = None
 
 
-class Worker(Protocol):
+class Worker(ABC):
     """One of a phase's parallel workers, with a session of its own. Tests step it by `claim` and `step`."""
 
+    @abstractmethod
     def claim(self) -> Any:
         """A hold on the next piece, the one that an earlier try of this worker held first; or Stop. Raises Fenced."""
 
+    @abstractmethod
     def step(self, hold: Any) -> Step | Stop:
         """The next step of a piece. Raises Fenced, with nothing changed. On Stop the worker leaves."""
 
     def let_go(self) -> None:
-        """Give up what must not be held while the worker waits: a snapshot."""
+        """Give up what must not be held while the worker waits: a snapshot. By default nothing is."""
+        return
 
     def close(self) -> None:
-        """Give up all that the worker opened."""
+        """Give up all that the worker opened. By default that is nothing."""
+        return
 
 
 # Makes a worker by its number, on its session: reads what it needs, and starts the operation's clock.
@@ -95,10 +100,9 @@ class PhaseWork:
     name: the phase. pieces: what workers claim. worker: makes one. finish: ends the phase, or begins its next stage,
     once no piece is left; raises InvariantViolated where one is. listed: SQL, the pieces of `%(operation)s` as
     (ordinal, rows, seconds, done), for the log. why: what the phase is for.
-    also: other phases in which these pieces may be worked on. values: what the SQL of the pieces names beside the
-    operation. before: is called before the workers come, each time that a run
-    enters the phase; False if it has ended the operation. beside: runs beside
-    the workers. has_stages: pieces come in stages, each with numbers of its own.
+    values: what the SQL of the pieces names beside the operation. before: is called before the workers come, each time
+    that a run enters the phase; False if it has ended the operation. beside: runs beside the workers.
+    has_stages: pieces come in stages, each with numbers of its own.
     """
 
     name: Phase
@@ -107,7 +111,6 @@ class PhaseWork:
     finish: Callable[[Database, Run, Report], None]
     listed: str
     why: str
-    also: tuple[Phase, ...] = ()
     values: Callable[[Connection, Run], Mapping[str, Any]] = no_values
     before: Callable[[Database, Run, Report], bool] = nothing_before
     beside: Callable[[Database, Run, Report], AbstractContextManager[None]] = nothing_beside
@@ -138,7 +141,7 @@ class PhaseWork:
         with database.connect() as connection:
             with connection.begin():
                 # One that comes up after a pause leaves before it reads anything else.
-                if why_stop(read_control(connection, run), number, self.name, *self.also):
+                if why_stop(read_control(connection, run), number, self.name):
                     return
             with closing(self.worker(database, connection, run, number)) as worker:
                 turn = Turn(connection, run, number, wait, worker.let_go)

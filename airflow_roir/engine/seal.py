@@ -20,7 +20,7 @@ from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.partitions import visibility
-from airflow_roir.engine.phase_work import PhaseWork, Step
+from airflow_roir.engine.phase_work import PhaseWork, Step, Worker
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
@@ -56,7 +56,7 @@ class SegmentClaim:
     token: int
 
 
-class SealWorker:
+class SealWorker(Worker):
     """One of an operation's parallel workers, in the seal phase. `index` and `vacuum` are one transaction each."""
 
     def __init__(self, database: Database, connection: Connection, job: Job, worker: int) -> None:
@@ -95,12 +95,6 @@ class SealWorker:
             self._retreats[hold.ordinal] += 1
             return Step(0, time.monotonic() - begun, done=False)
         return Step(0, time.monotonic() - begun)
-
-    def let_go(self) -> None:
-        """Between two steps nothing is held."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
     def index(self, claim: SegmentClaim, gives_way: bool = True) -> SegmentClaim | None:
         """Build and attach the segment's unique index. Raises Fenced and GaveWay, with nothing changed.

@@ -19,7 +19,7 @@ from airflow_roir.engine.compact.unit import ENDED, UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.giving_way import GaveWay
 from airflow_roir.engine.job import Job, load_job
-from airflow_roir.engine.phase_work import PhaseWork, Step
+from airflow_roir.engine.phase_work import PhaseWork, Step, Worker
 from airflow_roir.engine.physical import DEFAULT_SEGMENT
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import InvariantViolated
@@ -40,7 +40,7 @@ SELECT EXISTS (SELECT FROM roir.compaction_unit
 WORKED = "UPDATE roir.compaction_unit SET seconds = seconds + %(took)s WHERE id = %(id)s AND claim_token = %(token)s"
 
 
-class CompactWorker:
+class CompactWorker(Worker):
     """One of an operation's parallel workers. `step` is one step, so that tests can come between."""
 
     def __init__(
@@ -89,12 +89,6 @@ class CompactWorker:
                 UNITS.release(self.connection, self.job.run, rest)
                 return stop
         return Step(rows, took, rest, paced=rows)
-
-    def let_go(self) -> None:
-        """Between two steps nothing is held."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
     def advance(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
         """The next step of a unit: it as it is then, None once it has ended; and the rows that were copied.

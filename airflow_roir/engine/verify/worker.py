@@ -18,7 +18,7 @@ from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name, telling_of_names
-from airflow_roir.engine.phase_work import Step
+from airflow_roir.engine.phase_work import Step, Worker
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.shards.shard import IS_AWAY
 from airflow_roir.engine.verify import damage, repair
@@ -72,7 +72,7 @@ SELECT %(verification)s, %(unit)s, 'damaged', %(key)s, %(primary_key)s, %(detail
 """
 
 
-class VerifyWorker:
+class VerifyWorker(Worker):
     """One of a verification's parallel workers. Each method is one transaction, so that tests can step it."""
 
     def __init__(self, connection: Connection, verify_job: VerifyJob, worker: int) -> None:
