@@ -59,8 +59,8 @@ def roir(dsn: str, *arguments: str, code: int = 0) -> subprocess.CompletedProces
     return done
 
 
-def here(dsn: str, *arguments: str, code: int = 0) -> SimpleNamespace:
-    """The same in this process, without the second that the start of one takes."""
+def ended_here(dsn: str, *arguments: str) -> SimpleNamespace:
+    """How a command ends in this process, without the second that the start of one takes."""
     out, error = io.StringIO(), io.StringIO()
     thresholds = gc.get_threshold()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
@@ -70,7 +70,12 @@ def here(dsn: str, *arguments: str, code: int = 0) -> SimpleNamespace:
         with pytest.raises(SystemExit) as ended:
             cli.main()
     gc.set_threshold(*thresholds)
-    done = SimpleNamespace(returncode=ended.value.code or 0, stdout=out.getvalue(), stderr=error.getvalue())
+    return SimpleNamespace(returncode=ended.value.code or 0, stdout=out.getvalue(), stderr=error.getvalue())
+
+
+def here(dsn: str, *arguments: str, code: int = 0) -> SimpleNamespace:
+    """As `roir`, in this process."""
+    done = ended_here(dsn, *arguments)
     assert done.returncode == code, done
     return done
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import io
 import re
 import shlex
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +22,7 @@ from airflow_roir.engine.run import driving, start_run
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from tests.conftest import run_sql
+from tests.test_cli import ended_here
 
 COMMANDS = [*get_command(cli.app).commands]  # type: ignore[attr-defined]
 ARGUMENT = r"""'[^']*'|--[a-z-]+(?: off)?|(?:\w+|"[^"]*")\.(?:\w+|"[^"]*")"""
@@ -123,19 +120,11 @@ class Scene:
 
 def roir(dsn: str, *arguments: str) -> str:
     """The command, as a user runs it, in this process. Raises Refused where it ends with another code than 0."""
-    out, error = io.StringIO(), io.StringIO()
-    thresholds = gc.get_threshold()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
-        patch.setenv("ROIR_DSN", dsn)
-        patch.setenv("COLUMNS", "200")
-        patch.setattr(sys, "argv", ["roir", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    gc.set_threshold(*thresholds)
+    done = ended_here(dsn, *arguments)
     # Which rows are duplicates is an answer, too.
-    if ended.value.code and arguments[0] != "duplicates":
-        raise Refused(f"{out.getvalue()}{error.getvalue()}")
-    return out.getvalue() + error.getvalue()
+    if done.returncode and arguments[0] != "duplicates":
+        raise Refused(done.stdout + done.stderr)
+    return str(done.stdout + done.stderr)
 
 
 @dataclass
