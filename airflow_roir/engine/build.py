@@ -22,7 +22,7 @@ from airflow_roir.engine.database import Database, execute, has_vanished, is_tra
 from airflow_roir.engine.governor.turn import share_of
 from airflow_roir.engine.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.phase_work import PhaseWork, Step, Worker
+from airflow_roir.engine.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.scan.copier import Away, Claim, Copier, SourceCopier
@@ -252,9 +252,7 @@ def _has_vanished(error: DBAPIError | RoirError) -> bool:
 
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> BuildWorker:
     """A worker of a build. Raises Fenced, SourceChanged."""
-    with connection.begin():
-        job = load_job(connection, run)
-        operations.start_clock(connection, run.operation_id, run.epoch)
+    job = begin_work(connection, run, load_job)
     return BuildWorker(connection, job, number, ShardCopier.of(database, connection, job))
 
 

@@ -21,7 +21,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.folding import Folded, Folding, left_in_delta, wait_little
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.operations import OperationRow
-from airflow_roir.engine.phase_work import PhaseWork, Step, Worker
+from airflow_roir.engine.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, read_control, read_running
 from airflow_roir.errors import InvariantViolated
@@ -111,9 +111,7 @@ class FoldWorker(Worker):
 
 def make_worker(_database: Database, connection: Connection, run: Run, number: int) -> FoldWorker:
     """A worker of a fold. Raises Fenced, SourceChanged, InvariantViolated."""
-    with connection.begin():
-        job = _job_of(connection, run)
-        operations.start_clock(connection, run.operation_id, run.epoch)
+    job = begin_work(connection, run, _job_of)
     return FoldWorker(connection, job, number)
 
 
@@ -132,10 +130,14 @@ def begin(database: Database, run: Run) -> None:
             _cut(connection, row)
 
 
-def _cut(connection: Connection, row: OperationRow) -> None:
+def _blocks(connection: Connection, generation_id: int) -> int:
+    """Of the delta."""
     wait_little(connection)
-    delta = {"delta": physical.delta(row.generation_id)}
-    blocks = int(execute(connection, DELTA_BLOCKS, delta).scalar_one())
+    return int(execute(connection, DELTA_BLOCKS, {"delta": physical.delta(generation_id)}).scalar_one())
+
+
+def _cut(connection: Connection, row: OperationRow) -> None:
+    blocks = _blocks(connection, row.generation_id)
     per_part = math.ceil((blocks + 1) / (row.parallelism * PARTS_PER_WORKER))
     step = math.ceil(per_part / BLOCKS_PER_STEP) * BLOCKS_PER_STEP
     execute(connection, CUT, {"operation": row.id, "step": step, "blocks": blocks})
@@ -188,9 +190,7 @@ def fold_here(database: Database, run: Run, report: Callable[[str], None] = lamb
         with database.transaction() as connection:
             read_running(connection, run)
             job = _job_of(connection, run)
-            wait_little(connection)
-            delta = {"delta": physical.delta(job.generation_id)}
-            return job, int(execute(connection, DELTA_BLOCKS, delta).scalar_one())
+            return job, _blocks(connection, job.generation_id)
 
     def step(job: Job, first: int) -> Folded:
         with database.transaction() as connection:

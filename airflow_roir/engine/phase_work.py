@@ -10,15 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
+from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.operation import Phase
+
+Loaded = TypeVar("Loaded")
 
 # Takes a line for people.
 Report = Callable[[str], None]
@@ -76,6 +79,14 @@ class Worker(ABC):
 
 # Makes a worker by its number, on its session: reads what it needs, and starts the operation's clock.
 MakeWorker = Callable[[Database, Connection, Run, int], Worker]
+
+
+def begin_work(connection: Connection, run: Run, load: Callable[[Connection, Run], Loaded]) -> Loaded:
+    """What a worker needs to know; the operation's clock runs from then on. Raises what `load` raises."""
+    with connection.begin():
+        loaded = load(connection, run)
+        operations.start_clock(connection, run.operation_id, run.epoch)
+        return loaded
 
 
 def no_values(_connection: Connection, _run: Run) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.partitions import visibility
-from airflow_roir.engine.phase_work import PhaseWork, Step, Worker
+from airflow_roir.engine.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
@@ -200,9 +200,7 @@ class SealWorker(Worker):
 
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> SealWorker:
     """A worker of a seal. Raises Fenced, SourceChanged."""
-    with connection.begin():
-        job = load_job(connection, run)
-        operations.start_clock(connection, run.operation_id, run.epoch)
+    job = begin_work(connection, run, load_job)
     return SealWorker(database, connection, job, number)
 
 

@@ -19,7 +19,7 @@ from airflow_roir.engine.compact.unit import ENDED, UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.giving_way import GaveWay
 from airflow_roir.engine.job import Job, load_job
-from airflow_roir.engine.phase_work import PhaseWork, Step, Worker
+from airflow_roir.engine.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.engine.physical import DEFAULT_SEGMENT
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import InvariantViolated
@@ -178,9 +178,7 @@ class CompactWorker(Worker):
 
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> CompactWorker:
     """A worker of a compaction. Raises Fenced, SourceChanged."""
-    with connection.begin():
-        job = load_job(connection, run)
-        operations.start_clock(connection, run.operation_id, run.epoch)
+    job = begin_work(connection, run, load_job)
     return CompactWorker(database, connection, job, number)
 
 

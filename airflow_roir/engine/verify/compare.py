@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.engine import catalog, operations, tamper
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.phase_work import PhaseWork
+from airflow_roir.engine.phase_work import PhaseWork, begin_work
 from airflow_roir.engine.readers import view_check
 from airflow_roir.engine.retry.shortage import persist
 from airflow_roir.engine.run import Run, read_control
@@ -27,10 +27,7 @@ from airflow_roir.options import VerifyOptions
 
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> VerifyWorker:
     """A worker of a verification. Raises Fenced, SourceChanged."""
-    with connection.begin():
-        verify_job = load(connection, run)
-        operations.start_clock(connection, run.operation_id, run.epoch)
-    return worker_of(database, connection, verify_job, number)
+    return worker_of(database, connection, begin_work(connection, run, load), number)
 
 
 NOTHING = {"verification": 0, "spent": True, "until": 0}
