@@ -185,7 +185,7 @@ class Bench:
 
 def watch_attempts(bench: Bench) -> None:
     """Note when each attempt at a drain lock begins."""
-    lock = Drain._lock
+    lock = Drain.lock
 
     def noted(drain: Drain, connection: Any) -> None:
         bench.attempts.append([time.monotonic(), 0.0])
@@ -195,7 +195,7 @@ def watch_attempts(bench: Bench) -> None:
             bench.attempts[-1][1] = time.monotonic()
             raise
 
-    Drain._lock = noted  # type: ignore[method-assign]
+    Drain.lock = noted  # type: ignore[method-assign]
 
 
 def latencies(bench: Bench, statements: list[Measured]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from benchmarks.unique_table import FACTOR, INDEX, NULL_EVERY, PRIME, Table
 
 HERE = Path(__file__).parent.parent
 RESULTS = HERE / "benchmarks" / "results" / "unique-cost.json"
-PARTS = ("prepare", "build", "seal", "look", "fold", "finalize")
+PARTS = ("prepare", "build", "seal", "look", "finalize")
 PLAIN, UNIQUE, WITHOUT_EARLY, BEFORE = "plain", "unique", "unique, told by the seal alone", "plain, before"
 # What each is held against.
 AGAINST = {PLAIN: PLAIN, UNIQUE: PLAIN, WITHOUT_EARLY: PLAIN, BEFORE: PLAIN}

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, fold, install, lifecycle, prepare, seal
+from airflow_roir.engine import build, drop, install, lifecycle, prepare, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.options import BuildOptions
@@ -48,7 +48,6 @@ def main() -> None:
     workers = order["parallelism"]
     if order["unique"]:
         timed(importlib.import_module("airflow_roir.engine.unique.duplicates"), "look", "look")
-    timed(fold, "work", "fold")
     begun = last = time.perf_counter()
 
     def took(part: str) -> None:

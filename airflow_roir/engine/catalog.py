@@ -288,12 +288,18 @@ SELECT i.schema_name, i.name,
 
 
 def _dropped(connection: Connection, oid: int) -> NotFound:
-    """Names what to do with each of its indexes: one whose first build is unfinished goes by an abort."""
+    """Names what to do with each of its indexes: one whose first build is unfinished goes by an abort.
+
+    A shard doesn't know them: the control schema is on another server.
+    """
+    dropped = f"the source (oid {oid}) was dropped"
+    if execute(connection, "SELECT to_regclass('roir.index') IS NULL").scalar_one():
+        return NotFound(dropped)
     remedies = []
     for row in execute(connection, OF_DROPPED, {"oid": oid}):
         index = argument(QualifiedName(row.schema_name, row.name))
         remedies += [f"roir abort {index}"] * row.live + [f"roir drop {index}"] * row.published
-    return NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: {'; '.join(remedies)}")
+    return NotFound(f"{dropped}; drop its indexes, too: {'; '.join(remedies)}")
 
 
 def source_of_index(connection: Connection, index_id: int, check: bool = True) -> Source:

@@ -21,6 +21,7 @@ from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
+from airflow_roir.engine.phase_work import Step
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationFailed, PartitionsChanged
 from tests.conftest import database_dsn, run_sql
@@ -103,7 +104,8 @@ def compact(database: Database, _: int) -> None:
     try:
         at = worker.claim()
         while isinstance(at, UnitClaim):
-            at, _ = worker.step(at)
+            done = worker.step(at)
+            at = done.rest if isinstance(done, Step) else None
     finally:
         worker.connection.close()
 

@@ -65,7 +65,7 @@ def delete(
 
     key: only rows whose value begins with it, before and after they were waited for.
     """
-    found = _reach(table, ident, snapshot, me, repeatable, own, key=key)
+    table, found = _reach(table, ident, snapshot, me, repeatable, own, key=key)
     for version in found:
         table = _end(table, version, me)
     return table, found
@@ -85,7 +85,7 @@ def change(
 
     value: or a function of the row's value. key: as for `delete`.
     """
-    found = _reach(table, ident, snapshot, me, repeatable, own, key=key)
+    table, found = _reach(table, ident, snapshot, me, repeatable, own, key=key)
     for version in found:
         table = _replace(table, version, value(version[1]) if callable(value) else value, me)
     return table, found
@@ -154,11 +154,9 @@ def share(
 
     key: as for `delete`.
     """
-    found = _reach(table, ident, snapshot, me, repeatable, own=own, exclusive=False, key=key)
+    table, found = _reach(table, ident, snapshot, me, repeatable, own=own, exclusive=False, key=key)
     for version in found:
-        if me not in version[2:4]:  # its own row is its own already
-            bits = _SHARED_BY - version[3] if version[4] == SHARED else 0
-            table = _swap(table, version, (*version[:3], _SHARED_BY - (bits | _bit(me)), SHARED))
+        table = _lock(table, version, me, exclusive=False)
     return table, found
 
 
@@ -225,11 +223,16 @@ def _reach(
     own: bool | None = None,
     exclusive: bool = True,
     key: str = "",
-) -> list[Version]:
-    """The versions that a statement gets hold of: what its snapshot shows, or what became of that."""
+) -> tuple[Table, list[Version]]:
+    """The versions that a statement gets hold of: what its snapshot shows, or what became of that.
+
+    READ COMMITTED locks a row's newest version before it looks at the condition again: one that no longer fulfils it
+    stays locked, which the table that is returned shows.
+    """
     found = []
     for version in versions(table, ident, snapshot, me, own):
         now: Version | None = version if version[1].startswith(key) else None
+        followed = False
         while now is not None and now[3] not in (NEVER, me):
             if now[4] == SHARED and not exclusive:
                 break
@@ -243,9 +246,23 @@ def _reach(
             # READ COMMITTED follows an updated row to its newest version; a deleted one is gone, whatever came after.
             follower = [v for v in table if v[0] == ident and v[2] == now[3]] if now[4] == UPDATED else []
             now = follower[0] if follower else None
-        if now is not None and (now[3] == NEVER or now[4] >= LOCKED) and now[1].startswith(key):
-            found.append(now)
-    return found
+            followed = True
+        if now is not None and (now[3] == NEVER or now[4] >= LOCKED):
+            if now[1].startswith(key):
+                found.append(now)
+            elif followed:
+                table = _lock(table, now, me, exclusive)
+    return table, found
+
+
+def _lock(table: Table, version: Version, me: int, exclusive: bool) -> Table:
+    """Lock a version that nobody else has locked, or, if not exclusive, has locked more than FOR SHARE."""
+    if version[2] == me or (version[3] == me and version[4] == LOCKED):
+        return table  # it is its own already
+    if exclusive:
+        return _swap(table, version, (*version[:3], me, LOCKED))
+    bits = _SHARED_BY - version[3] if version[4] == SHARED else 0
+    return _swap(table, version, (*version[:3], _SHARED_BY - (bits | _bit(me)), SHARED))
 
 
 def _bit(me: int) -> int:
