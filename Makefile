@@ -209,6 +209,10 @@ bench-page: $(STAMP)  ## What a look at a build costs the server; ARGS="--ranges
 options: $(STAMP)  ## Write what is made from airflow_roir/options.py: SQL of live options, tables of the docs
 	$(BIN)/python scripts/options.py
 
+.PHONY: code-map
+code-map: $(STAMP)  ## Write docs/code-map.md from the first sentence of each file
+	$(BIN)/python scripts/code_map.py
+
 .PHONY: arrows
 arrows: $(STAMP)  ## Write the triggers that hold the arrows of airflow_roir/operation.py and generation_state.py
 	$(BIN)/python scripts/arrows.py

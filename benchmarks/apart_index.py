@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine.shards.announce import announce
+from airflow_roir.shards.announce.announce import announce
 from benchmarks.apart import INCLUDE, KEY, Apart
 from benchmarks.engine import build_index
 from benchmarks.sides import UNVERIFIED

@@ -7,10 +7,11 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from airflow_roir.engine import abort, operations, prepare
+from airflow_roir.engine import abort, prepare
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.options import BuildOptions
 from benchmarks.scene import INDEX, Scene
 

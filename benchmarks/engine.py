@@ -9,9 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, clean_up, lifecycle, operations, prepare, seal
+from airflow_roir.engine import build, clean_up, lifecycle, prepare, seal
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Run, start_run
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions
 

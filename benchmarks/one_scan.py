@@ -21,9 +21,9 @@ from typing import Any
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, drop, lifecycle, prepare, seal
+from airflow_roir.engine.control.run import Run, heartbeat, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.run import Run, heartbeat, start_run
 from airflow_roir.engine.scan import sharing
 from airflow_roir.options import BuildOptions
 from benchmarks.data import DATASETS, Dataset

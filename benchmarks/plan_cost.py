@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import install, rehearse
+from airflow_roir.engine import dry_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from benchmarks.partitions import DAYS, ROWS_PER_CUSTOMER, TABLE
 from benchmarks.server import bench_server, facts
@@ -35,7 +36,7 @@ def measure(
             taken = []
             for _ in range(rounds):
                 begun = time.perf_counter()
-                rehearsal = rehearse.rehearse(
+                rehearsal = dry_run.rehearse(
                     database, IndexDefinition.parse("ix", "orders", "customer"), BuildOptions(ranges=RANGES)
                 )
                 taken.append(time.perf_counter() - begun)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.spark import log_file
 from benchmarks.airflow import CONNECTION, DAG, bench_airflow
 from benchmarks.scene import INDEX

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from airflow_roir.engine import prepare
-from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.options import BuildOptions
 from airflow_roir.spark import log_file
 from airflow_roir.spark.start_timings import read_marks

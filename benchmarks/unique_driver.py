@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from airflow_roir.engine import build, lifecycle, seal
+from airflow_roir.engine.control.run import Run, driving, heartbeat, read_control, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_run
 from airflow_roir.errors import Fenced, RoirError
 from airflow_roir.operation import Phase, Status
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import BY_DUPLICATES

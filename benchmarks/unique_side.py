@@ -15,9 +15,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, install, lifecycle, prepare, seal
+from airflow_roir.engine import build, drop, lifecycle, prepare, seal
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from benchmarks.engine import in_parallel
 

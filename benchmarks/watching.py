@@ -12,8 +12,8 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.engine import build, lifecycle, prepare, seal
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, start_run
 from airflow_roir.options import BuildOptions
 from benchmarks.scene import INDEX, Scene
 

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 
 from airflow_roir import cli
 from airflow_roir.engine.lifecycle import PHASES
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.provider import get_provider_info
 
 ROOT = Path(__file__).parents[1]

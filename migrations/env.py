@@ -1,11 +1,11 @@
-"""Alembic's environment: runs on the connection that `airflow_roir.engine.schema` hands over."""
+"""Alembic's environment: runs on the connection that `airflow_roir.engine.schema.schema` hands over."""
 
 from __future__ import annotations
 
 from alembic import context
 
 from airflow_roir.definition import DATA_SCHEMA, SCHEMA
-from airflow_roir.engine.schema import VERSION_TABLE
+from airflow_roir.engine.schema.schema import VERSION_TABLE
 
 connection = context.config.attributes["connection"]
 # Not IF NOT EXISTS, which asks for the right to create even where there is nothing to create.

@@ -1,4 +1,4 @@
--- The small schema of a shard: what captures its writes for indexes on other servers. airflow_roir/engine/shards/home.py
+-- The small schema of a shard: what captures its writes for indexes on other servers. airflow_roir/shards/home.py
 -- installs it, and checks its version; each outbox has a table, a view and functions of its own (outbox.py).
 
 CREATE SCHEMA roir_shard;

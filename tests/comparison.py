@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_roir.definition import parse_name, quote
-from airflow_roir.engine import catalog, operations, physical
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.source import catalog
 from airflow_roir.errors import NotFound
 
 

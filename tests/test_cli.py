@@ -20,8 +20,8 @@ import pytest
 from airflow_roir import __version__, cli
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -9,8 +9,8 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine import lifecycle, switch
+from airflow_roir.engine.control.run import driving, start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import driving, start_run
 from airflow_roir.engine.unique import duplicate_report, duplicates
 from airflow_roir.engine.unique.statements import identifier, literal
 from airflow_roir.errors import DuplicatesFound

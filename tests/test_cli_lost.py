@@ -13,9 +13,10 @@ from sqlalchemy.exc import OperationalError
 
 from airflow_roir.cli import execute
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import admission, operations, prepare
+from airflow_roir.engine import prepare
+from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.options import BuildOptions
 from tests.engine import steps
 

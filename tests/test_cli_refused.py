@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from airflow_roir import cli
 from airflow_roir.cli.spark import CommandSpark
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

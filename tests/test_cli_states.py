@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from airflow_roir.cli import app
 from airflow_roir.definition import IndexDefinition, argument
-from airflow_roir.engine import abort, lifecycle, operations, prepare
+from airflow_roir.engine import abort, lifecycle, prepare
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.options import BuildOptions, VerifyOptions

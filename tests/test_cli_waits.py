@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import admission, operations
+from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control.run import end_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import end_run
 from tests.engine import steps
 from tests.engine.test_allowed import closed
 from tests.test_cli import ROIR, here

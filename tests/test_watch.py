@@ -21,7 +21,8 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import abort, drop, operations
+from airflow_roir.engine import abort, drop
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -30,8 +30,8 @@ def announce(
     ],
 ) -> None:
     """Announce each write in the shards before it commits: for strict reads, and so that a unique index is enforced."""
-    from airflow_roir.engine.shards import announce as announcing
-    from airflow_roir.engine.shards import enforce
+    from airflow_roir.shards.announce import announce as announcing
+    from airflow_roir.shards.unique import enforce
 
     database = database_of(context)
     left = announcing.announce(database, index, None if by is By.off else by.value, say)

@@ -40,7 +40,8 @@ from airflow_roir.windows import parse_windows
 @app.command()
 def init(context: typer.Context, ignore_publications: IgnorePublications = False) -> None:
     """Create or upgrade the control schema `roir` in the database."""
-    from airflow_roir.engine import checks, install, replication, schema
+    from airflow_roir.engine.schema import install, schema
+    from airflow_roir.engine.source import checks, replication
 
     database = database_of(context)
     with database.transaction() as connection:
@@ -105,7 +106,7 @@ def build(
         return
     definition = definitions[0]
     if options.throttle is not None:
-        from airflow_roir.engine.live_options import check_throttle
+        from airflow_roir.engine.control.live_options import check_throttle
 
         check_throttle(database_of(context), options.throttle)
     with spark_of(without_spark, dsn_of(context), master, conf) as spark:
@@ -115,7 +116,8 @@ def build(
         else:
             spark.check()
         from airflow_roir.cli.execute import carry_on, verify_to_end
-        from airflow_roir.engine import operations, prepare
+        from airflow_roir.engine import prepare
+        from airflow_roir.engine.control import operations
         from airflow_roir.engine.verify import verification
 
         database = database_of(context)
@@ -145,7 +147,8 @@ def resume(
     """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import carry_on, print_census
     from airflow_roir.cli.spark import spark_of
-    from airflow_roir.engine import abort, operations
+    from airflow_roir.engine import abort
+    from airflow_roir.engine.control import operations
     from airflow_roir.errors import LockNotAcquired
 
     database = database_of(context)

@@ -24,7 +24,7 @@ def change(
     given: Given,
 ) -> None:
     """Change an unfinished operation, running or paused. Workers follow at their next batch."""
-    from airflow_roir.engine import live_options, operations
+    from airflow_roir.engine.control import live_options, operations
     from airflow_roir.engine.forecast.slow import slow_operation
 
     database = database_of(context)

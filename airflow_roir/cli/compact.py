@@ -73,7 +73,7 @@ def compact(
         return
     from airflow_roir.cli.execute import compact_to_end, print_compaction
     from airflow_roir.cli.spark import spark_of
-    from airflow_roir.engine import live_options
+    from airflow_roir.engine.control import live_options
 
     options = CompactOptions.asked(**given)
     live_options.check_throttle(database, options.throttle)
@@ -96,9 +96,9 @@ def _begin(
     as_json: bool,
 ) -> BegunCompaction | None:
     """What was chosen has begun, or an unfinished compaction continues; None if nothing is worth it, which was said."""
-    from airflow_roir.engine import operations
     from airflow_roir.engine.compact import compaction
     from airflow_roir.engine.compact.choosing import choose
+    from airflow_roir.engine.control import operations
 
     actor = operations.default_actor()
     if compaction.is_unfinished(database, index):

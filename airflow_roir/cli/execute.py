@@ -20,13 +20,14 @@ from airflow_roir.cli.overview import print_overview
 from airflow_roir.cli.snapshot import look
 from airflow_roir.cli.spark import CommandSpark, NoSpark, tell
 from airflow_roir.definition import argument
-from airflow_roir.engine import admission, lifecycle, long_pause, operations
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.compact.report import told
+from airflow_roir.engine.control import admission, long_pause, operations
+from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.operations import OperationRow
-from airflow_roir.engine.repeat import meanwhile
+from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
@@ -340,7 +341,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
 
 
 def _relay_beside_bar(line: str) -> None:
-    from airflow_roir.engine.phase_log import tells_of_pieces
+    from airflow_roir.engine.work.phase_log import tells_of_pieces
 
     if not tells_of_pieces(line.removeprefix("roir: ")):
         tell(line)

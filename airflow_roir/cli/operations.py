@@ -14,7 +14,7 @@ from airflow_roir.definition import argument
 @app.command()
 def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index. Workers commit their open batch, then stop."""
-    from airflow_roir.engine import operations
+    from airflow_roir.engine.control import operations
     from airflow_roir.engine.status import operation_status
     from airflow_roir.quantity import percent
 
@@ -34,7 +34,7 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
 def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Abort an unfinished operation. The source and the active generation stay as they are."""
     from airflow_roir.engine import abort as aborts
-    from airflow_roir.engine import operations
+    from airflow_roir.engine.control import operations
 
     row = aborts.abort(database_of(context), index, operations.default_actor(), reason, say)
     show(f"operation {row.id} is {row.status}")
@@ -43,8 +43,8 @@ def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
 @app.command()
 def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Show the generation that the last rebuild replaced, within its revert window."""
-    from airflow_roir.engine import operations
     from airflow_roir.engine import revert as reverts
+    from airflow_roir.engine.control import operations
 
     done = reverts.revert(database_of(context), index, operations.default_actor(), reason, say)
     show(
@@ -57,7 +57,7 @@ def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
 def drop(context: typer.Context, index: Index) -> None:
     """Drop an index: its view, its entries and, with the source's last index, the capture."""
     from airflow_roir.engine import drop as drops
-    from airflow_roir.engine import operations
+    from airflow_roir.engine.control import operations
 
     drops.drop_index(database_of(context), index, operations.default_actor(), say)
     show(f"index {index} dropped")
@@ -73,7 +73,7 @@ def queue(
     as_json: AsJson = False,
 ) -> None:
     """Show which operations run, and which wait for them, in the order in which they start."""
-    from airflow_roir.engine import admission
+    from airflow_roir.engine.control import admission
     from airflow_roir.quantity import duration
 
     database = database_of(context)
@@ -98,7 +98,7 @@ def queue(
 def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
     """Remove ghosts, deltas, retired generations after their revert window, and unfinished aborts."""
     from airflow_roir.engine import clean_up as cleaning
-    from airflow_roir.engine import operations
+    from airflow_roir.engine.control import operations
     from airflow_roir.quantity import counted
 
     report = cleaning.clean_up(database_of(context), operations.default_actor())

@@ -18,7 +18,7 @@ def detach_partition(
     drop: Annotated[bool, typer.Option("--drop", help="Drop the partition once it is detached.")] = False,
 ) -> None:
     """Detach a partition from its table and from all indexes. Rows and entries disappear in the same moment."""
-    from airflow_roir.engine import operations
+    from airflow_roir.engine.control import operations
     from airflow_roir.engine.partitions import detach as detaching
 
     removed = detaching.detach_partition(
@@ -35,7 +35,7 @@ def attach_partition(
     bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
 ) -> None:
     """Attach a loaded table as a partition, with its entries in all indexes. Both appear in the same moment."""
-    from airflow_roir.engine import operations
+    from airflow_roir.engine.control import operations
     from airflow_roir.engine.partitions import attach as attaching
 
     copied = attaching.attach_partition(database_of(context), table, partition, bounds, operations.default_actor(), say)
@@ -49,7 +49,7 @@ def sync_partitions(
     as_json: AsJson = False,
 ) -> None:
     """Repair a table's indexes after a plain DROP, DETACH or ATTACH of a partition."""
-    from airflow_roir.engine import operations
+    from airflow_roir.engine.control import operations
     from airflow_roir.engine.partitions import sync
 
     report = sync.sync_partitions(database_of(context), table, operations.default_actor(), say)

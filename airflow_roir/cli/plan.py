@@ -31,11 +31,11 @@ from airflow_roir.quantity import counted, size
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
+    from airflow_roir.engine.dry_run import Rehearsal
     from airflow_roir.engine.forecast.locks import Lock
     from airflow_roir.engine.forecast.space import Space
-    from airflow_roir.engine.rehearse import Rehearsal
-    from airflow_roir.engine.shards.survey import Survey
-    from airflow_roir.engine.source import Source
+    from airflow_roir.engine.source.source import Source
+    from airflow_roir.shards.copy.survey import Survey
 
 # Whoever waits for it longer counts writes elsewhere.
 MOST_MEASURED_S = 3_600
@@ -62,7 +62,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a build will take, what is missing for it, and what it will do. Changes nothing."""
-    from airflow_roir.engine import rehearse
+    from airflow_roir.engine import dry_run
     from airflow_roir.engine.forecast import ddl, locks, objections, signals
     from airflow_roir.engine.governor.surroundings import Surroundings
 
@@ -80,7 +80,7 @@ def plan(
         for refused in against.refused:
             say(f"refused: {refused}")
         raise typer.Exit(InvalidInput.exit_code)
-    rehearsal = rehearse.rehearse(database, definition, options, with_trial=not sql)
+    rehearsal = dry_run.rehearse(database, definition, options, with_trial=not sql)
     if sql and rehearsal.survey is not None:
         raise InvalidInput("the DDL of an index over shards isn't foreseen: leave --sql out")
     if sql:
@@ -138,14 +138,14 @@ def _sessions(options: BuildOptions, as_json: bool) -> dict[str, Any]:
 
 def _strict(database: Database, found: Survey, as_json: bool) -> dict[str, Any]:
     """What strict reads would need: they are chosen later, by `roir announce`."""
-    from airflow_roir.engine.shards import announce_needs
+    from airflow_roir.shards.announce import needs
 
-    needs = announce_needs.by_server(database, found)
+    needed_by = needs.by_server(database, found)
     if as_json:
-        return {"announce_by_server_needs": needs}
+        return {"announce_by_server_needs": needed_by}
     if any(one.source.partitioned for one in found.shards):
         return {"strict_reads": "not possible: the table has partitions"}
-    lacking = {name: needed for name, needed in needs.items() if needed}
+    lacking = {name: needed for name, needed in needed_by.items() if needed}
     if not lacking:
         return {
             "strict_reads": "possible later, by roir announce --by server or client: nothing is missing in the shards"
@@ -183,9 +183,10 @@ def _show_locks(foreseen: list[Lock]) -> None:
 
 
 def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_json: bool) -> dict[str, Any]:
-    from airflow_roir.engine import checks, schema
     from airflow_roir.engine.forecast import slow
     from airflow_roir.engine.readers import view
+    from airflow_roir.engine.schema import schema
+    from airflow_roir.engine.source import checks
     from airflow_roir.engine.unique.early import hashing
 
     with database.transaction() as connection:

@@ -20,7 +20,7 @@ def role_sql(
 ) -> None:
     """Print the SQL that makes a login role which may build. Asks no database."""
     from airflow_roir.definition import parse_columns, parse_name
-    from airflow_roir.engine import role
+    from airflow_roir.engine.schema import role
     from airflow_roir.errors import InvalidInput
 
     found = parse_name(name, "role")

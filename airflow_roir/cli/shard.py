@@ -34,7 +34,7 @@ def add(
     ] = None,
 ) -> None:
     """Add a shard, or change how one is reached; its small schema roir_shard is made or upgraded."""
-    from airflow_roir.engine.shards import registry
+    from airflow_roir.shards import registry
 
     if conn_id is not None:
         raise InvalidInput(
@@ -55,8 +55,8 @@ def list_(
 ) -> None:
     """List the shards: where they are, which indexes are over them, how far these are behind."""
     from airflow_roir.cli.cells import printable, table
-    from airflow_roir.engine.shards import registry
     from airflow_roir.quantity import duration
+    from airflow_roir.shards import registry
 
     database = database_of(context)
     found = registry.listed(database)
@@ -90,7 +90,7 @@ def remove(
     force: Annotated[bool, typer.Option("--force", help="Also if it can't be reached, for one that is gone.")] = False,
 ) -> None:
     """Forget a shard that no index is over, and remove our schema from it."""
-    from airflow_roir.engine.shards import registry
+    from airflow_roir.shards import registry
 
     registry.remove(database_of(context), name, force, say)
     show(f"shard {name} is removed")

@@ -37,9 +37,9 @@ def ship(
     every_s = _every(every)
     warned = seconds("--warn-age", warn_age) or None
     database = database_of(context).named("roir ship")
-    from airflow_roir.engine.schema import check_schema
-    from airflow_roir.engine.shards.freshness import Alarm
-    from airflow_roir.engine.shards.shipping import Shipper, check_shards, index_ids, ship_once
+    from airflow_roir.engine.schema.schema import check_schema
+    from airflow_roir.shards.ship.freshness import Alarm
+    from airflow_roir.shards.ship.shipping import Shipper, check_shards, index_ids, ship_once
 
     with database.transaction() as connection:
         check_schema(connection, writes=True)

@@ -71,7 +71,7 @@ def print_segments(database: Database, index: str, exact: bool, as_json: bool) -
 
 def print_history(database: Database, index: str, as_json: bool) -> None:
     from airflow_roir.cli.cells import printable
-    from airflow_roir.engine import operations
+    from airflow_roir.engine.control import operations
 
     events = operations.events(database, index)
     if as_json:

@@ -20,7 +20,8 @@ import typer
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.ending import SIGNALS
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import operations, prepare
+from airflow_roir.engine import prepare
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import RoirError

@@ -33,7 +33,7 @@ def verify_command(
     """Compare an index with its source while users write. Exit code 1: they differ, and not all is repaired."""
     from airflow_roir.cli.execute import print_report, verify_to_end
     from airflow_roir.cli.spark import spark_of
-    from airflow_roir.engine import live_options, operations
+    from airflow_roir.engine.control import live_options, operations
     from airflow_roir.engine.verify import verification
 
     database = database_of(context)

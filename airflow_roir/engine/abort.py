@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import operations, remove_generations
 from airflow_roir.engine.compact import undo
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.server_timeline import in_one_history
-from airflow_roir.engine.shards import holders
-from airflow_roir.engine.shards import remove as shards
+from airflow_roir.engine.generation import drop
+from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.operation import Kind, Status, Verb
+from airflow_roir.shards import remove as shards
+from airflow_roir.shards.unique import holders
 
 IS_SHOWN_OR_KEPT = """
 SELECT EXISTS (SELECT FROM roir.generation WHERE index_id = %(index)s AND status IN ('active', 'retired'))
@@ -76,18 +77,18 @@ def finish_abort(
         # Under the lock: whoever was faster has removed it.
         if operations.read_operation(connection, operation_id).status != Status.ABORTING:
             return []
-        remove_generations.retire_for_good(connection, [row.generation_id])
+        drop.retire_for_good(connection, [row.generation_id])
         return [row.generation_id]
 
-    remove_generations.remove(database, row.index_id, remove, report, patience_s)
+    drop.remove(database, row.index_id, remove, report, patience_s)
 
     def release(connection: Connection) -> None:
         if not conclude(connection, row, actor):
             return
         if not execute(connection, IS_SHOWN_OR_KEPT, {"index": row.index_id}).scalar_one():
-            remove_generations.forget_index(connection, row.index_id)
+            drop.forget_index(connection, row.index_id)
 
-    remove_generations.release_source(database, row.index_id, release, report, patience_s)
+    drop.release_source(database, row.index_id, release, report, patience_s)
     for line in shards.release(database, row.index_id, patience_s, report):
         report(f"{line}; the next clean-up tries again")
 

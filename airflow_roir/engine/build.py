@@ -16,24 +16,25 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import operations, physical
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.control.run import Run, check_epoch, read_control
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.governor.turn import share_of
-from airflow_roir.engine.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
-from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.phase_work import PhaseWork, Step, Worker, begin_work
-from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.scan.copier import Away, Claim, Copier, SourceCopier
 from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER
-from airflow_roir.engine.shards.batch_marks import check_marks
-from airflow_roir.engine.shards.copy_ranges import NOT_NOW, TOO_MANY, ShardCopier
+from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.unique.early.detecting import detecting
+from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange
+from airflow_roir.shards.copy.batch_marks import check_marks
+from airflow_roir.shards.copy.copy_ranges import NOT_NOW, TOO_MANY, ShardCopier
 
 # Of its usual time what a batch takes under a pace. Less would be mostly commit.
 PACED = 0.1

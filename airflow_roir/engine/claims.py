@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import execute, is_transient
-from airflow_roir.engine.run import Run
 from airflow_roir.errors import Fenced, RoirError
 from airflow_roir.operation import Phase, Status
 

@@ -14,27 +14,31 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import abort, catalog, drop, health, long_pause, operations, physical, tamper
+from airflow_roir.engine import abort, drop, health
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import leftovers
+from airflow_roir.engine.control import long_pause, operations
+from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import DENIED, MOST_VANISHED, Attempts, Drain
-from airflow_roir.engine.long_pause import LongPause
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import DENIED, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.readers import serializable, view
-from airflow_roir.engine.relation_size import LOCK_TIMEOUT
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.server_timeline import in_one_history
-from airflow_roir.engine.shards import announce_end
-from airflow_roir.engine.shards import holders as unique
-from airflow_roir.engine.shards import remove as shards
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.schema import tamper
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.sessions.server_timeline import in_one_history
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT
+from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
 from airflow_roir.generation_state import GenerationStatus
+from airflow_roir.shards import remove as shards
+from airflow_roir.shards.announce import end
+from airflow_roir.shards.unique import holders as unique
 
 CLEAN_UP = Waiter("clean-up")
 
@@ -150,7 +154,7 @@ def _drop_invalid(database: Database, result: CleanUpReport, report: Callable[[s
 def _release_shards(database: Database, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """The captures in shards of generations that are gone, also of those that were out of reach then."""
     result.waiting += shards.release(database, None, database.limits.clean_up_s, report)
-    result.waiting += announce_end.end_left(database, None, database.limits.clean_up_s, report)
+    result.waiting += end.end_left(database, None, database.limits.clean_up_s, report)
 
 
 def _forget_duplicates(database: Database) -> None:

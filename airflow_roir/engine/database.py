@@ -15,16 +15,16 @@ from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from airflow_roir.engine import own_session
-from airflow_roir.engine.limits import DEFAULT, Limits, execution_options
 from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.retry.trouble import first_line as first_line
 from airflow_roir.engine.retry.trouble import is_transient as is_transient
 from airflow_roir.engine.retry.trouble import said as said
 from airflow_roir.engine.retry.trouble import sqlstate as sqlstate
-from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
-from airflow_roir.engine.session import keep_to_encoding, pin, refuse_no_text
-from airflow_roir.engine.session import to_json as to_json
+from airflow_roir.engine.sessions import own_session
+from airflow_roir.engine.sessions.limits import DEFAULT, Limits, execution_options
+from airflow_roir.engine.sessions.session import SESSION_SETTINGS as SESSION_SETTINGS
+from airflow_roir.engine.sessions.session import keep_to_encoding, pin, refuse_no_text
+from airflow_roir.engine.sessions.session import to_json as to_json
 from airflow_roir.errors import InvalidInput
 
 T = TypeVar("T")

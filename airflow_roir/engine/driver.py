@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from airflow_roir.engine import worker
 from airflow_roir.engine.claims import WorkLeft, granted_workers
+from airflow_roir.engine.control.run import Run, read_control, settle, start_clock
+from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast.slow import slow
-from airflow_roir.engine.phase_log import PhaseLog
-from airflow_roir.engine.phase_work import PhaseWork
-from airflow_roir.engine.pool import Ended, Pool
-from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run, read_control, settle, start_clock
 from airflow_roir.engine.scan import sharing
+from airflow_roir.engine.work import worker
+from airflow_roir.engine.work.phase_log import PhaseLog
+from airflow_roir.engine.work.phase_work import PhaseWork
+from airflow_roir.engine.work.pool import Ended, Pool
 from airflow_roir.errors import DuplicatesFound, HistoryChanged, OperationFailed, OperationPaused
 from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import counted, duration

@@ -9,13 +9,14 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import operations, remove_generations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import drop
 from airflow_roir.engine.readers import serializable, view
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.server_timeline import in_one_history
-from airflow_roir.engine.shards import remove as shards
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationRunning
+from airflow_roir.shards import remove as shards
 
 
 @in_one_history
@@ -53,7 +54,7 @@ def drop_index(
                 f"index {index} has an unfinished operation; abort it first: roir abort {argument(index)}"
             )
         view.drop(connection, operations.index_name(found), found.id)
-        ids = remove_generations.generations_of(connection, found.id)
+        ids = drop.generations_of(connection, found.id)
         if ids:
             operations.record_event(connection, found.id, None, actor, "drop")
         # The view is locked: nobody reads from here on.
@@ -61,11 +62,11 @@ def drop_index(
             kept.append(serializable.kept(overlapping))
             serializable.retire(connection, ids)
             return []
-        remove_generations.retire_for_good(connection, ids)
+        drop.retire_for_good(connection, ids)
         return ids
 
     try:
-        remove_generations.remove(database, found.id, remove, report, patience_s)
+        drop.remove(database, found.id, remove, report, patience_s)
     except DBAPIError as error:
         if not isinstance(error.orig, pg_errors.DependentObjectsStillExist):
             raise
@@ -94,12 +95,10 @@ def finish_drop(
     def conclude(connection: Connection) -> None:
         # A build of the same name may have begun since, where the definition was still there.
         last = operations.newest_operation(connection, index_id)
-        if not remove_generations.generations_of(connection, index_id) and (
-            last is None or last.status not in operations.LIVE
-        ):
-            remove_generations.forget_index(connection, index_id)
+        if not drop.generations_of(connection, index_id) and (last is None or last.status not in operations.LIVE):
+            drop.forget_index(connection, index_id)
 
-    remove_generations.release_source(database, index_id, conclude, report, patience_s)
+    drop.release_source(database, index_id, conclude, report, patience_s)
     for line in shards.release(database, index_id, patience_s, report):
         report(f"{line}; the next clean-up tries again")
 

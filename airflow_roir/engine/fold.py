@@ -13,17 +13,18 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import operations, physical
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, load_job
+from airflow_roir.engine.control.operations import OperationRow
+from airflow_roir.engine.control.run import Run, read_control, read_running
+from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.folding import Folded, Folding, left_in_delta, wait_little
-from airflow_roir.engine.job import Job, load_job
-from airflow_roir.engine.operations import OperationRow
-from airflow_roir.engine.phase_work import PhaseWork, Step, Worker, begin_work
-from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run, read_control, read_running
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.operation import Phase, Verb
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.partitions import visibility
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source import catalog
 from airflow_roir.entry_state import EntryState
 
 SOURCE = """

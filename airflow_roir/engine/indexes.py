@@ -14,17 +14,18 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import QualifiedName, argument, parse_name, quote
-from airflow_roir.engine import health, operations
+from airflow_roir.engine import health
 from airflow_roir.engine.as_json import plain_fields
 from airflow_roir.engine.compact.bloat import Bloat, bloat_of
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.relation_size import relation_sizes
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.shards import freshness
-from airflow_roir.engine.shards.freshness import ShardLag
-from airflow_roir.engine.shards.shard import TABLE_OF
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.source.relation_size import relation_sizes
+from airflow_roir.shards.shard import TABLE_OF
+from airflow_roir.shards.ship import freshness
+from airflow_roir.shards.ship.freshness import ShardLag
 
 # operation: the newest one. An index of which a drop was killed half-way has no generation any more.
 INDEXES = f"""

@@ -19,31 +19,29 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import build, fold, operations, seal, switch
+from airflow_roir.engine import build, fold, seal, switch
 from airflow_roir.engine import publish as publishing
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact import worker as compact_worker
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.compaction import CompactionReport
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.driver import PhaseDriver
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.phase_work import PhaseWork, Report
-from airflow_roir.engine.pool import Pool, Pools, Threads
-from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
-from airflow_roir.engine.server_timeline import in_one_history
-from airflow_roir.engine.shards import enforce
-from airflow_roir.engine.shards.catch_up import catch_up
-from airflow_roir.engine.shards.shard import lanes_of
+from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.unique import census, duplicate_report
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify import report as reports
 from airflow_roir.engine.verify.report import VerifyReport
+from airflow_roir.engine.work.phase_work import PhaseWork, Report
+from airflow_roir.engine.work.pool import Pool, Pools, Threads
 from airflow_roir.errors import (
     DuplicatesFound,
     IllegalTransition,
@@ -54,6 +52,9 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import CompactOptions, VerifyOptions
+from airflow_roir.shards.shard import lanes_of
+from airflow_roir.shards.ship.catch_up import catch_up
+from airflow_roir.shards.unique import enforce
 
 
 def _before_fold(database: Database, run: Run, report: Report) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName, argument
-from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.readers import view_check
 
 # Names as they are: what is renamed is missed by the writes.

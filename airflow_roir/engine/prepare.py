@@ -13,30 +13,34 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import IndexDefinition, argument
-from airflow_roir.engine import catalog, checks, operations, physical, rehearse
+from airflow_roir.engine import dry_run
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.new_operation import adopt, insert_operation, refuse_ended
+from airflow_roir.engine.control.stored_definition import existing_index, stored_definition, uniqueness
 from airflow_roir.engine.database import Database, execute, to_json
+from airflow_roir.engine.dry_run import Rehearsal, check_columns
 from airflow_roir.engine.forecast.slow import slow
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import Drain, telling_of_names
-from airflow_roir.engine.new_operation import adopt, insert_operation, refuse_ended
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Piece
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.plan import Piece
-from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.scan import choosing, sharing
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.server_timeline import in_one_history
-from airflow_roir.engine.shards import holders, intents
-from airflow_roir.engine.shards import prepare as apart
-from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S
-from airflow_roir.engine.source import Source
-from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.sessions.server_timeline import in_one_history
+from airflow_roir.engine.source import catalog, checks
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique.early import hashing
 from airflow_roir.errors import InvalidInput, OperationRunning, SourceChanged
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase
 from airflow_roir.options import BuildOptions
+from airflow_roir.shards.announce import intents
+from airflow_roir.shards.copy import prepare as apart
+from airflow_roir.shards.shard import SHARD_PATIENCE_S
+from airflow_roir.shards.unique import holders
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -122,7 +126,7 @@ def _begin(
     if adopted is not None:
         _capture_shards(database, adopted, options, report)
         return adopted
-    rehearsal = rehearse.rehearse(database, definition, options, report, options.lock_patience_s, "prepare")
+    rehearsal = dry_run.rehearse(database, definition, options, report, options.lock_patience_s, "prepare")
     report(f"expected: {rehearsal.expectation}")
     with database.transaction() as connection:
         if (untold := hashing.untold(connection, rehearsal.entry)) is not None:
@@ -325,7 +329,7 @@ def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
     if rehearsal.kind == "rebuild":
         found = operations.find_index(connection, rehearsal.index)
         # A drop may have been faster.
-        rehearse.refuse_kept(connection, found)
+        dry_run.refuse_kept(connection, found)
         return int(found.id)
     survey, definition = rehearsal.survey, rehearsal.definition
     values = {

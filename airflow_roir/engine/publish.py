@@ -7,18 +7,20 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import fold, folding, operations, physical, switch
+from airflow_roir.engine import fold, folding, switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.control.run import Run, read_running
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
-from airflow_roir.engine.locks import telling_of_names
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.locks.locks import telling_of_names
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.readers import view
-from airflow_roir.engine.run import Run, read_running
-from airflow_roir.engine.shards import freshness
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
+from airflow_roir.shards.ship import freshness
 
 # What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
 MOST_ROWS_UNDER_LOCK = 2_000

@@ -9,14 +9,15 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import catalog, operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Drain, telling_of_names
 from airflow_roir.engine.readers import view
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.shards.shard import lanes_of
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.source import catalog
 from airflow_roir.errors import InvariantViolated, NotFound
+from airflow_roir.shards.shard import lanes_of
 
 ACTIVE = """
 SELECT g.id, (o.options ->> 'revert_window_s')::int AS revert_window_s

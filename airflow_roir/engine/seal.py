@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations, physical
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, load_job
+from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import Database, execute, sqlstate
-from airflow_roir.engine.giving_way import GaveWay, giving_way
-from airflow_roir.engine.job import Job, load_job
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.locks.giving_way import GaveWay, giving_way
 from airflow_roir.engine.partitions import visibility
-from airflow_roir.engine.phase_work import PhaseWork, Step, Worker, begin_work
-from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.unique import duplicates
+from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
 from airflow_roir.generation_state import SegmentStatus
 from airflow_roir.operation import Phase, Verb

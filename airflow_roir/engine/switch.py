@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import operations
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.control.run import Run, read_control, read_running
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
-from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.run import Run, read_control, read_running
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import IllegalTransition, LockNotAcquired
 

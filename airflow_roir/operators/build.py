@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.operation import Phase
 from airflow_roir.options import LIVE
+from airflow_roir.shards.shard import lanes_of
 from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_roir.engine import clean_up, schema
+from airflow_roir.engine import clean_up
+from airflow_roir.engine.schema import schema
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.open_database import open_database

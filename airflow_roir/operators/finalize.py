@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import lifecycle, operations
-from airflow_roir.engine.run import leave_run
+from airflow_roir.engine import lifecycle
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import leave_run
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, OperationRunning, VerificationFailed
@@ -28,9 +29,9 @@ from airflow_roir.task.ui_requests import Watcher
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_roir.engine.control.operations import OperationRow
+    from airflow_roir.engine.control.run import Run
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.operations import OperationRow
-    from airflow_roir.engine.run import Run
 
 
 class FinalizeIndexBuildOperator(DrivingOperator):

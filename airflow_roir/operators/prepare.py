@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, operations, prepare
+from airflow_roir.engine import abort, prepare
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from airflow_roir.engine import schema
-from airflow_roir.engine.shards.freshness import Alarm
-from airflow_roir.engine.shards.shipping import Shipper
+from airflow_roir.engine.schema import schema
 from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.shards.ship.freshness import Alarm
+from airflow_roir.shards.ship.shipping import Shipper
 from airflow_roir.span import seconds
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.open_database import open_database

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning

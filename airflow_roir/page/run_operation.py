@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.signals import throttle_text
-from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION

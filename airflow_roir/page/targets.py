@@ -15,9 +15,9 @@ from airflow.utils.session import create_session
 from sqlalchemy import Connection, or_, select
 
 from airflow_roir.definition import QualifiedName, parse_name
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.page.databases import connection_of
 from airflow_roir.page.settings import COMPACT_DAG, CONTROL_DAG, VERIFY_DAG, our_dags

@@ -35,7 +35,6 @@ from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.engine.retry.trouble import first_line, said
-from airflow_roir.engine.shards import rules
 from airflow_roir.errors import (
     IndexUnreachable,
     InvalidInput,
@@ -45,6 +44,7 @@ from airflow_roir.errors import (
     RoirError,
     StaleAnswer,
 )
+from airflow_roir.shards import rules
 
 T = TypeVar("T")
 STALE, NO_RIGHT, NOT_READY = "40R01", "42501", "55000"

@@ -145,7 +145,7 @@ def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, v
     from sqlalchemy.exc import DBAPIError
 
     from airflow_roir.engine import lifecycle
-    from airflow_roir.engine.operations import default_actor
+    from airflow_roir.engine.control.operations import default_actor
     from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
     from airflow_roir.spark.pool import SparkPools
 

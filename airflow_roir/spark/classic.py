@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any
 
 import airflow_roir
-from airflow_roir.engine.phase_work import WorkerMetrics
+from airflow_roir.engine.work.phase_work import WorkerMetrics
 from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.options import LOCAL_MASTER, SparkOptions, with_task_failures
 from airflow_roir.spark.package import write_package

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import airflow_roir
-from airflow_roir.engine.phase_work import WorkerMetrics
+from airflow_roir.engine.work.phase_work import WorkerMetrics
 from airflow_roir.spark.options import SparkOptions
 from airflow_roir.spark.package import write_package
 from airflow_roir.spark.session import Session, WorkerJob, tag_of

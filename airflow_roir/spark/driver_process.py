@@ -276,8 +276,8 @@ class Driver:
 
 
 def _settle(dsn: str, index: str, owner: str, ending: str) -> None:
+    from airflow_roir.engine.control.run import settle_lost
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.run import settle_lost
 
     with suppress(Exception):
         settle_lost(Database(dsn, "roir"), index, owner, SparkFailed(f"Spark's driver was {ending}"))

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from airflow_roir.engine.repeat import meanwhile
+from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.errors import InvalidInput
 
 # A file that has grown beyond this becomes the older one of two.

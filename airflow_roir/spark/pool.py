@@ -10,14 +10,14 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.engine.control.run import Run, show_spark_ui
+from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.phase_log import PhaseLog
-from airflow_roir.engine.phase_work import PhaseWork, WorkerMetrics
-from airflow_roir.engine.pool import LOOK_EVERY_S, Ended, Pool
 from airflow_roir.engine.retry.patience import BackOff
-from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run, show_spark_ui
-from airflow_roir.engine.worker import worker_failed
+from airflow_roir.engine.work.phase_log import PhaseLog
+from airflow_roir.engine.work.phase_work import PhaseWork, WorkerMetrics
+from airflow_roir.engine.work.pool import LOOK_EVERY_S, Ended, Pool
+from airflow_roir.engine.work.worker import worker_failed
 from airflow_roir.errors import SparkFailed
 from airflow_roir.quantity import counted
 from airflow_roir.spark.driver_process import SPARK_IS_UP

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from airflow_roir.engine.phase_work import WorkerMetrics
+from airflow_roir.engine.work.phase_work import WorkerMetrics
 
 # A function of workers' numbers that Spark ships.
 WorkerJob = Callable[[Iterator[int]], Iterator[WorkerMetrics]]

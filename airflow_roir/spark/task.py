@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from airflow_roir.engine import worker
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import PHASES
-from airflow_roir.engine.phase_work import WorkerMetrics
-from airflow_roir.engine.run import Run
+from airflow_roir.engine.work import worker
+from airflow_roir.engine.work.phase_work import WorkerMetrics
 from airflow_roir.errors import Fenced, OperationPaused, RoirError, WorkerFailed
 from airflow_roir.operation import Phase
 

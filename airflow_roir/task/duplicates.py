@@ -10,8 +10,8 @@ from airflow_roir.operation import BY_DUPLICATES
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
+    from airflow_roir.engine.control.operations import OperationRow
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.operations import OperationRow
 
 # Its value: index, operation_id, groups, rows, and the first groups.
 XCOM = "duplicates"

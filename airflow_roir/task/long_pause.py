@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from airflow_roir.engine.long_pause import LongPause
+from airflow_roir.engine.control.long_pause import LongPause
 
 LongPauseCallback = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
 

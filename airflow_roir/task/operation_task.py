@@ -9,10 +9,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import admission, long_pause, operations, status
+from airflow_roir.engine import status
+from airflow_roir.engine.control import admission, long_pause, operations
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
@@ -30,8 +31,8 @@ from airflow_roir.task.wait_for_job import Interrupted, follow
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
+    from airflow_roir.engine.control.operations import OperationRow
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.operations import OperationRow
 
 # A task that waits for a window looks again so soon at the latest, for one that was changed.
 WINDOW_S = 300

@@ -9,7 +9,8 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.context import InletEventsAccessor
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import status
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import NotFound

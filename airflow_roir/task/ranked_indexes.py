@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.ranking import rank, suggest
-from airflow_roir.engine.live_options import check_throttle
+from airflow_roir.engine.control.live_options import check_throttle
 from airflow_roir.options import CompactOptions
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.open_database import open_database

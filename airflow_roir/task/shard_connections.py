@@ -12,9 +12,9 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.shards import registry
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.hooks.roir import SHARDS_EXTRA, RoirHook, extras_of
+from airflow_roir.shards import registry
 
 LIVE = "SELECT name FROM roir.shard WHERE removed_at IS NULL"
 THERE = "SELECT to_regclass('roir.shard') IS NOT NULL"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import live_options, operations, status
+from airflow_roir.engine import status
+from airflow_roir.engine.control import live_options, operations
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.forecast.slow import slow_operation
 from airflow_roir.engine.governor.signals import throttle_text
@@ -33,8 +34,8 @@ from airflow_roir.task.ui_requests import Watcher
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_roir.engine.control.operations import OperationRow
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.operations import OperationRow
     from airflow_roir.spark.options import SparkOptions
 
 DONE = 0

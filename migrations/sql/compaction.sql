@@ -1,4 +1,4 @@
--- Segments of a published generation that are made anew while it is read and written (airflow_roir/engine/compact/).
+-- Segments of a published generation that are rebuilt while it is read and written (airflow_roir/engine/compact/).
 
 -- One unit: neighbouring segments that are replaced by other ones in one transaction. A worker claims it as it claims a range.
 CREATE TABLE roir.compaction_unit (

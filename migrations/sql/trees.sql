@@ -1,4 +1,4 @@
--- What is below a table, and below a type. A shard has these functions, too (airflow_roir/engine/shards/home.py).
+-- What is below a table, and below a type. A shard has these functions, too (airflow_roir/shards/home.py).
 
 -- All partitions below a table, whole levels too; none for an ordinary table. One that is being detached concurrently
 -- has gone already. link: the transactions that attached it and the levels above it; other ones mean that it was out

@@ -15,9 +15,9 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.prepare import prepare
-from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.options import BuildOptions
 from servers.airflow import StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres

@@ -14,13 +14,13 @@ from airflow.sdk.exceptions import (
 from test_operators import INDEX, WHAT, context, driver_code
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import operations
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.ranking import rank
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.prepare import prepare as prepare_index
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.operators.compact import CompactIndexOperator
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
@@ -37,7 +37,7 @@ COMPACT = """
 import os, sys
 from airflow_roir.engine.compact import worker
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import driving, start_run
+from airflow_roir.engine.control.run import driving, start_run
 database = Database(os.environ["ROIR_DSN"])
 run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1", take_over=True)
 with driving(database, run):

@@ -12,9 +12,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from test_operators import INDEX, SEALS, TAKE_UP, WHAT, build, context, driver_code, prepare
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import status
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.prepare import prepare as prepare_index
-from airflow_roir.engine.run import start_run
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator

@@ -23,7 +23,9 @@ from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
 
 from airflow_roir.announcing import announce
-from airflow_roir.engine import operations, physical, status
+from airflow_roir.engine import status
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.generation import physical
 from airflow_roir.errors import NotStrict
 from airflow_roir.reading import ShardedIndex
 from servers.airflow import AirflowError, StandaloneAirflow, wait_until

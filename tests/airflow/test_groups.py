@@ -18,7 +18,7 @@ from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_roir.assets import published_alias
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
 from airflow_roir.groups import rebuild_index_group, rebuild_indexes_group

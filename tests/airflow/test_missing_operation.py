@@ -16,7 +16,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from airflow_roir.assets import published_alias
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import operations, prepare
+from airflow_roir.engine import prepare
+from airflow_roir.engine.control import operations
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.options import BuildOptions

@@ -15,7 +15,7 @@ import pytest
 from airflow.sdk import BaseHook, BaseOperator, Connection
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.operation import Kind
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator

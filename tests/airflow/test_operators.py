@@ -20,8 +20,9 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import lifecycle, operations, status
-from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine import lifecycle, status
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import OperationRunning
 from airflow_roir.operators.abort import AbortIndexBuildOperator
@@ -135,7 +136,7 @@ TAKE_UP = """
 import os, sys
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run, end_run
+from airflow_roir.engine.control.run import start_run, end_run
 database = Database(os.environ["ROIR_DSN"])
 run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1")
 """

@@ -13,8 +13,9 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, operations, prepare
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine import clean_up, prepare
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.options import BuildOptions
 from airflow_roir.page.app import MOST_BYTES, create_app

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import (
     ParamValidationError,
 )
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.verify import verification
 from airflow_roir.operators import prepare as preparing
 from airflow_roir.operators.abort import AbortIndexBuildOperator

@@ -11,9 +11,9 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from psycopg2.extensions import parse_dsn
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.shards import registry
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.shards import registry
 from airflow_roir.task import shard_connections
 from airflow_roir.task.shard_connections import connections_of
 from tests.conftest import run_sql

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink

@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 
 from airflow_roir.assets import published_alias
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from tests.airflow.test_operators import INDEX, TAKE_UP, WHAT, build, context, driver_code, prepare
@@ -22,7 +22,7 @@ SEALS = (
     TAKE_UP
     + """
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.run import driving
+from airflow_roir.engine.control.run import driving
 from airflow_roir.errors import DuplicatesFound
 try:
     with driving(database, run):

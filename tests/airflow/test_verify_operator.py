@@ -14,9 +14,11 @@ from airflow.sdk.exceptions import (
 from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare, when_driven
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, lifecycle, operations, physical
+from airflow_roir.engine import abort, lifecycle
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import end_run, start_run
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.prepare import prepare as prepare_index
-from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
-from airflow_roir.engine import admission, operations
+from airflow_roir.engine.control import admission, operations
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from servers.airflow import StandaloneAirflow, processes_of
 from servers.postgres import embedded_postgres

@@ -6,13 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from airflow_roir.engine import operations, run, seal
+from airflow_roir.engine import seal
 from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.control import operations, run
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import Fenced, OperationRunning
 from tests.conftest import run_sql

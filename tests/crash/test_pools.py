@@ -19,9 +19,9 @@ from airflow_roir import cli
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.governor.replicas import _Own
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.locks.giving_way import GaveWay, giving_way
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
 from servers.killable import Server

@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.errors import OperationRunning
 from servers.killable import Server
 from tests.crash.gate import PATIENCE_S

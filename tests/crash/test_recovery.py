@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from airflow_roir.engine import build, operations
+from airflow_roir.engine import build
 from airflow_roir.engine import database as databases
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import driving
 from airflow_roir.engine.database import Database, retry
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.retry import patience
 from airflow_roir.engine.retry.patience import Patience
-from airflow_roir.engine.run import driving
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
+from airflow_roir.engine.sessions.limits import DEFAULT
 from airflow_roir.errors import Fenced
 from servers.killable import Server
 from tests.conftest import run_sql

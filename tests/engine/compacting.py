@@ -8,10 +8,10 @@ from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker, finish
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.options import CompactOptions
 from tests.conftest import run_sql

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from airflow_roir.engine import switch
-from airflow_roir.engine.job import Job, load_job
-from airflow_roir.engine.run import Run
+from airflow_roir.engine.control.job import Job, load_job
+from airflow_roir.engine.control.run import Run
 from tests.engine import stages, steps
 from tests.engine.ground import Failure, Ground, Outcomes, by_slot
 from tests.engine.isolation import Play, Schedule, Session

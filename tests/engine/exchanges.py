@@ -13,23 +13,12 @@ from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import (
-    abort,
-    clean_up,
-    drop,
-    install,
-    lifecycle,
-    operations,
-    prepare,
-    publish,
-    rehearse,
-    revert,
-    status,
-    switch,
-)
+from airflow_roir.engine import abort, clean_up, drop, dry_run, lifecycle, prepare, publish, revert, status, switch
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, driving, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
-from airflow_roir.engine.run import Run, driving, start_run
+from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -356,7 +345,7 @@ def verified(database: Database, **more: Any) -> None:
 
 Command = Callable[[Database], object]
 COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
-    "plan": (nothing, lambda database: rehearse.rehearse(database, definition(), options(), patience_s=1)),
+    "plan": (nothing, lambda database: dry_run.rehearse(database, definition(), options(), patience_s=1)),
     "prepare": (nothing, lambda database: prepare.prepare(database, definition(), options(), "test")),
     "prepare by blocks": (
         nothing,

@@ -16,9 +16,9 @@ from airflow_roir import cli
 from airflow_roir.cli.app import say
 from airflow_roir.cli.spark import CommandSpark
 from airflow_roir.engine import lifecycle
+from airflow_roir.engine.control.operations import read_operation
+from airflow_roir.engine.control.run import driving, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.operations import read_operation
-from airflow_roir.engine.run import driving, start_run
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from tests.conftest import run_sql

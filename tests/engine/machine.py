@@ -17,23 +17,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import (
-    abort,
-    build,
-    folding,
-    operations,
-    physical,
-    prepare,
-    publish,
-    revert,
-    seal,
-    switch,
-)
+from airflow_roir.engine import abort, build, folding, prepare, publish, revert, seal, switch
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.capture import installation
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import BuildOptions

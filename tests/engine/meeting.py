@@ -15,7 +15,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import health, lifecycle, operations
+from airflow_roir.engine import health, lifecycle
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, sqlstate
 from airflow_roir.errors import NotFound, RoirError
 from tests.engine import steps

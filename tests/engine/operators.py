@@ -14,14 +14,15 @@ from contextlib import closing, contextmanager
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, operations, prepare, publish, revert
+from airflow_roir.engine import abort, clean_up, drop, prepare, publish, revert
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import finish
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, retry, sqlstate
-from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.retry.patience import Patience
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.verify import compare as verifying
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_roir.engine import lifecycle
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.options import VerifyOptions
 from tests.engine import steps

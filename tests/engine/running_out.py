@@ -14,11 +14,12 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, lifecycle, operations, prepare
+from airflow_roir.engine import clean_up, lifecycle, prepare
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import driving, start_run
+from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
-from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import driving, start_run
 from airflow_roir.errors import WorkerFailed
 from airflow_roir.operation import Phase
 from airflow_roir.options import BuildOptions

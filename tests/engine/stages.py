@@ -10,11 +10,13 @@ import psycopg2.extensions
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import operations, physical, switch
+from airflow_roir.engine import switch
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture import installation
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import Job, load_job
+from airflow_roir.engine.generation import physical
 from tests.engine import steps
 
 # One phase for each mode of the capture, for tests that need no more.

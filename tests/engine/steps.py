@@ -11,14 +11,15 @@ import psycopg2.extensions
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, fold, folding, lifecycle, operations, prepare, publish, seal, switch
+from airflow_roir.engine import build, fold, folding, lifecycle, prepare, publish, seal, switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.phase_work import PhaseWork, Step
 from airflow_roir.engine.prepare import PreparedOperation
-from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.work.phase_work import PhaseWork, Step
 from airflow_roir.options import BuildOptions
 from tests.comparison import Comparison, compare
 from tests.conftest import run_sql

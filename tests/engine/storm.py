@@ -18,7 +18,7 @@ import psycopg2.extensions
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, is_transient, sqlstate
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
 from tests.engine import steps

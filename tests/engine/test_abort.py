@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, clean_up, drop, operations
+from airflow_roir.engine import abort, build, clean_up, drop
 from airflow_roir.engine.build import Claim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status, status
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, OperationFailed
 from tests.conftest import run_sql

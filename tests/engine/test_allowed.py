@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import admission, operations
+from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control.run import Run, end_run, read_control, settle, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, end_run, read_control, settle, start_run
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused
 from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, Phase, Status
 from tests.conftest import run_sql

@@ -8,9 +8,10 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, drop, health, install
+from airflow_roir.engine import abort, clean_up, drop, health
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import detach
+from airflow_roir.engine.schema import install
 from airflow_roir.errors import InvalidInput
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps, verifying

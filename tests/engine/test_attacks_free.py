@@ -10,9 +10,9 @@ import pytest
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, health, lifecycle, prepare
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, remove_entries, sync
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import LockNotAcquired, SourceChanged
 from airflow_roir.options import BuildOptions

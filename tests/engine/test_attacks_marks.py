@@ -8,8 +8,8 @@ import pytest
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture.row_function import function_name
+from airflow_roir.engine.control.job import SourceCheck
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import SourceCheck
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import SourceChanged
 from airflow_roir.options import VerifyOptions

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from airflow_roir.engine import catalog
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import body, render
 from airflow_roir.engine.capture.truncate_function import render_truncate
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.source import catalog
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import through_modes

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, lifecycle, operations, prepare
+from airflow_roir.engine import abort, lifecycle, prepare
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.unique import census, duplicate_report
 from airflow_roir.engine.unique.duplicate_report import Duplicates, Group
 from airflow_roir.errors import InvalidInput

@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from airflow_roir.engine import abort, clean_up, drop
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

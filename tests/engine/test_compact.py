@@ -11,16 +11,18 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, operations, physical, prepare, revert
+from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, prepare, revert
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions

@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, health, operations, revert
+from airflow_roir.engine import abort, clean_up, health, revert
 from airflow_roir.engine.compact import applying
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach, remove_entries

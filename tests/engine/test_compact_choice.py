@@ -7,12 +7,12 @@ from datetime import datetime, timezone
 import pytest
 from psycopg2.extensions import connection
 
-from airflow_roir.engine import operations
 from airflow_roir.engine.compact import choosing, cost_model
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choice import Action, Choice, Kind
 from airflow_roir.engine.compact.cost_model import Known, Terms
 from airflow_roir.engine.compact.segments import segments
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import NotFound
 from tests.conftest import run_sql

@@ -9,14 +9,15 @@ from dataclasses import replace
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, health, lifecycle, operations
+from airflow_roir.engine import abort, clean_up, health, lifecycle
 from airflow_roir.engine.compact import choosing, compaction
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.generation_state import UnitStatus
 from tests.conftest import run_sql

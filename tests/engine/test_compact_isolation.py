@@ -14,7 +14,7 @@ from airflow_roir.engine import clean_up
 from airflow_roir.engine.compact import applying, capture, swap
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.readers import view
 from tests.conftest import run_sql
 from tests.engine import steps

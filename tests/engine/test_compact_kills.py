@@ -10,8 +10,8 @@ from sqlalchemy import event
 
 from airflow_roir.engine import health
 from airflow_roir.engine.compact.unit import UnitClaim
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from tests.engine import steps
 from tests.engine.compacting import act, begin, left_over, small, stages, worker, writes
 from tests.engine.steps import session, sql

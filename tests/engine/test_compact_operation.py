@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import admission, lifecycle, long_pause, operations
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
+from airflow_roir.engine.control import admission, long_pause, operations
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.metrics.reading import metrics
-from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status, overview
 from airflow_roir.errors import InvalidInput, OperationPaused, OperationQueued
 from airflow_roir.operation import BY_WINDOW

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, lifecycle, operations, prepare, publish, seal, switch
+from airflow_roir.engine import abort, build, fold, lifecycle, prepare, publish, seal, switch
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact.worker import finish as finish_compaction
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import end_run, settle, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import end_run, settle, start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import (
     Fenced,

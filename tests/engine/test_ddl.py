@@ -14,16 +14,17 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, checks, clean_up, drop, health, owner
+from airflow_roir.engine import clean_up, drop, health
 from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.lifecycle import carry_on
 from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.run import start_run
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source import catalog, checks, owner
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.status import status
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import database_dsn, run_sql

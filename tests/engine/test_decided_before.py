@@ -9,8 +9,8 @@ import pytest
 
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, sync
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps

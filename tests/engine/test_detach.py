@@ -12,8 +12,8 @@ import pytest
 from airflow_roir.engine import clean_up, drop
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import detach, remove_entries
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps

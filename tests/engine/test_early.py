@@ -11,12 +11,13 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, build, operations
+from airflow_roir.engine import abort, build
 from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.unique.early import detector as early
 from airflow_roir.engine.unique.early import growth, hashing
 from airflow_roir.engine.unique.early.detecting import detecting

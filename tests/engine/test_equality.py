@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.generation.entry import Entry, is_null
 from airflow_roir.engine.verify import comparison
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -15,7 +15,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, operations, prepare, status
+from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, prepare, status
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.partitions import attach, sync
 from airflow_roir.errors import NotFound, RoirError, VerificationFailed

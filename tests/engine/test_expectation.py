@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import prepare, rehearse
+from airflow_roir.engine import dry_run, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast.expectation import Expectation
 from airflow_roir.options import BuildOptions
@@ -27,7 +27,7 @@ def table(dsn: str, rows: int) -> None:
 
 def expected(database: Database, rows: int, **options: object) -> Expectation:
     definition = IndexDefinition.parse(f"s{rows}_by_k", f"s{rows}", "k")
-    return rehearse.rehearse(database, definition, BuildOptions.asked(**options)).expectation
+    return dry_run.rehearse(database, definition, BuildOptions.asked(**options)).expectation
 
 
 def build(database: Database, rows: int, beside_s: float, seconds: float) -> None:

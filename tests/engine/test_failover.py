@@ -8,12 +8,13 @@ from contextlib import suppress
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, build, clean_up, lifecycle, operations, seal, switch
+from airflow_roir.engine import abort, build, clean_up, lifecycle, seal, switch
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
-from airflow_roir.engine.run import start_run
 from airflow_roir.errors import Fenced
 from airflow_roir.options import CompactOptions
 from servers.killable import Server

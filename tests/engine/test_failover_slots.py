@@ -6,9 +6,9 @@ import pytest
 
 from airflow_roir.engine import clean_up, lifecycle
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
-from airflow_roir.engine.run import start_run
 from servers.killable import Server
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

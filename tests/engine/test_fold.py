@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from airflow_roir.engine import fold, folding, lifecycle, switch
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.folding import Folded, Folding
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.run import start_run
 from tests.conftest import run_sql
 from tests.engine import steps
 

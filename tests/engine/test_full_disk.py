@@ -16,9 +16,9 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, clean_up, lifecycle
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry import patience
-from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import status
 from airflow_roir.errors import WorkerFailed
 from servers.killable import Server

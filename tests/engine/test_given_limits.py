@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import DEFAULT, Limits, limits_of
+from airflow_roir.engine.sessions.limits import DEFAULT, Limits, limits_of
 
 GIVEN = Limits(table_lock_ms=20)
 

@@ -10,14 +10,15 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import fold, lifecycle, operations, switch
+from airflow_roir.engine import fold, lifecycle, switch
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import replicas
 from airflow_roir.engine.governor.governing import Governor, governing
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import InvalidInput
 from airflow_roir.windows import parse_windows

@@ -7,9 +7,10 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, drop, health, install, revert, schema
+from airflow_roir.engine import clean_up, drop, health, revert
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import detach, sync
+from airflow_roir.engine.schema import install, schema
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_detach import assert_shown, published

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -9,10 +9,11 @@ import psycopg2
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, drop, lifecycle, operations, prepare, revert, status
+from airflow_roir.engine import abort, drop, lifecycle, prepare, revert, status
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
-from airflow_roir.engine.role import role_sql
+from airflow_roir.engine.schema.role import role_sql
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions, VerifyOptions, WorkOptions
 from tests.conftest import database_dsn, run_sql

@@ -12,11 +12,12 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, health, install, lifecycle, prepare
+from airflow_roir.engine import clean_up, health, lifecycle, prepare
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.retry import patience
+from airflow_roir.engine.schema import install
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from tests.conftest import run_sql

@@ -10,15 +10,17 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, drop, lock_waits, physical, prepare, rehearse, revert, seal
+from airflow_roir.engine import abort, drop, dry_run, prepare, revert, seal
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.lock_waits import LockWait
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.locks import lock_waits
+from airflow_roir.engine.locks.lock_waits import LockWait
 from airflow_roir.engine.partitions.detach import detach_partition
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import overview
 from airflow_roir.engine.verify import verification
-from airflow_roir.engine.worker import session_name
+from airflow_roir.engine.work.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -226,7 +228,7 @@ def test_a_plan_writes_nothing_while_it_waits(database: Database, dsn: str) -> N
         seen.append(sql(steps.session(dsn), "SELECT count(*) FROM roir.lock_wait")[0][0])
         holder.rollback()
 
-    rehearse.rehearse(database, DEFINITION, IMPATIENT, look)
+    dry_run.rehearse(database, DEFINITION, IMPATIENT, look)
     assert seen == [0]
 
 

@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import lifecycle, prepare, publish, rehearse, switch
+from airflow_roir.engine import dry_run, lifecycle, prepare, publish, switch
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute, sqlstate
-from airflow_roir.engine.locks import Drain
-from airflow_roir.engine.run import Run
+from airflow_roir.engine.locks.locks import Drain
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.options import BuildOptions
@@ -271,7 +271,7 @@ def test_who_holds_the_whole_table_is_named_before_anything_is_planned(database:
     sql(user, "TRUNCATE t")
     definition = IndexDefinition.parse("ix", "t", "k")
     with pytest.raises(LockNotAcquired, match=rf"pid {user.info.backend_pid} "):
-        rehearse.rehearse(database, definition, BuildOptions(lock_timeout_ms=20), patience_s=0)
+        dry_run.rehearse(database, definition, BuildOptions(lock_timeout_ms=20), patience_s=0)
     user.rollback()
     user.close()
-    assert rehearse.rehearse(database, definition, BuildOptions()).kind == "create"
+    assert dry_run.rehearse(database, definition, BuildOptions()).kind == "create"

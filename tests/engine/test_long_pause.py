@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, clean_up, long_pause, operations
+from airflow_roir.engine import abort, clean_up
+from airflow_roir.engine.control import long_pause, operations
+from airflow_roir.engine.control.long_pause import LongPause
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.long_pause import LongPause
-from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.status import operation_status
 from airflow_roir.operation import BY_WINDOW, Status
 from tests.conftest import run_sql

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, operations, seal
+from airflow_roir.engine import abort, seal
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import start_run
-from airflow_roir.engine.server_timeline import MOST, in_one_history, one_history
+from airflow_roir.engine.sessions.server_timeline import MOST, in_one_history, one_history
 from airflow_roir.errors import Fenced, HistoryChanged
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -60,7 +61,7 @@ def test_in_another_history_a_function_begins_anew_and_gives_up_in_the_end(
         begun += 1
         for session in range(2):
             number = begun if session and begun <= changes else 0
-            monkeypatch.setattr("airflow_roir.engine.server_timeline.HISTORY", f"SELECT 'timeline {number}'")
+            monkeypatch.setattr("airflow_roir.engine.sessions.server_timeline.HISTORY", f"SELECT 'timeline {number}'")
             with database.transaction():
                 pass
         return begun

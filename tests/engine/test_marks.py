@@ -11,12 +11,13 @@ import psycopg2
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import clean_up, health, install, lifecycle
+from airflow_roir.engine import clean_up, health, lifecycle
 from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
+from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import load_job
+from airflow_roir.engine.schema import install
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VerifyOptions

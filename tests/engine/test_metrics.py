@@ -10,12 +10,14 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_roir.cli.metrics_text import Found
-from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations, physical
+from airflow_roir.engine import abort, clean_up, drop, lifecycle
 from airflow_roir.engine.build import Claim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database, to_json
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.metrics.families import FAMILIES
 from airflow_roir.engine.metrics.reading import metrics
-from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import VerifyOptions
 from tests.conftest import database_dsn, run_sql

@@ -8,8 +8,8 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.engine import fold, switch
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

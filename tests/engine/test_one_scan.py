@@ -14,13 +14,14 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, build, operations
+from airflow_roir.engine import abort, build
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.claims import WorkLeft
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, load_job
+from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.partitions import detach
-from airflow_roir.engine.run import Run, end_run, settle, start_run
 from airflow_roir.engine.scan import carrying
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import DuplicatesFound, Fenced, LockNotAcquired, SourceChanged

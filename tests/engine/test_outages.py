@@ -13,11 +13,12 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, clean_up, lifecycle, operations, seal
+from airflow_roir.engine import build, clean_up, lifecycle, seal
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import driving, heartbeat, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach
-from airflow_roir.engine.run import driving, heartbeat, start_run
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import RoirError
 from airflow_roir.spark import task
 from servers.killable import Server

@@ -12,10 +12,11 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, health, install, lifecycle
+from airflow_roir.engine import abort, clean_up, health, lifecycle
+from airflow_roir.engine.control.remedies import remedy
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.remedies import remedy
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.schema import install
 from airflow_roir.errors import RightMissing, RoirError
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

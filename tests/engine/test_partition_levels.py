@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import build, clean_up, health, tamper
+from airflow_roir.engine import build, clean_up, health
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import sync
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.schema import tamper
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

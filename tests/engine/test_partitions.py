@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import rehearse
+from airflow_roir.engine import dry_run
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import InvalidInput, PartitionsChanged, SourceChanged
@@ -102,7 +102,7 @@ def test_writes_by_the_parent_and_by_a_leaf_in_each_mode(database: Database, dsn
 def test_a_level_of_partitions_is_no_source(database: Database, dsn: str) -> None:
     make(dsn, "two levels")
     with pytest.raises(InvalidInput, match="is a partition and has partitions"):
-        rehearse.rehearse(database, IndexDefinition.parse("other", "tx", "k"), BuildOptions())
+        dry_run.rehearse(database, IndexDefinition.parse("other", "tx", "k"), BuildOptions())
 
 
 @shapes

@@ -9,8 +9,8 @@ import pytest
 
 from airflow_roir.engine import fold, publish, switch
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run
 from airflow_roir.errors import LockNotAcquired
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -8,7 +8,8 @@ import re
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, health, install, lifecycle
+from airflow_roir.engine import clean_up, health, lifecycle
+from airflow_roir.engine.schema import install
 from airflow_roir.options import VerifyOptions
 from tests.engine import steps
 from tests.engine.public import World

@@ -10,7 +10,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, prepare, rehearse
+from airflow_roir.engine import clean_up, dry_run, prepare
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.status import status
@@ -129,7 +129,7 @@ def test_prepare_refuses_what_would_publish_the_indexs_own_tables(database: Data
     run_sql(dsn, PLAIN.format("t"), PLAIN.format("twin"), f'CREATE PUBLICATION "my P" {KINDS[kind]}')
     definition = IndexDefinition.parse("ix", "t", "k")
     if kind not in OURS:
-        rehearse.rehearse(database, definition, BuildOptions())
+        dry_run.rehearse(database, definition, BuildOptions())
         return
     with pytest.raises(InvalidInput, match=r'publication "my P".*subscriber stops.*ignore_publications'):
         prepare.prepare(database, definition, BuildOptions())

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import admission, operations, prepare
+from airflow_roir.engine import prepare
+from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, end_run, settle, start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput, OperationQueued, OperationRunning
 from airflow_roir.options import BuildOptions

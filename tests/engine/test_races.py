@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from airflow_roir.engine import fold, switch
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import Run
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import LockNotAcquired
 from tests.comparison import compare
 from tests.conftest import run_sql

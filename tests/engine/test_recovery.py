@@ -16,8 +16,8 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine import abort, clean_up, lifecycle, switch
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
 from servers.killable import Server
 from tests.conftest import run_sql, with_template

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, clean_up, operations, publish, switch
+from airflow_roir.engine import abort, build, clean_up, publish, switch
 from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, settle, start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Run, settle, start_run
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql

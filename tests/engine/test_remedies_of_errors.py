@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 import airflow_roir
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.progress.snapshot import progress
 from airflow_roir.engine.status import status
 from tests.conftest import run_sql

@@ -15,9 +15,9 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import clean_up, lifecycle
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
-from airflow_roir.engine.run import start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 from servers.killable import Server, running_server
 from tests.conftest import database_dsn, run_sql, with_template

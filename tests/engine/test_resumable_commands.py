@@ -12,8 +12,8 @@ from sqlalchemy import event
 
 from airflow_roir.engine import abort, clean_up, drop, revert
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import IllegalTransition, InvalidInput, LockNotAcquired, NotFound
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

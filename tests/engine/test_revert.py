@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import clean_up, operations, revert
+from airflow_roir.engine import clean_up, revert
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import run_sql

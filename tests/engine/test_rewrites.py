@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from airflow_roir.engine import folding
+from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import load_job
 from airflow_roir.errors import SourceChanged
 from servers.postgres import programs
 from tests.conftest import run_sql

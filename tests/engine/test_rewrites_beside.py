@@ -11,7 +11,8 @@ import psycopg2.errors
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import clean_up, run
+from airflow_roir.engine import clean_up
+from airflow_roir.engine.control import run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach

@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, drop, lifecycle, owner
+from airflow_roir.engine import clean_up, drop, lifecycle
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.job import load_job
 from airflow_roir.engine.partitions import attach, detach, sync
-from airflow_roir.engine.run import start_run
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source import owner
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.repair import Mender

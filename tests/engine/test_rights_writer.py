@@ -14,8 +14,9 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations, revert
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, revert
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

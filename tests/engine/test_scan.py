@@ -9,8 +9,8 @@ import pytest
 
 from airflow_roir.engine import abort, clean_up, revert
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import start_run
 from airflow_roir.errors import SourceChanged
 from tests.conftest import run_sql
 from tests.engine import steps

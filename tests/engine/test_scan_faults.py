@@ -8,12 +8,13 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, build, operations, rehearse, seal
+from airflow_roir.engine import abort, build, dry_run, seal
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute, is_transient
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import Run
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import VerificationFailed
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
@@ -164,7 +165,7 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
     with pytest.raises(VerificationFailed):
         steps.finish_all(database, run)
     abort.abort(database, "ix", "test")
-    found = rehearse.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).choice
+    found = dry_run.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).choice
     assert found.scan.value != "index", found.why
 
 

@@ -10,11 +10,12 @@ import random
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, operations, publish, seal, switch
+from airflow_roir.engine import abort, build, fold, publish, seal, switch
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.run import Run
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced, OperationPaused
 from airflow_roir.operation import Phase, Status

@@ -8,10 +8,10 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.engine import abort, lifecycle, seal
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.limits import DEFAULT, Limits
-from airflow_roir.engine.run import Run
+from airflow_roir.engine.sessions.limits import DEFAULT, Limits
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

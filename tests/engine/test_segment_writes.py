@@ -8,10 +8,12 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import catalog, physical, status
+from airflow_roir.engine import status
 from airflow_roir.engine.capture import installation, segment_writes
 from airflow_roir.engine.capture.row_function import body
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.source import catalog
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import MODES, Stage

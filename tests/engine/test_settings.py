@@ -15,11 +15,12 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import clean_up, lifecycle, own_session, switch
+from airflow_roir.engine import clean_up, lifecycle, switch
 from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
 from airflow_roir.engine.partitions import attach
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.sessions import own_session
 from airflow_roir.engine.status import operation_status
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.operation import Status

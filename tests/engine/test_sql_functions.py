@@ -5,10 +5,10 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import DEFAULT
-from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.sessions.limits import DEFAULT
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import LIVE

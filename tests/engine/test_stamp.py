@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog
+from airflow_roir.engine.control.job import Job, SourceCheck
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import Job, SourceCheck
+from airflow_roir.engine.source import catalog
 from airflow_roir.errors import PartitionsChanged, SourceChanged
 from tests.conftest import run_sql
 from tests.engine import ddl

@@ -10,9 +10,9 @@ from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
 from airflow_roir.cli import app
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import ReadOnlyServer
 from airflow_roir.spark import task
 from servers.killable import Server

@@ -7,11 +7,12 @@ from itertools import product
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import folding, operations, switch
+from airflow_roir.engine import folding, switch
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import load_job
 from airflow_roir.engine.partitions import copy_rows, remove_entries
-from airflow_roir.engine.run import start_run
 from airflow_roir.entry_state import ENTRY_STATES, EntryState, Happening
 from airflow_roir.errors import IllegalTransition, OperationFailed, OperationPaused
 from airflow_roir.generation_state import (

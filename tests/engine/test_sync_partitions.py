@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import clean_up, lifecycle, run
+from airflow_roir.engine import clean_up, lifecycle
+from airflow_roir.engine.control import run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.lifecycle import verify

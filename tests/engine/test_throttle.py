@@ -11,18 +11,19 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, fold, lifecycle, operations, seal, switch
+from airflow_roir.engine import build, fold, lifecycle, seal, switch
 from airflow_roir.engine.compact import worker as compacter
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.operations import read_operation
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.dry_run import rehearse
 from airflow_roir.engine.governor import turn
 from airflow_roir.engine.governor.governing import Governor
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import SIGNALS, throttle_text
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.governor.turn import Turn
-from airflow_roir.engine.operations import read_operation
-from airflow_roir.engine.rehearse import rehearse
-from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions

@@ -11,13 +11,14 @@ import pytest
 
 from airflow_roir.cli.overview import operation_notes
 from airflow_roir.cli.snapshot import look
-from airflow_roir.engine import lifecycle, operations
+from airflow_roir.engine import lifecycle
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import Governor
 from airflow_roir.engine.governor.report import MOST_POINTS, lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.progress.snapshot import Progress, progress
-from airflow_roir.engine.run import Run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.quantity import lost
 from airflow_roir.task.progress import progress_line

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event
 
 from airflow_roir.engine import build, lifecycle, seal
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps

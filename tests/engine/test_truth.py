@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.pool import QueuePool
 
-from airflow_roir.engine import abort, build, catalog, operations, physical, publish, switch
+from airflow_roir.engine import abort, build, publish, switch
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.progress.snapshot import Progress, progress
-from airflow_roir.engine.run import Run
+from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import compare, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.engine.verify.worker import VerifyWorker

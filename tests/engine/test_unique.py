@@ -11,9 +11,9 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import folding, seal, switch
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.unique.duplicates import look
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from airflow_roir import cli
 from airflow_roir.engine import health
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.options import VerifyOptions
 from servers.postgres import programs

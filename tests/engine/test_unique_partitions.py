@@ -7,9 +7,9 @@ import pytest
 
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.partitions.sync import sync_partitions
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.unique import duplicates as duplicates_engine
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, PartitionsChanged
 from tests.conftest import run_sql

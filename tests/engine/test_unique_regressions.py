@@ -8,10 +8,11 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, operations, switch
+from airflow_roir.engine import abort, switch
 from airflow_roir.engine.build import Claim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound, Fenced, LockNotAcquired
 from tests.conftest import run_sql
 from tests.engine import steps

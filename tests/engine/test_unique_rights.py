@@ -9,9 +9,10 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import health, install, lifecycle, switch
+from airflow_roir.engine import health, lifecycle, switch
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.schema import install
 from airflow_roir.errors import DuplicatesFound, RightMissing
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

@@ -8,8 +8,8 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import lifecycle, switch
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import lifecycle, operations
+from airflow_roir.engine import lifecycle
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.verify import units, verification
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

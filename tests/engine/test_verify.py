@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import lifecycle, physical
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.generation import physical
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.options import VerifyOptions
 from tests.comparison import compare
 from tests.conftest import run_sql

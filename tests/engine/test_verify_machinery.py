@@ -8,8 +8,10 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up, drop, lifecycle, operations, physical, revert, status
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, revert, status
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import report_of

@@ -6,9 +6,10 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import lifecycle, operations
+from airflow_roir.engine import lifecycle
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.verify import repair
 from airflow_roir.errors import Fenced
 from airflow_roir.options import VerifyOptions

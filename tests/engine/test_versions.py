@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, schema
+from airflow_roir.engine import abort
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.schema import schema
 from airflow_roir.errors import SchemaVersionMismatch
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -18,11 +18,11 @@ from sqlalchemy import event
 
 from airflow_roir.engine import clean_up, publish, revert
 from airflow_roir.engine.compact.unit import UnitClaim
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
-from airflow_roir.engine.phase_work import Step
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationFailed, PartitionsChanged
 from tests.conftest import database_dsn, run_sql
 from tests.engine import compacting, steps

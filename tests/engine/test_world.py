@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, clean_up, drop
+from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import InvalidInput, LockNotAcquired, RoirError
 from servers.postgres import embedded_postgres
 from tests.conftest import run_sql, with_template

@@ -10,14 +10,15 @@ from functools import partial
 
 import pytest
 
-from airflow_roir.engine import build, fold, operations, seal, switch
+from airflow_roir.engine import build, fold, seal, switch
 from airflow_roir.engine.compact.unit import UnitClaim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.drop import drop_index
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.phase_work import Step
-from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify import compare
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
 from tests.conftest import run_sql

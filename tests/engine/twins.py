@@ -17,10 +17,11 @@ import psycopg2.extensions
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import folding, physical, prepare, switch
+from airflow_roir.engine import folding, prepare, switch
+from airflow_roir.engine.control.job import Job, load_job
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import Job, load_job
-from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.generation import physical
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps

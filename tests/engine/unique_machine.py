@@ -17,7 +17,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import operations, prepare
+from airflow_roir.engine import prepare
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.operation import Status

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import physical, switch
+from airflow_roir.engine import switch
 from airflow_roir.engine.capture import row_function, segment_writes, unique_put
 from airflow_roir.engine.capture.target import Target
+from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique import duplicates
 
 Variant = Callable[[pytest.MonkeyPatch], None]

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import build, claims, folding, physical, prepare, publish, switch
+from airflow_roir.engine import build, claims, folding, prepare, publish, switch
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.capture import installation, row_function, segment_writes
 from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.folding import Folding
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.scan.copier import Claim, Copier, SourceCopier
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source.source import Source
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []

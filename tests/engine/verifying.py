@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from airflow_roir.engine import lifecycle, operations, physical
+from airflow_roir.engine import lifecycle
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, read_running, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.phase_work import WorkerMetrics
-from airflow_roir.engine.run import Run, read_running, start_run
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.verify import compare, repair, verification
 from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.engine.verify.report import VerifyReport, report_of
 from airflow_roir.engine.verify.worker import VerifyWorker
+from airflow_roir.engine.work.phase_work import WorkerMetrics
 from airflow_roir.operation import Phase
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

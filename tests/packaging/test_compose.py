@@ -26,7 +26,7 @@ import pytest
 import yaml
 
 import airflow_roir
-from airflow_roir.engine.role import role_sql
+from airflow_roir.engine.schema.role import role_sql
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent

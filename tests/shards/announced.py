@@ -11,13 +11,17 @@ import psycopg2
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition, QualifiedName
-from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.limits import DEFAULT
-from airflow_roir.engine.plan import Plan
-from airflow_roir.engine.shards import announce, home, intents, outbox, shape_table
-from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Plan
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.sessions.limits import DEFAULT
+from airflow_roir.engine.source import catalog
+from airflow_roir.shards import home
+from airflow_roir.shards.announce import announce, intents
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.copy import shape_table
+from airflow_roir.shards.shard import Lane, Shard, lanes_of
 from servers.shards import Shards
 
 INDEX = "public.t_by_k"

@@ -9,15 +9,15 @@ from typing import Any
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, lifecycle, prepare, seal
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import load_job
 from airflow_roir.engine.prepare import PreparedOperation
-from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.shards import registry
-from airflow_roir.engine.shards.copy_ranges import ShardCopier
-from airflow_roir.engine.shards.lane_shipper import LaneShipper
-from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.options import BuildOptions
+from airflow_roir.shards import registry
+from airflow_roir.shards.copy.copy_ranges import ShardCopier
+from airflow_roir.shards.shard import lanes_of
+from airflow_roir.shards.ship.feed import LaneShipper
 from servers.shards import Shards
 
 

@@ -10,9 +10,10 @@ import psycopg2.extensions
 
 from airflow_roir.definition import IndexDefinition, parse_name
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.shards import home, outbox, sources
-from airflow_roir.engine.shards.shard import Lane, Shard
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.shards import home, sources
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import Lane, Shard
 from servers.shards import Shards
 from tests.engine import steps
 

@@ -21,8 +21,8 @@ import psycopg2
 from psycopg2 import errors
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.errors import Fenced, RoirError
+from airflow_roir.shards.ship.feed import InShard, LaneShipper
 from servers.shards import Shards
 
 KEYS = [f"k{i}" for i in range(5)]

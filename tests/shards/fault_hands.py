@@ -16,14 +16,18 @@ from unittest.mock import patch
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, lifecycle, operations, prepare, revert
+from airflow_roir.engine import abort, clean_up, lifecycle, prepare, revert
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.run import start_run
-from airflow_roir.engine.shards import announce, judge, lanes, registry
-from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, RoirError
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import BuildOptions, VerifyOptions
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce
+from airflow_roir.shards.ship import lanes
+from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.verify import judge
 from tests.shards import apart
 from tests.shards.fault_readers import INDEX
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 import psycopg2
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import announce, registry
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce
 from servers.shards import Shards
 from tests.shards import apart, fault_hands
 from tests.shards.fault_readers import INDEX, BoundedReader, StrictReader

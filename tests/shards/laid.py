@@ -7,13 +7,16 @@ import secrets
 from dataclasses import dataclass
 
 from airflow_roir.definition import IndexDefinition, parse_name, quote
-from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.plan import Plan
-from airflow_roir.engine.shards import home, outbox, shape_table, sources
-from airflow_roir.engine.shards.lane_shipper import LaneShipper
-from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Plan
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.source import catalog
+from airflow_roir.shards import home, sources
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.copy import shape_table
+from airflow_roir.shards.shard import Lane, Shard, lanes_of
+from airflow_roir.shards.ship.feed import LaneShipper
 from servers.shards import Shards
 
 Entries = list[tuple[str | None, ...]]

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from airflow_roir.engine import abort, build, clean_up, drop, lifecycle, operations, revert, seal
-from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
-from airflow_roir.engine.shards.lanes import to_ship
-from airflow_roir.engine.shards.shipping import Shipper
+from airflow_roir.engine import abort, build, clean_up, drop, lifecycle, revert, seal
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.ship.lanes import to_ship
+from airflow_roir.shards.ship.shipping import Shipper
 from servers.shards import Shards, run_sql
 from tests.shards import apart
 from tests.shards.life_tables import Tables

@@ -13,9 +13,9 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
-from airflow_roir.engine.shards.visit import Visit
 from airflow_roir.errors import Fenced
+from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.ship.poll import Visit
 from tests.shards.laid import Laid
 
 KEYS = ("a", "b", "c", None)

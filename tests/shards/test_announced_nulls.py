@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import text
 
 from airflow_roir.announcing import announce as announce_by_client
-from airflow_roir.engine.shards import announce, registry
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce
 from tests.shards import apart
 from tests.shards.announced import index_dsn
 from tests.shards.conftest import Make

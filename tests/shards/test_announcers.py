@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from psycopg2.extensions import make_dsn
 
-from airflow_roir.engine.shards import announce, registry
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

@@ -14,9 +14,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.announcing import announce as announce_by_client
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.shards import announce, intents, outbox
-from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.errors import InvalidInput
+from airflow_roir.shards.announce import announce, intents
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.ship.feed import LaneShipper
 from servers.shards import run_sql
 from tests.shards.announced import (
     INDEX,

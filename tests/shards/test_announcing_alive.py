@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.announcing import announce as announce_by_client
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import announce
+from airflow_roir.shards.announce import announce
 from servers import contrib as contribs
 from servers.shards import shard_servers
 from tests.shards.announced import INDEX, Scene, scene

@@ -5,9 +5,9 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from airflow_roir.engine import physical
-from airflow_roir.engine.shards.announce import strict_problem
-from airflow_roir.engine.shards.shipping import Shipper, ship_once
+from airflow_roir.engine.generation import physical
+from airflow_roir.shards.announce.announce import strict_problem
+from airflow_roir.shards.ship.shipping import Shipper, ship_once
 from tests.shards.announced import scene
 from tests.shards.conftest import Make
 

@@ -11,9 +11,9 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import drop, lifecycle
-from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.errors import InvalidInput, RoirError
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards.ship.shipping import Shipper, ship_once
 from servers.shards import Shards, run_sql
 from tests.engine.hostile import DOORS, HIS, PLAIN, QUIET, ROWS, SCENE
 from tests.shards import apart

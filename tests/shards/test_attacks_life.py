@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine.shards import apply, leaves
+from airflow_roir.shards.capture import leaves
+from airflow_roir.shards.ship import apply
 from tests.shards.conftest import Make
 from tests.shards.life import Life
 from tests.shards.life_tables import KINDS

@@ -9,8 +9,8 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from airflow_roir.engine import lifecycle
-from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards.ship.shipping import Shipper, ship_once
 from servers.shards import Shards
 from tests.engine.steps import sql
 from tests.shards import apart

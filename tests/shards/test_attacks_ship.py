@@ -9,10 +9,10 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine import clean_up, drop, lifecycle, revert
-from airflow_roir.engine.shards import registry
-from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.errors import Fenced, RoirError, SourceChanged
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards import registry
+from airflow_roir.shards.ship.shipping import Shipper, ship_once
 from servers.postgres import programs
 from servers.shards import Shards, on_server, run_sql
 from tests.engine import steps

@@ -13,14 +13,14 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import rehearse
+from airflow_roir.engine import dry_run
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.indexes import indexes
-from airflow_roir.engine.shards import registry, shard
-from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, RoirError, ShardUnreachable
 from airflow_roir.options import BuildOptions, VerifyOptions
+from airflow_roir.shards import registry, shard
+from airflow_roir.shards.ship.shipping import Shipper, ship_once
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make
@@ -82,7 +82,7 @@ def test_a_value_that_the_index_server_lacks_is_told_by_the_plan(shards: Make) -
     made.ask("CREATE TYPE mood AS ENUM ('ok')")
     wanted = IndexDefinition.parse("public.ix", "t", "k", "v", shards=made.names)
     with pytest.raises(InvalidInput, match=r'of shard "s0": invalid input value for enum .*: "sad"\. Make its types'):
-        rehearse.rehearse(made.database, wanted, BuildOptions())
+        dry_run.rehearse(made.database, wanted, BuildOptions())
 
 
 def test_a_value_that_the_index_server_lacks_is_named_until_it_has_it(shards: Make) -> None:

@@ -14,12 +14,13 @@ from sqlalchemy.exc import DBAPIError
 
 import airflow_roir
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import catalog, lifecycle, rehearse
-from airflow_roir.engine.shards import home, registry
-from airflow_roir.engine.shards.copies import stream
-from airflow_roir.engine.shards.shipping import Shipper, ship_once
+from airflow_roir.engine import dry_run, lifecycle
+from airflow_roir.engine.source import catalog
 from airflow_roir.errors import InvalidInput, RoirError, WorkerFailed
 from airflow_roir.options import BuildOptions, VerifyOptions
+from airflow_roir.shards import home, registry
+from airflow_roir.shards.copy.copies import stream
+from airflow_roir.shards.ship.shipping import Shipper, ship_once
 from servers.shards import Shards, run_sql
 from tests.shards import apart
 from tests.shards.conftest import Make
@@ -121,7 +122,7 @@ def test_a_type_or_a_collation_is_a_name_and_no_sql(shards: Make, song: str, mon
             patched.setattr(catalog, "columns_of", told)
             wanted = IndexDefinition.parse("public.ix", "t", "k", "v", shards=made.names)
             with pytest.raises((InvalidInput, DBAPIError)):
-                rehearse.rehearse(made.database, wanted, BuildOptions())
+                dry_run.rehearse(made.database, wanted, BuildOptions())
     assert not has_sung(made)
 
 
@@ -139,10 +140,10 @@ def test_a_domain_of_another_role_on_the_index_server_is_not_checked_as_us(shard
         )
         wanted = IndexDefinition.parse("public.ix", "t", "k", "v", shards=made.names)
         with pytest.raises(InvalidInput, match=r"domain public\.one, which belongs to \"domains\""):
-            rehearse.rehearse(made.database, wanted, BuildOptions())
+            dry_run.rehearse(made.database, wanted, BuildOptions())
         made.ask("DROP TYPE pair; SET ROLE domains; CREATE DOMAIN public.pair AS text CHECK (public.sing())")
         with pytest.raises(InvalidInput, match="a domain"):
-            rehearse.rehearse(made.database, wanted, BuildOptions())
+            dry_run.rehearse(made.database, wanted, BuildOptions())
     finally:
         made.ask("DROP OWNED BY domains CASCADE; DROP ROLE domains")
     assert not has_sung(made)

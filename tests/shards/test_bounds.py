@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import IndexDefinition, parse_name
-from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry, equality_operators
-from airflow_roir.engine.shards import home
-from airflow_roir.engine.shards.bounds import Unreadable, within
+from airflow_roir.engine.generation.entry import Entry, equality_operators
+from airflow_roir.engine.source import catalog
+from airflow_roir.shards import home
+from airflow_roir.shards.copy.bounds import Unreadable, within
 from tests.conftest import run_sql
 
 pytestmark = pytest.mark.sample(6)

@@ -12,10 +12,11 @@ from psycopg2 import errors
 from sqlalchemy import Engine, event
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, operations, prepare
+from airflow_roir.engine import build, prepare
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.errors import Fenced, InvalidInput, SourceChanged
 from airflow_roir.options import BuildOptions
 from servers.shards import Shards

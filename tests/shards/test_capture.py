@@ -6,8 +6,8 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine.shards import outbox
 from airflow_roir.errors import InvalidInput
+from airflow_roir.shards.capture import outbox
 from tests.engine.steps import sql
 from tests.engine.test_dml import SHAPES
 from tests.shards.apart import add_all, begin

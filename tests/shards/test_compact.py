@@ -6,7 +6,7 @@ import pytest
 
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.options import CompactOptions
 from tests.conftest import run_sql
 from tests.engine import steps

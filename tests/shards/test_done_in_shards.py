@@ -14,9 +14,11 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine.shards import announce, enforce, registry
-from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
-from airflow_roir.engine.shards.lane_thread import note_failed, note_refused
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce
+from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.ship.feed_thread import note_failed, note_refused
+from airflow_roir.shards.unique import enforce
 from servers.postgres import COPIED
 from servers.shards import Shards, drop_databases, make_databases, run_sql
 from tests.shards import apart

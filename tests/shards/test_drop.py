@@ -9,8 +9,9 @@ from sqlalchemy import text
 
 from airflow_roir.announcing import announce as announce_by_client
 from airflow_roir.engine import drop
-from airflow_roir.engine.shards import announce, remove
 from airflow_roir.errors import InvalidInput
+from airflow_roir.shards import remove
+from airflow_roir.shards.announce import announce
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_roir.engine.shards import evidence
+from airflow_roir.shards.capture import evidence
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

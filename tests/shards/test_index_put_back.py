@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.errors import NotStrict
+from airflow_roir.shards.ship.feed import LaneShipper
 from servers.killable import Server
 from servers.shards import shard_servers
 from tests.shards.reading import Ground, ground

@@ -16,8 +16,8 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.shards import announce_functions
 from airflow_roir.page.sessions import Sessions
+from airflow_roir.shards.announce import functions
 from servers import contrib as contribs
 from servers.killable import Server
 from servers.shards import Shards, shard_servers
@@ -191,7 +191,7 @@ def test_a_shard_of_17_ends_the_wait_itself(pg: int, whose: str, monkeypatch: py
     if version < 17:
         pytest.skip("PostgreSQL 17 has transaction_timeout")
     if whose == "the trigger's":
-        monkeypatch.setattr(announce_functions, "HUNG_S", 1)
+        monkeypatch.setattr(functions, "HUNG_S", 1)
     settings = () if whose == "the trigger's" else ("SET LOCAL transaction_timeout = '1s'",)
     with shard_servers(1, version) as made:
         made.run(*TABLE)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from airflow_roir.announcing import announce as announce_by_client
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import intents
+from airflow_roir.shards.announce import intents
 from tests.shards.announced import Found, Scene, scene
 from tests.shards.conftest import Make
 

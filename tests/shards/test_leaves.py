@@ -9,8 +9,8 @@ import pytest
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.readers import view
-from airflow_roir.engine.shards.lane_shipper import LaneShipper
-from airflow_roir.engine.shards.shard import lanes_of
+from airflow_roir.shards.shard import lanes_of
+from airflow_roir.shards.ship.feed import LaneShipper
 from servers.shards import Shards
 from tests.shards.apart import add_all, assert_exact, begin, build_all, seal_all, ship_all
 from tests.shards.conftest import Make

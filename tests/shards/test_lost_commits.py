@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import lifecycle
-from airflow_roir.engine.shards import visit as visiting
-from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.errors import Fenced, SourceChanged
+from airflow_roir.shards.ship import poll as visiting
+from airflow_roir.shards.ship.feed import InShard, LaneShipper
 from servers.shards import Shards, on_server, run_sql
 from tests.shards import apart
 from tests.shards.conftest import Make

@@ -10,7 +10,8 @@ from airflow_roir.announcing import announce as announce_by_client
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.shards import announce, registry
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.announced import index_dsn

@@ -7,13 +7,14 @@ import json
 import pytest
 
 from airflow_roir.definition import IndexDefinition, parse_name
-from airflow_roir.engine import catalog, prepare
+from airflow_roir.engine import prepare
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.forecast import locks, objections
-from airflow_roir.engine.limits import DEFAULT
-from airflow_roir.engine.shards import outbox
+from airflow_roir.engine.sessions.limits import DEFAULT
+from airflow_roir.engine.source import catalog
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
+from airflow_roir.shards.capture import outbox
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.announced import of_shard

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, prepare, rehearse
+from airflow_roir.engine import abort, clean_up, drop, dry_run, prepare
 from airflow_roir.engine.forecast import objections
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.options import BuildOptions
@@ -104,7 +104,7 @@ def test_a_shard_that_is_away_is_captured_by_a_worker_later(shards: Make) -> Non
 
 
 def prepare_run(made: Shards) -> Any:
-    from airflow_roir.engine.run import start_run
+    from airflow_roir.engine.control.run import start_run
 
     return start_run(made.database, "public.ix", "test", take_over=True)
 
@@ -157,7 +157,7 @@ def test_refused(shards: Make, given: dict[str, Any], options: dict[str, Any], s
 def test_a_plan_changes_nothing_and_says_what_each_shard_has(shards: Make) -> None:
     made = apart.add_all(shards(2, TABLE, ROWS, "ANALYZE t"))
     made.run("DELETE FROM t WHERE id > 40", "ANALYZE t", only="s1")
-    found = rehearse.rehearse(made.database, definition(made), BuildOptions(ranges=8, segments=3))
+    found = dry_run.rehearse(made.database, definition(made), BuildOptions(ranges=8, segments=3))
     assert found.survey is not None
     assert {one.shard.name: one.plan.rows for one in found.survey.shards} == {"s0": 100, "s1": 40}
     assert (found.plan.rows, found.plan.ranges) == (140, 8)

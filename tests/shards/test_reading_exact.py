@@ -11,9 +11,9 @@ from sqlalchemy import Column, Integer, MetaData, Numeric, Table, Text, Time, Ty
 from sqlalchemy.dialects.postgresql import INTERVAL, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from airflow_roir.engine.shards import announced as announced_view
-from airflow_roir.engine.shards import intents
 from airflow_roir.errors import NotStrict
+from airflow_roir.shards.announce import announced as announced_view
+from airflow_roir.shards.announce import intents
 from servers.shards import run_sql
 from tests.shards import announced
 from tests.shards.conftest import Make

@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import Connection, text
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.shards import intents, outbox
-from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.errors import StaleAnswer
 from airflow_roir.reading import candidates, sharded
+from airflow_roir.shards.announce import intents
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import Lane
 from tests.engine import steps
 from tests.engine.steps import sql
 from tests.shards.announced import Visited

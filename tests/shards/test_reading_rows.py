@@ -25,9 +25,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
-from airflow_roir.engine.shards import announce
 from airflow_roir.errors import InvalidInput, NotFound, NotStrict, RightMissing, RoirError, ShardUnreachable
 from airflow_roir.reading import ShardedIndex, truth
+from airflow_roir.shards.announce import announce
 from servers.shards import run_sql
 from tests.shards import announced, apart
 from tests.shards.conftest import Make

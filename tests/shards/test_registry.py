@@ -7,10 +7,11 @@ from urllib.parse import quote
 import pytest
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.limits import DEFAULT
-from airflow_roir.engine.shards import home, outbox, registry, shard
-from airflow_roir.engine.shards.shard import Shard
+from airflow_roir.engine.sessions.limits import DEFAULT
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RightMissing, SchemaVersionMismatch
+from airflow_roir.shards import home, registry, shard
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import Shard
 from tests.shards.conftest import Make
 
 pytestmark = pytest.mark.sample(3)

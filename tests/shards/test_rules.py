@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, ColumnElement, Integer, MetaData, Table, Text, and_, func, not_, or_, tuple_
 
-from airflow_roir.engine.shards import rules
 from airflow_roir.errors import InvalidInput, RoirError
 from airflow_roir.reading import ShardedIndex
+from airflow_roir.shards import rules
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

@@ -19,11 +19,12 @@ from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.metrics import reading as looking
-from airflow_roir.engine.shards import freshness, lane_shipper, outbox
-from airflow_roir.engine.shards.freshness import Alarm
-from airflow_roir.engine.shards.lane_shipper import LaneShipper
-from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.errors import RoirError
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.ship import feed, freshness
+from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.ship.freshness import Alarm
+from airflow_roir.shards.ship.shipping import Shipper, ship_once
 from tests.shards.conftest import Make
 from tests.shards.laid import Laid, lay
 
@@ -359,7 +360,7 @@ def test_a_database_without_the_small_schema_is_no_shard(shards: Make) -> None:
     made.run("DROP SCHEMA roir_shard CASCADE")
     shipper = laid.shipper("s0")
     assert shipper.claim()
-    with pytest.raises(lane_shipper.InShard, match="has no schema roir_shard") as told:
+    with pytest.raises(feed.InShard, match="has no schema roir_shard") as told:
         shipper.visit()
     assert not told.value.passes
     shipper.release()

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.shards import apply as applying
-from airflow_roir.engine.shards import visit as visiting
-from airflow_roir.engine.shards.lane_shipper import NOW, LaneShipper
-from airflow_roir.engine.shards.visit import Acknowledged, Visit
+from airflow_roir.shards.ship import apply as applying
+from airflow_roir.shards.ship import poll as visiting
+from airflow_roir.shards.ship.feed import NOW, LaneShipper
+from airflow_roir.shards.ship.poll import Acknowledged, Visit
 from tests.shards.conftest import Make
 from tests.shards.laid import lay
 from tests.shards.schedule import Broken, Schedule

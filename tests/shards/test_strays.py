@@ -12,8 +12,11 @@ import pytest
 from psycopg2 import errors
 
 from airflow_roir.engine import clean_up
-from airflow_roir.engine.shards import announce, enforce, registry, strays
-from airflow_roir.engine.shards.shard import find
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce
+from airflow_roir.shards.capture import strays
+from airflow_roir.shards.shard import find
+from airflow_roir.shards.unique import enforce
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

@@ -12,9 +12,10 @@ from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.indexes import IndexFacts, indexes
 from airflow_roir.engine.metrics import reading as looking
-from airflow_roir.engine.shards import announce, lanes
-from airflow_roir.engine.shards.freshness import Alarm
-from airflow_roir.engine.shards.shipping import Shipper
+from airflow_roir.shards.announce import announce
+from airflow_roir.shards.ship import lanes
+from airflow_roir.shards.ship.freshness import Alarm
+from airflow_roir.shards.ship.shipping import Shipper
 from servers.shards import Shards
 from tests.shards import announced, apart
 from tests.shards.announced import INDEX, Scene, fresh

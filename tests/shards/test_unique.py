@@ -12,12 +12,14 @@ from psycopg2 import errors
 from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.engine.drop import drop_index
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.shards import announce, enforce, registry, sources, unique
-from airflow_roir.engine.shards.shard import Shard
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.unique.statements import statements
 from airflow_roir.errors import DuplicatesFound, InvalidInput
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards import registry, sources
+from airflow_roir.shards.announce import announce
+from airflow_roir.shards.shard import Shard
+from airflow_roir.shards.unique import enforce, uniqueness
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.announced import index_dsn, of_shard
@@ -174,7 +176,7 @@ def test_unique_indexes_that_will_do(contrib_shards: Make, what: str) -> None:
     registry.add(made.database, "s0", made.dsns["s0"])
     with of_shard(made, "s0").transaction() as connection:
         source = sources.read(connection, QualifiedName("public", "t"))
-        unique.check(connection, Shard(1, "s0", made.dsns["s0"]), source, IndexDefinition.parse("ix", "t", "k"))
+        uniqueness.check(connection, Shard(1, "s0", made.dsns["s0"]), source, IndexDefinition.parse("ix", "t", "k"))
 
 
 def test_options_that_it_cannot_have(contrib_shards: Make) -> None:

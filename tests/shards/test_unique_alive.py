@@ -13,9 +13,11 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.engine.shards import announce, enforce, holders, registry
-from airflow_roir.engine.shards.shipping import Shipper
 from airflow_roir.errors import DuplicatesFound, RoirError
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce
+from airflow_roir.shards.ship.shipping import Shipper
+from airflow_roir.shards.unique import enforce, holders
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.announced import index_dsn

@@ -10,8 +10,10 @@ import pytest
 from psycopg2 import errors
 
 from airflow_roir.engine import drop
-from airflow_roir.engine.shards import announce, enforce, registry, remove
 from airflow_roir.errors import InvalidInput
+from airflow_roir.shards import registry, remove
+from airflow_roir.shards.announce import announce
+from airflow_roir.shards.unique import enforce
 from servers import contrib as contribs
 from servers.shards import Shards, shard_servers
 from tests.shards import apart

@@ -14,9 +14,10 @@ from psycopg2 import errors
 
 from airflow_roir.engine import abort, clean_up, lifecycle, revert
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import holders, registry
-from airflow_roir.engine.shards.enforcing import Enforcing
 from airflow_roir.errors import LockNotAcquired, NotStrict, OperationRunning, SourceChanged
+from airflow_roir.shards import registry
+from airflow_roir.shards.unique import holders
+from airflow_roir.shards.unique.enforcing import Enforcing
 from servers.shards import Shards
 from tests.engine import interposed
 from tests.shards import apart

@@ -11,13 +11,16 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.engine import install, lifecycle, revert
+from airflow_roir.engine import lifecycle, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.shards import announce, enforce, foreign, holders, intents, registry
-from airflow_roir.engine.shards.shipping import Shipper
+from airflow_roir.engine.schema import install
 from airflow_roir.errors import DuplicatesFound, InvalidInput, NotStrict
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards import registry
+from airflow_roir.shards.announce import announce, foreign, intents
+from airflow_roir.shards.ship.shipping import Shipper
+from airflow_roir.shards.unique import enforce, holders
 from servers import contrib as contribs
 from servers.killable import Server, running_server
 from servers.shards import Shards

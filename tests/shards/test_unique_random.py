@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from airflow_roir.engine.shards import intents
+from airflow_roir.shards.announce import intents
 from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.contenders import Contest

@@ -17,11 +17,12 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.engine.shards import announce, enforce, fill_holders, holders, intents
-from airflow_roir.engine.shards.enforcing import Enforcing
-from airflow_roir.engine.shards.lane_shipper import LaneShipper
-from airflow_roir.engine.shards.visit import Visit
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired
+from airflow_roir.shards.announce import announce, intents
+from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.ship.poll import Visit
+from airflow_roir.shards.unique import enforce, fill_holders, holders
+from airflow_roir.shards.unique.enforcing import Enforcing
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

@@ -8,18 +8,19 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, lifecycle, operations
+from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.shards import compare as shard_compare
-from airflow_roir.engine.shards.compare import ApartWorker, worker_of
-from airflow_roir.engine.shards.shard import Shard
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim, load
 from airflow_roir.errors import Fenced, VerificationFailed
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards.shard import Shard
+from airflow_roir.shards.verify import compare as shard_compare
+from airflow_roir.shards.verify.compare import ApartWorker, worker_of
 from servers.shards import on_server, run_sql
 from tests.engine.verifying import units
 from tests.shards import apart
@@ -59,7 +60,7 @@ def test_a_doubt_that_arises_during_a_verification_stays(shards: Make) -> None:
 
 
 def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_roir.engine.shards.repair.PATIENCE_S", 0.3)
+    monkeypatch.setattr("airflow_roir.shards.verify.repair.PATIENCE_S", 0.3)
     one = build(shards(2, TABLE, FILL))
     _doubt(one)
     one.run("DELETE FROM {base} WHERE c3 = 7")
@@ -272,7 +273,7 @@ def test_an_abort_leaves_nothing(shards: Make, stage: str) -> None:
 
 def test_a_shard_that_is_away_holds_its_own_units_alone(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_compare, "AWAY_REST_S", 0.05)
-    monkeypatch.setattr("airflow_roir.engine.shards.shard.AWAY_S", 0.5)
+    monkeypatch.setattr("airflow_roir.shards.shard.AWAY_S", 0.5)
     one = build(shards(2, TABLE, FILL))
     database = one.made.database
     verification.begin(database, "ix", VerifyOptions(), "test")

@@ -11,8 +11,8 @@ import pytest
 from psycopg2 import errors
 
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.shards import judge
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards.verify import judge
 from tests.shards.conftest import Make
 from tests.shards.verified import FILL, TABLE, Verified, build
 

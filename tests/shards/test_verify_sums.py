@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import pytest
 
-from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry, EntryColumn
-from airflow_roir.engine.shards import sums
+from airflow_roir.engine.generation.entry import Entry, EntryColumn
+from airflow_roir.engine.source import catalog
+from airflow_roir.shards.verify import sums
 from servers.postgres import embedded_postgres
 from servers.shards import on_server, run_sql
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.shards.lane_shipper import LaneShipper
-from airflow_roir.engine.shards.shard import Lane, lanes_of
+from airflow_roir.shards.shard import Lane, lanes_of
+from airflow_roir.shards.ship.feed import LaneShipper
 from servers.shards import Shards
 from tests.shards import apart
 

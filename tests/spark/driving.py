@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import lifecycle, operations, prepare
+from airflow_roir.engine import lifecycle, prepare
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.options import BuildOptions

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import operations, physical, revert
+from airflow_roir.engine import revert
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.phase_log import PhaseLog
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.work.phase_log import PhaseLog
 from airflow_roir.options import CompactOptions
 from airflow_roir.spark import task
 from tests.engine import steps

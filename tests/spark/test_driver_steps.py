@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import build, operations
+from airflow_roir.engine import build
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.driver import PhaseDriver
-from airflow_roir.engine.phase_work import PhaseWork
-from airflow_roir.engine.run import Run
-from airflow_roir.engine.worker import session_name
+from airflow_roir.engine.work.phase_work import PhaseWork
+from airflow_roir.engine.work.worker import session_name
 from airflow_roir.spark import pool, task
 from tests.engine import steps
 

@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import operations, prepare
+from airflow_roir.engine import prepare
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql

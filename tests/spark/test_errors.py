@@ -9,13 +9,13 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.install import init
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.schema.install import init
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.status import operation_status
-from airflow_roir.engine.worker import session_name
+from airflow_roir.engine.work.worker import session_name
 from airflow_roir.spark import task
 from servers.killable import Server
 from tests.conftest import run_sql

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from servers.killable import Server
 from tests.engine.pair import pair

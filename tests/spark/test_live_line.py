@@ -13,9 +13,9 @@ import termios
 
 import pytest
 
-from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.phase_log import LINES
+from airflow_roir.engine.schema import install
+from airflow_roir.engine.work.phase_log import LINES
 from tests.engine import steps
 
 BUILD = (sys.executable, "-m", "airflow_roir.cli", "build", "public.ix")

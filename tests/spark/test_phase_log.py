@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import build
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.phase_log import LINES, PhaseLog, tells_of_pieces
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.work.phase_log import LINES, PhaseLog, tells_of_pieces
 from tests.conftest import run_sql
 from tests.spark.driving import prepared
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import OperationPaused
 from airflow_roir.spark.session import why

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.driver_process import driver_command, driver_environment

@@ -8,10 +8,11 @@ import time
 
 import pytest
 
-from airflow_roir.engine import operations, physical
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.status import operation_status
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import report_of

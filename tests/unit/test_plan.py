@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_roir.engine.plan import Piece, Plan, cut
+from airflow_roir.engine.generation.cut import Piece, Plan, cut
 
 COUNTED = st.lists(st.integers(1, 1000), max_size=60).map(
     lambda counts: [((f"{i:04}",), count) for i, count in enumerate(counts)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airflow_roir.engine import physical
 from airflow_roir.engine.capture.plpgsql import indent, literal
 from airflow_roir.engine.capture.target import Target
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.source.source import Source
 
 
 def as_it_stands(source: Source, target: Target, record: str, belongs: list[str], gone: list[str]) -> list[str]:

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
-from airflow_roir.engine import owner as owners
-from airflow_roir.engine import physical, rights, tamper
 from airflow_roir.engine.capture.row_function import body, function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
 from airflow_roir.engine.database import execute, to_json
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.plan import Bound, KeyRange, in_key_order
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Bound, KeyRange, in_key_order
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.schema import rights, tamper
+from airflow_roir.engine.source import owner as owners
+from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvariantViolated
 
 ROWS, TRUNCATE = "rows", "truncate"

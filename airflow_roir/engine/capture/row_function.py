@@ -13,12 +13,12 @@ reset.
 from __future__ import annotations
 
 from airflow_roir.definition import DATA_SCHEMA, Scan, quote
-from airflow_roir.engine import physical
 from airflow_roir.engine.capture import careful_path, segment_writes, unique_put
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 
 # The event's new version of the row has been written to again since, by this very transaction (or only locked).

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airflow_roir.engine import physical
 from airflow_roir.engine.capture.plpgsql import indent, literal
 from airflow_roir.engine.capture.target import Target
-from airflow_roir.engine.entry import Entry, is_null
-from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Bound
+from airflow_roir.engine.generation.entry import Entry, is_null
 
 # Types of keys whose text means the same value whatever a user's session is set to, and is refused by none: not so an
 # enum's label, which may be renamed, or money.

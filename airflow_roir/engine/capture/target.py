@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.generation.cut import Bound
+from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.generation_state import CaptureMode
 
 CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureMode.DIRECT, CaptureMode.ACTIVE))

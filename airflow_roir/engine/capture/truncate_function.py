@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from airflow_roir.definition import DATA_SCHEMA
-from airflow_roir.engine import physical
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, Target
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.source.source import Source
 
 
 def truncate_function_name(source_oid: int) -> str:

@@ -8,11 +8,11 @@ holder's never undoes that.
 
 from __future__ import annotations
 
-from airflow_roir.engine import physical
 from airflow_roir.engine.capture.plpgsql import indent, literal
 from airflow_roir.engine.capture.target import DIRECT, Target
-from airflow_roir.engine.entry import Entry, is_null
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry, is_null
+from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 
 

@@ -14,10 +14,10 @@ from sqlalchemy import Connection
 from airflow_roir.engine.compact import copying
 from airflow_roir.engine.compact.copying import NAME, check_files
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.giving_way import giving_way
-from airflow_roir.engine.job import Job
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.giving_way import giving_way
 from airflow_roir.engine.verify import comparison, damage
 
 # Of the list at once, some thousand identities: a fraction of a second.

@@ -9,18 +9,19 @@ from itertools import pairwise
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import physical, rights
 from airflow_roir.engine.compact import capture, copying, obstacles, undo
 from airflow_roir.engine.compact.cost_model import LEAST_WASTE
 from airflow_roir.engine.compact.unit import FEW_KEYS, UNITS, UnitClaim
+from airflow_roir.engine.control.job import Job
+from airflow_roir.engine.control.run import read_running
 from airflow_roir.engine.database import Database, execute, sqlstate, to_json
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.files import files_of
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.locks import Attempts
-from airflow_roir.engine.plan import Bound, cut
-from airflow_roir.engine.run import read_running
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Bound, cut
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.locks import Attempts
+from airflow_roir.engine.schema import rights
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source.files import files_of
 from airflow_roir.engine.verify.comparison import text
 
 # Its bounds are stored in the order of keys; a unit's segments are neighbours.

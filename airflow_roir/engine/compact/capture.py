@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import rights
 from airflow_roir.engine.capture.plpgsql import function
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.schema import rights
 
 TRIGGER = "roir_touch"
 

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import catalog, operations
 from airflow_roir.engine.compact import cost_model
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choice import Choice, pick
@@ -17,9 +16,11 @@ from airflow_roir.engine.compact.cost_model import Known, Terms
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.compact.unit import FEW_KEYS
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.relation_size import relation_sizes
-from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.relation_size import relation_sizes
 from airflow_roir.errors import NotFound
 
 SERVER = "SELECT clock_timestamp() AS now, current_setting('block_size')::int AS page"

@@ -13,11 +13,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName, parse_name
-from airflow_roir.engine import catalog, operations, replication
 from airflow_roir.engine.compact.action import Action
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
-from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.source import catalog, replication
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import CompactOptions

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import Attempts
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Attempts
 
 # Not one that is being built now: whoever does that has a lock on the table that no writer has. The base's own index is
 # invalid until its last segment is sealed; it is on the base, not on a segment.

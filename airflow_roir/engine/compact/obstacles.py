@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import physical
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
 
 # What keeps a DROP TABLE from its table: what depends on it, its row type, indexes or constraints, and isn't a part of
 # any of these.

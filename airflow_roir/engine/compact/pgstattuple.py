@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.compact.fresh_size import FILLED, HALF_PADDING, LINE_POINTER, PAGE_HEADER, aligned, heap_pages
 from airflow_roir.engine.database import execute, sqlstate
-from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS, held
+from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS, held
 
 # Only functions that belong to the extension: of another one by that name nobody knows what it does.
 MEASURES = """

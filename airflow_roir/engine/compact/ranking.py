@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName, argument, parse_name
-from airflow_roir.engine import operations
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choice import Choice
 from airflow_roir.engine.compact.choosing import choose
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Kind
 from airflow_roir.quantity import counted, size

@@ -14,7 +14,6 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import DATA_SCHEMA
-from airflow_roir.engine import physical
 from airflow_roir.engine.compact.fresh_size import (
     HEAP_HEADER,
     INDEX_HEADER,
@@ -28,7 +27,8 @@ from airflow_roir.engine.compact.fresh_size import (
 from airflow_roir.engine.compact.pgstattuple import Measured, measure
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.relation_size import RelationSize, relation_sizes
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.source.relation_size import RelationSize, relation_sizes
 
 # Each segment with its unique index; that of NULLs has two in a unique index, and a row for each. rows: counted live
 # since the last ANALYZE, which knows of deletes what the density of the last VACUUM doesn't; a server that crashed has

@@ -12,17 +12,19 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import operations, physical, switch
+from airflow_roir.engine import switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import applying, obstacles, undo
 from airflow_roir.engine.compact.copying import Rewritten, check_files, names_of
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job
+from airflow_roir.engine.control.run import read_running
 from airflow_roir.engine.database import Database, execute, to_json
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Bound
 from airflow_roir.engine.readers import view
-from airflow_roir.engine.relation_size import relation_sizes
-from airflow_roir.engine.run import read_running
+from airflow_roir.engine.source.relation_size import relation_sizes
 from airflow_roir.errors import InvariantViolated, LockNotAcquired, OperationFailed
 from airflow_roir.generation_state import GenerationStatus
 

@@ -8,10 +8,10 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.compact import capture
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim, beside
+from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import Attempts
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Attempts
 from airflow_roir.generation_state import UnitStatus
 
 # So often a unit begins again: somebody who empties or rewrites it that often has his reasons.

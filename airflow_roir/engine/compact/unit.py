@@ -13,7 +13,7 @@ from sqlalchemy import Row
 
 from airflow_roir.definition import DATA_SCHEMA
 from airflow_roir.engine.claims import Pieces
-from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.generation.cut import Bound
 from airflow_roir.generation_state import UnitStatus
 
 # Why a split is left out, as the next choice reads it.

@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Stop, why_stop
 from airflow_roir.engine.compact import applying, begin_unit, copying, obstacles, swap, undo
 from airflow_roir.engine.compact.copying import Rewritten
 from airflow_roir.engine.compact.unit import ENDED, UNITS, UnitClaim
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, load_job
+from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.giving_way import GaveWay
-from airflow_roir.engine.job import Job, load_job
-from airflow_roir.engine.phase_work import PhaseWork, Step, Worker, begin_work
-from airflow_roir.engine.physical import DEFAULT_SEGMENT
-from airflow_roir.engine.run import Run, read_control
+from airflow_roir.engine.generation.physical import DEFAULT_SEGMENT
+from airflow_roir.engine.locks.giving_way import GaveWay
+from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.generation_state import UnitStatus
 from airflow_roir.operation import Phase

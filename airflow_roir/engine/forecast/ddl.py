@@ -15,18 +15,19 @@ from typing import Any
 from sqlalchemy import Connection, event
 
 from airflow_roir.definition import DATA_SCHEMA, quote
-from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.locks import EXCLUSIVE, Attempts, telling_of_names
-from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.dry_run import Rehearsal
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Bound
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts, telling_of_names
 from airflow_roir.engine.readers import view
-from airflow_roir.engine.rehearse import Rehearsal
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source import catalog, owner
+from airflow_roir.engine.source.source import Source
 from airflow_roir.options import BuildOptions
 
 # No generation has such a number.

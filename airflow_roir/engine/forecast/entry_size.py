@@ -15,11 +15,12 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import DATA_SCHEMA, MAX_KEY_COLUMNS, QualifiedName, quote
-from airflow_roir.engine import owner, physical
 from airflow_roir.engine.database import execute, sqlstate
-from airflow_roir.engine.entry import COVERED_BYTES, Entry
-from airflow_roir.engine.files import File, files_of
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import COVERED_BYTES, Entry
+from airflow_roir.engine.source import owner
+from airflow_roir.engine.source.files import File, files_of
+from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput
 
 # Blocks that are read of all leaves together, and of a leaf at least: a leaf of so many or fewer is read whole.

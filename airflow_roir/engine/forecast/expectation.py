@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Row
 from airflow_roir.definition import DATA_SCHEMA
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.forecast.trial import Trial
-from airflow_roir.engine.plan import Plan
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation.cut import Plan
+from airflow_roir.engine.source.source import Source
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, expected
 

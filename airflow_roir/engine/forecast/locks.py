@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.engine.source.source import Source
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, duration
+from airflow_roir.shards.shard import SHARD_PATIENCE_S
 
 ACCESS_SHARE = "ACCESS SHARE"
 SHARE_ROW_EXCLUSIVE = "SHARE ROW EXCLUSIVE"

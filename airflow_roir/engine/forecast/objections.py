@@ -13,15 +13,17 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, QualifiedName
-from airflow_roir.engine import catalog, checks, live_options, rehearse
+from airflow_roir.engine import dry_run
+from airflow_roir.engine.control import live_options
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.forecast import rights
 from airflow_roir.engine.forecast.rights import MissingRight
-from airflow_roir.engine.locks import DENIED
-from airflow_roir.engine.schema import check_schema, check_writable
-from airflow_roir.engine.shards import survey
+from airflow_roir.engine.locks.locks import DENIED
+from airflow_roir.engine.schema.schema import check_schema, check_writable
+from airflow_roir.engine.source import catalog, checks
 from airflow_roir.errors import InvalidInput, RightMissing, RoirError
 from airflow_roir.options import BuildOptions
+from airflow_roir.shards.copy import survey
 
 T = TypeVar("T")
 
@@ -97,23 +99,23 @@ def _look(
 ) -> IndexDefinition | None:
     """What is in this database. Returns the whole definition of an index over shards, whose table isn't."""
     notes(lambda: checks.check_server(connection))
-    notes(lambda: rehearse.check_lock_timeout(connection, options))
+    notes(lambda: dry_run.check_lock_timeout(connection, options))
     notes(lambda: check_writable(connection))
     notes(lambda: checks.check_rights(connection))
     if not _passes(notes, lambda: check_schema(connection)):
         return None
-    found = notes(lambda: rehearse.whole_definition(connection, definition))
+    found = notes(lambda: dry_run.whole_definition(connection, definition))
     if found is None:
         return None
     existing, whole = found
-    notes(lambda: rehearse.check_options(whole, options, existing))
+    notes(lambda: dry_run.check_options(whole, options, existing))
     notes(lambda: live_options.columns(connection, options))
     assert whole.source is not None
     name = whole.source
     if whole.shards:
         view = QualifiedName(whole.name.schema or name.schema, whole.name.name)
         if existing is None and view.schema is not None:
-            notes(lambda: rehearse.check_name_is_free(connection, view))
+            notes(lambda: dry_run.check_name_is_free(connection, view))
         return whole
     looked = notes(lambda: catalog.look(connection, name))
     if looked is None:
@@ -123,13 +125,13 @@ def _look(
         notes.add(problem)
     if source is None:
         return None
-    for check in rehearse.of_source(connection, source, options, existing, whole.unique):
+    for check in dry_run.of_source(connection, source, options, existing, whole.unique):
         notes(check)
     for check in checks.of_definition(connection, source, whole):
         notes(check)
     if existing is None:
         index = QualifiedName(whole.name.schema or source.name.schema, whole.name.name)
-        notes(lambda: rehearse.check_name_is_free(connection, index))
+        notes(lambda: dry_run.check_name_is_free(connection, index))
     return None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition, quote
-from airflow_roir.engine import checks
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.source import checks
 
 # `trusts` and the tree of partitions are asked of the control schema only where the role may.
 ROLE = """

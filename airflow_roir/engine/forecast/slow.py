@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.operations import OperationRow
 from airflow_roir.operation import BUILDS, Phase
 from airflow_roir.options import BuildOptions
 

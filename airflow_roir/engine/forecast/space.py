@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.files import segments_of
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.forecast.writes import WriteRate
-from airflow_roir.engine.plan import Plan
-from airflow_roir.engine.relation_size import relation_sizes
+from airflow_roir.engine.generation.cut import Plan
 from airflow_roir.engine.seal import SORT_MEMORY_KB
+from airflow_roir.engine.source.files import segments_of
+from airflow_roir.engine.source.relation_size import relation_sizes
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, rate, size
 

@@ -15,12 +15,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import DATA_SCHEMA, SCHEMA
-from airflow_roir.engine import owner, physical
 from airflow_roir.engine.database import execute, said
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.forecast.entry_size import names_of
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.source import owner
+from airflow_roir.engine.source.files import File, files_of
+from airflow_roir.engine.source.source import Source
 
 # Read in all, at most. The first few blocks tell how much of that fits into the time.
 MOST_ROWS = 20_000

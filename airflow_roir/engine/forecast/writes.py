@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source.source import Source
 from airflow_roir.quantity import duration
 
 # Statistics that are younger tell of a load, or of a quiet hour.

@@ -11,14 +11,14 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import admission, operations
+from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import Database, execute, is_transient, to_json
 from airflow_roir.engine.governor.control import FIRST, UNREADABLE, Control, Grant
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.retry.trouble import OURS, reason_of
-from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import Fenced, IllegalTransition, RoirError
 from airflow_roir.operation import BY_GOVERNOR, Status
 from airflow_roir.quantity import duration

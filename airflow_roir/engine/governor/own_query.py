@@ -10,7 +10,7 @@ import psycopg2
 
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.in_time import InTime
-from airflow_roir.engine.session import pin
+from airflow_roir.engine.sessions.session import pin
 from airflow_roir.one_line import one_line
 
 TIMEOUT_MS = 3_000

@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine import operations
 from airflow_roir.engine.claims import why_stop
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, check_epoch
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.run import Run, check_epoch
 
 LOOK_EVERY_S = 0.5
 STANDING = """

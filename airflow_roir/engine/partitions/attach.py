@@ -10,17 +10,17 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument
-from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, is_transient, said
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import Attempts
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Attempts
 from airflow_roir.engine.partitions import copy_rows, remove_entries, unique_rows
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.readers.old_snapshots import holders
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.server_timeline import in_one_history
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.sessions.server_timeline import in_one_history
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique.statements import literal
 from airflow_roir.errors import AttachDisturbed, DuplicatesFound, InvalidInput, LockNotAcquired, RoirError
 

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import owner, physical, tamper
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry, is_null
-from airflow_roir.engine.locks import check_name, lock_table
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry, is_null
+from airflow_roir.engine.locks.locks import check_name, lock_table
+from airflow_roir.engine.schema import tamper
+from airflow_roir.engine.source import owner
+from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import PartitionsChanged
 

@@ -12,16 +12,17 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import owner, physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE
 from airflow_roir.engine.database import Database, execute, retry, to_json
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.locks import GIVEN_UP_BY_LOCK, check_name, find_blockers, lock_table, telling_of_names
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.locks import GIVEN_UP_BY_LOCK, check_name, find_blockers, lock_table, telling_of_names
 from airflow_roir.engine.partitions import unique_rows
 from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.scan.reader import last_key
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source import owner
+from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import AttachDisturbed, LockNotAcquired
 from airflow_roir.scan_range import ScanRange

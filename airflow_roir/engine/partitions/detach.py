@@ -8,13 +8,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name
-from airflow_roir.engine.catalog import default_schemas
 from airflow_roir.engine.database import Database, execute, has_vanished, said, sqlstate
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import Attempts
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Attempts
 from airflow_roir.engine.partitions import remove_entries
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.server_timeline import one_history
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.sessions.server_timeline import one_history
+from airflow_roir.engine.source.catalog import default_schemas
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, RoirError
 
 FIND = """

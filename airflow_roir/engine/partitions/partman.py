@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import quote
 from airflow_roir.engine.capture.plpgsql import literal
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source.source import Source
 
 # The default partitions that have rows, of the table and of levels below it, by the server's counts: to read one would
 # wait for locks. parent: as pg_partman writes names, without quotes.

@@ -18,15 +18,16 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
-from airflow_roir.engine.files import File, files_of
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import Attempts, check_name
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Attempts, check_name
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.readers.old_snapshots import Holder, holders
 from airflow_roir.engine.retry.patience import Patience
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source import catalog, owner
+from airflow_roir.engine.source.files import File, files_of
+from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
 

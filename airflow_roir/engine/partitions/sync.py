@@ -9,18 +9,19 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import catalog, operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import Attempts, telling_of_names
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries, unique_rows
 from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.readers import view
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.server_timeline import in_one_history
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.sessions.server_timeline import in_one_history
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotFound
 
 GENERATIONS = """

@@ -12,12 +12,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.database import as_it_is, execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.locks import lock_table
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.locks import lock_table
+from airflow_roir.engine.source import catalog, owner
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import LockNotAcquired
 

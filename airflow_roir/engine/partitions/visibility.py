@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, owner, physical
 from airflow_roir.engine.database import as_it_is, bound, execute
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.source import catalog, owner
+from airflow_roir.engine.source.source import Source
 
 IS_SHOWN = "SELECT roir.is_shown(%(generation)s, %(alias)s)"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.lock_waits import FRESH_S
-from airflow_roir.engine.locks import WAITING
-from airflow_roir.engine.operations import HEARTBEAT_FRESH_S
+from airflow_roir.engine.locks.lock_waits import FRESH_S
+from airflow_roir.engine.locks.locks import WAITING
 from airflow_roir.engine.progress.bars import Bars
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import QUEUED, Phase, Status

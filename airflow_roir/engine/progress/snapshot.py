@@ -16,19 +16,20 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import operations, physical
 from airflow_roir.engine.as_json import number, plain_fields
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.governor.report import Throttle, read_throttle
 from airflow_roir.engine.progress.bars import Bars, bars
 from airflow_roir.engine.progress.bottleneck import AtWork, HeldUp, Workers, at_work, cut, held_up, is_fresh
-from airflow_roir.engine.remedies import remedy
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.shards.progress import ShardStanding, standing
-from airflow_roir.engine.shards.shard import TABLE_OF
+from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import BUILDS, Kind, Phase, Status
 from airflow_roir.options import LIVE_OPTIONS
+from airflow_roir.shards.shard import TABLE_OF
+from airflow_roir.shards.ship.progress import ShardStanding, standing
 
 MOST_SAMPLES = 240
 MOST_EVENTS = 20

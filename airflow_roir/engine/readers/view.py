@@ -13,10 +13,10 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument, quote
-from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute, said, sqlstate
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.locks import WHOSE
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.locks import WHOSE
 from airflow_roir.engine.readers.old_snapshots import Holder, holders
 from airflow_roir.errors import InvariantViolated, LockNotAcquired
 

@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument
-from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.retry.trouble import Trouble, trouble_of
+from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.errors import InvariantViolated
 
 # condition: what it must hide. ours: it shows entries of the index, be they another generation's; else it is a user's.

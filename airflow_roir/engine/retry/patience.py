@@ -8,8 +8,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
+from airflow_roir.engine.sessions.limits import Limits
 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0

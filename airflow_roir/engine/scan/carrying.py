@@ -15,12 +15,13 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import owner, physical
+from airflow_roir.engine.control.job import Job, SourceCheck, load_job
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.job import Job, SourceCheck, load_job
-from airflow_roir.engine.run import Run
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.scan.reader import Stretch, selected
 from airflow_roir.engine.scan.sharing import HELD, SAME_PLACE, TOGETHER
+from airflow_roir.engine.source import owner
 from airflow_roir.errors import InvariantViolated, RoirError
 
 # So long a batch isn't tried again with an operation that it failed with.

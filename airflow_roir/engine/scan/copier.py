@@ -13,12 +13,13 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import owner, physical
+from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.locks.locks import lock_table
 from airflow_roir.engine.scan.carrying import Carrier
 from airflow_roir.engine.scan.reader import Stretch, reader_of, selected
+from airflow_roir.engine.source import owner
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.scan_range import ScanRange
 

@@ -18,12 +18,12 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
-from airflow_roir.engine import owner
+from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.scan.batch_size import GROWTH, REMEMBERED
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source import owner
+from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import SourceChanged
 from airflow_roir.scan_range import Key, ScanRange
 

@@ -13,14 +13,15 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import operations, physical
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, check_fingerprint
+from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.files import files_of
-from airflow_roir.engine.job import Job, check_fingerprint
-from airflow_roir.engine.plan import Piece
-from airflow_roir.engine.run import Run
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import Piece
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.source.files import files_of
+from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import LabelsRenamed, RightMissing, SourceChanged
 
 # SQL: x shares the cut of o, is another one, and what is copied for the one may be copied for the other, now. Whoever

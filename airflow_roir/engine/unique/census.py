@@ -7,11 +7,12 @@ from contextlib import suppress
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, operations
+from airflow_roir.engine import abort
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run, read_running
+from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.job import load_job
-from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run, read_running
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import IllegalTransition, LockNotAcquired, SourceChanged
 from airflow_roir.quantity import shared

@@ -10,10 +10,11 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import catalog, operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.one_line import one_line

@@ -15,15 +15,16 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import owner, physical
+from airflow_roir.engine.control.job import Job
+from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry, is_null
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry, is_null
+from airflow_roir.engine.locks.locks import lock_table
 from airflow_roir.engine.partitions import visibility
-from airflow_roir.engine.run import read_control
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source import owner
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged

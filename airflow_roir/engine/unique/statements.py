@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique.duplicate_report import Duplicates, Group, Member, named
 from airflow_roir.errors import NotFound
 

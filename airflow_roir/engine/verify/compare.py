@@ -7,22 +7,24 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine import catalog, operations, tamper
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run, read_control
+from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.phase_work import PhaseWork, begin_work
 from airflow_roir.engine.readers import view_check
-from airflow_roir.engine.retry.shortage import persist
-from airflow_roir.engine.run import Run, read_control
-from airflow_roir.engine.shards import repair
-from airflow_roir.engine.shards import units as apart
-from airflow_roir.engine.shards.compare import worker_of
-from airflow_roir.engine.shards.shard import lanes_of
+from airflow_roir.engine.schema import tamper
+from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import comparison, units, verification
 from airflow_roir.engine.verify.job import load
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
+from airflow_roir.engine.work.phase_work import PhaseWork, begin_work
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards.shard import lanes_of
+from airflow_roir.shards.verify import repair
+from airflow_roir.shards.verify import units as apart
+from airflow_roir.shards.verify.compare import worker_of
 
 
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> VerifyWorker:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from itertools import product
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import physical
-from airflow_roir.engine.entry import Entry, EntryColumn, is_null
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry, EntryColumn, is_null
+from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 
 # Types of which two values are equal only where they are the same value, and which have a hash function; every other

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import physical
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 

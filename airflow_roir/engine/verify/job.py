@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog
+from airflow_roir.engine.control.job import Job, check_fingerprint
+from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.job import Job, check_fingerprint
-from airflow_roir.engine.run import Run, read_control
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import verification
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.options import VerifyOptions

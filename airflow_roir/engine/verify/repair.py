@@ -18,13 +18,14 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, owner, physical
+from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import is_null
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.locks import check_name
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import is_null
+from airflow_roir.engine.locks.locks import check_name
 from airflow_roir.engine.retry.trouble import Trouble, trouble_of
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.verify import comparison, damage
 
 # A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.

@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import NotFound
 from airflow_roir.quantity import counted

@@ -9,8 +9,8 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.verify import comparison, damage, repair
 from airflow_roir.engine.verify.comparison import of_source
 from airflow_roir.engine.verify.job import UnitClaim

@@ -9,12 +9,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import catalog, physical
 from airflow_roir.engine.database import execute, to_json
-from airflow_roir.engine.files import File, cut, files_of, segments_of
-from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.plan import cut_source
-from airflow_roir.engine.source import Source
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.cut import cut_source
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.files import File, cut, files_of, segments_of
+from airflow_roir.engine.source.source import Source
 from airflow_roir.options import VerifyOptions
 
 # A segment in one piece is read by a plain scan.

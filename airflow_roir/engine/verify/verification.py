@@ -13,16 +13,18 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import catalog, operations, tamper
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.locks import Drain
-from airflow_roir.engine.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
-from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.shards import units as apart
+from airflow_roir.engine.locks.locks import Drain
+from airflow_roir.engine.schema import tamper
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationRunning
 from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import VerifyOptions
+from airflow_roir.shards.verify import units as apart
 
 # For writers that ran a capture function which was replaced.
 PATIENCE_S = 5.0

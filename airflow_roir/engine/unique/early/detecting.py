@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import load_job
 from airflow_roir.engine.retry.patience import LONGEST_WAIT_S
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
-from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import DuplicatesFound, Fenced, RoirError
 from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import numpy as np
 from sqlalchemy import Connection
 
+from airflow_roir.engine.control.job import Job
+from airflow_roir.engine.control.run import settle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.job import Job
-from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.run import settle
+from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.engine.unique.early.growth import Growth
 from airflow_roir.engine.unique.early.hashing import key_hash

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import physical
 from airflow_roir.engine.database import execute, said, sqlstate
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
 
 # Of the hash class that has the very operator by which the index takes two values for equal: 1.0 and 1.00, -0 and 0, a
 # citext's cases. Its second function takes a seed, and returns 64 bits.

@@ -1,0 +1,1 @@
+"""The control tables: operations, their runs and jobs, and whether an operation may work now."""

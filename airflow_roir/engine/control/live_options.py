@@ -1,0 +1,104 @@
+"""The options of an operation that can change while it lives, as the engine itself changes and refuses them.
+
+Users change them by `operations.change_options` and `operations.resume`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import Database, execute, said, sqlstate, to_json
+from airflow_roir.engine.governor.signals import throttle_text
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.errors import InvalidInput
+from airflow_roir.options import LIVE, Kind, Option, WorkOptions, check_live_options
+from airflow_roir.windows import parse_windows
+
+SHOW_REFUSAL = "UPDATE roir.operation SET notice = %(refusal)s WHERE id = %(operation)s"
+
+
+def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, options: WorkOptions) -> None:
+    """Give an unfinished operation the live options of whoever takes it up, in the caller's transaction.
+
+    None keeps the operation's own. Raises InvalidInput for a new value that can't be used.
+    """
+    given = options.live()
+    changes = {name: value for name, value in given.items() if value is not None and value != getattr(row, name)}
+    check_live_options(changes)
+    with refused():
+        call = "SELECT roir.change_options(%(operation)s, %(wishes)s::jsonb, %(actor)s)"
+        execute(connection, call, {"operation": row.id, "wishes": to_json(changes), "actor": actor})
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Around a statement that reads an option: what the server refuses is InvalidInput, with its hint."""
+    try:
+        yield
+    except DBAPIError as error:
+        # A character 0 in JSON is another error than a value that is refused.
+        if sqlstate(error) not in ("22023", "22P05"):
+            raise
+        raise InvalidInput(said(error)) from None
+
+
+def check_throttle(database: Database, throttle: str | None) -> None:
+    """Raise InvalidInput for limits that the server can't read: for a command that starts Spark before it begins."""
+    if throttle is None:
+        return
+    with database.transaction() as connection:
+        check_schema(connection)
+        _throttle_of(connection, throttle)
+
+
+def _throttle_of(connection: Connection, throttle: str | None) -> Any:
+    with refused():
+        return execute(connection, "SELECT roir.throttle_of(%(throttle)s)", {"throttle": throttle}).scalar()
+
+
+def columns(connection: Connection, options: WorkOptions) -> dict[str, Any]:
+    """The columns of a new operation's row that hold its live options. Raises InvalidInput."""
+    given = options.live()
+    return {name: _column(connection, option, given[name]) for name, option in LIVE.items() if name in given}
+
+
+def _column(connection: Connection, option: Option, value: Any) -> Any:
+    if option.kind is Kind.LIMITS:
+        return to_json(_throttle_of(connection, value))
+    if option.kind is Kind.WINDOWS:
+        return parse_windows(value).text or None
+    if value is None:
+        value = option.begins
+    return value or None if option.zero else value
+
+
+def told(before: operations.OperationRow, after: operations.OperationRow) -> str:
+    """What a change has changed, for people. before, after: the operation's row, one and the same operation's."""
+    changes = [
+        f"{name} {_shown(option, getattr(before, name))} -> {_shown(option, getattr(after, name))}"
+        for name, option in LIVE.items()
+        if getattr(before, name) != getattr(after, name)
+    ]
+    return f"changed: {', '.join(changes)}" if changes else "nothing changes: these values are in effect already"
+
+
+def _shown(option: Option, value: Any) -> str:
+    if option.kind is Kind.LIMITS:
+        value = throttle_text(value) or None
+    return str(option.none if value is None else value)
+
+
+def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:
+    """Show in the status, and keep as an event, that an option was refused. Raises NotFound."""
+    with database.transaction() as connection:
+        check_schema(connection, writes=True)
+        row = operations.live_or_last(connection, parse_name(index, "index"))
+        execute(connection, SHOW_REFUSAL, {"operation": row.id, "refusal": refusal})
+        operations.record_event(connection, row.index_id, row.id, actor, "refuse", refusal)

@@ -1,0 +1,482 @@
+"""The one way to the control tables: finds operations, moves them along their transitions, keeps clock and events."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import QualifiedName, argument, parse_name, quote
+from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.locks.locks import WAITING
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.errors import (
+    Fenced,
+    IllegalTransition,
+    InvalidInput,
+    NotFound,
+    OperationPaused,
+    OperationRunning,
+    RoirError,
+)
+from airflow_roir.operation import TRANSITIONS, Status, Verb
+from airflow_roir.options import LIVE_OPTIONS, check_live_options
+
+OperationRow = Row[Any]
+
+# A run writes its heartbeat every few seconds; after this long without one it is taken for dead, as `roir.tick` has it.
+HEARTBEAT_FRESH_S = 30
+LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
+
+LIVE_INDEXES = """
+SELECT * FROM roir.index
+ WHERE name = %(name)s AND schema_name = coalesce(%(schema)s, schema_name) AND dropped_at IS NULL
+"""
+ACTIVE_GENERATION = "SELECT * FROM roir.generation WHERE index_id = %(index)s AND status = 'active'"
+NEWEST_OPERATION = "SELECT * FROM roir.operation WHERE index_id = %(index)s ORDER BY id DESC LIMIT 1"
+OPERATION = "SELECT * FROM roir.operation WHERE id = %(operation)s"
+OPERATION_OF = """
+SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE o.id = %(operation)s AND i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
+"""
+# also: what else the arrow changes.
+MOVE = """
+UPDATE roir.operation SET status = %(to_status)s, phase = %(to_phase)s{also}
+ WHERE id = %(operation)s AND status = ANY (%(statuses)s) AND phase = %(phase)s AND epoch = coalesce(%(epoch)s, epoch)
+"""
+PAUSE = "SELECT roir.pause_operation(%(operation)s, %(epoch)s, %(actor)s, %(reason)s, %(reason)s)"
+RECORD_EVENT = """
+INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
+VALUES (%(index)s, %(operation)s, %(actor)s, %(action)s, %(detail)s)
+"""
+END_OF_PAUSED = """
+UPDATE roir.operation SET heartbeat_at = NULL, ticked_at = NULL
+ WHERE id = %(operation)s AND owner = %(owner)s AND status = 'paused'
+"""
+NOTE_WAIT = "UPDATE roir.operation SET notice = %(line)s WHERE id = %(operation)s AND epoch = %(epoch)s"
+END_OF_WAIT = """
+UPDATE roir.operation SET notice = NULL
+ WHERE id = %(operation)s AND epoch = %(epoch)s AND starts_with(notice, %(waiting)s)
+"""
+NEWEST_CENSUS = """
+SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
+   AND (o.options ->> 'census')::boolean AND o.status IN ('aborting', 'aborted')
+ ORDER BY o.id DESC LIMIT 1
+"""
+LAST_EVENT = """
+SELECT * FROM roir.event WHERE operation_id = %(operation)s AND action = %(action)s ORDER BY id DESC LIMIT 1
+"""
+IS_ACTOR = "SELECT EXISTS (SELECT FROM roir.event WHERE operation_id = %(operation)s AND actor = %(actor)s)"
+EVENTS = "SELECT * FROM roir.event WHERE index_id = %(index)s ORDER BY id"
+
+
+def default_actor() -> str:
+    """`user@host`, for events; the process may have no user name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
+    """The row of a live index by its name; a name without schema must be unambiguous. Raises NotFound."""
+    found = execute(connection, LIVE_INDEXES, {"name": name.name, "schema": name.schema}).all()
+    if not found:
+        raise NotFound(f"there is no index {name}; `roir status` lists all indexes")
+    if len(found) > 1:
+        schemas = ", ".join(quote(row.schema_name) for row in found)
+        raise InvalidInput(f"index {name} is ambiguous: it exists in {schemas}; name the schema too")
+    return found[0]
+
+
+def read_index(connection: Connection, index_id: int) -> Row[Any]:
+    """The row of an index, dropped or not."""
+    return execute(connection, "SELECT * FROM roir.index WHERE id = %(index)s", {"index": index_id}).one()
+
+
+def index_name(row: Row[Any]) -> QualifiedName:
+    """The index's full name."""
+    return QualifiedName(row.schema_name, row.name)
+
+
+def active_generation(connection: Connection, index: Row[Any]) -> Row[Any]:
+    """The generation that readers of an index see. Raises NotFound if none is published."""
+    found = execute(connection, ACTIVE_GENERATION, {"index": index.id}).first()
+    if found is None:
+        name = index_name(index)
+        if is_kept(connection, index.id):
+            raise NotFound(KEPT.format(index=name))
+        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume {argument(name)}")
+    return found
+
+
+# A drop that waits for the end of transactions.
+KEPT = (
+    "index {index}: its view is dropped; its entries are kept, and maintained, for what SERIALIZABLE transactions have "
+    "read: roir clean-up drops them, or names the transaction that they are kept for"
+)
+IS_KEPT = """
+SELECT coalesce(bool_and(status = 'retired'), false) FROM roir.generation
+ WHERE index_id = %(index)s AND status <> 'dropped'
+"""
+
+
+def is_kept(connection: Connection, index_id: int) -> bool:
+    """True if an index is dropped, and its entries aren't yet."""
+    return bool(execute(connection, IS_KEPT, {"index": index_id}).scalar_one())
+
+
+def newest_operation(connection: Connection, index_id: int) -> OperationRow | None:
+    """The latest operation of an index, live or ended."""
+    return execute(connection, NEWEST_OPERATION, {"index": index_id}).first()
+
+
+def read_operation(connection: Connection, operation_id: int) -> OperationRow:
+    """One operation by id. Raises NotFound."""
+    row = execute(connection, OPERATION, {"operation": operation_id}).first()
+    if row is None:
+        raise no_operation(operation_id)
+    return row
+
+
+def lock_operation(connection: Connection, operation_id: int) -> OperationRow:
+    """One operation by id, locked until the end of the transaction."""
+    return execute(connection, f"{OPERATION} FOR UPDATE", {"operation": operation_id}).one()
+
+
+def no_operation(operation_id: int) -> NotFound:
+    """The error of a run whose operation isn't there."""
+    return NotFound(
+        f"there is no operation {operation_id}. If it was there, the server has lost it, by a failover to a replica or "
+        "a restore: begin it again"
+    )
+
+
+def operation_of(connection: Connection, operation_id: int, index: QualifiedName) -> OperationRow | None:
+    """An operation by id, if it is one of the index of that name, dropped or not: a server that lost its last commits
+    gives the ids of these again."""
+    values = {"operation": operation_id, "name": index.name, "schema": index.schema}
+    return execute(connection, OPERATION_OF, values).first()
+
+
+def find_operation(database: Database, index: str) -> OperationRow:
+    """The latest operation of the index of that name. Raises NotFound."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        return live_or_last(connection, parse_name(index, "index"))
+
+
+def find_resumable(database: Database, index: str) -> OperationRow:
+    """The latest operation of the index of that name, if a run can carry it to its end.
+
+    Raises NotFound, and InvalidInput if it has ended, failed or is being aborted.
+    """
+    row = find_operation(database, index)
+    name = parse_name(index, "index")
+    why = {
+        Status.COMPLETED: "is completed: there is nothing to resume. roir status shows the index",
+        Status.ABORTED: f"was aborted: there is nothing to resume. Begin again: roir build {argument(name)}",
+        Status.ABORTING: "is being aborted and can't be resumed. roir clean-up finishes that",
+        Status.FAILED: f"has failed and can't be resumed: {row.error}. Abort it: roir abort {argument(name)}. "
+        "Then build again",
+    }.get(Status(row.status))
+    if why is not None:
+        raise InvalidInput(f"index {name}: operation {row.id} ({row.kind}) {why}")
+    return row
+
+
+def live_or_last(connection: Connection, name: QualifiedName) -> OperationRow:
+    """As `find_operation`, inside a transaction."""
+    row = newest_operation(connection, find_index(connection, name).id)
+    if row is None:
+        raise NotFound(f"index {name} has no operation yet")
+    return row
+
+
+def record_event(
+    connection: Connection,
+    index_id: int,
+    operation_id: int | None,
+    actor: str,
+    action: str,
+    detail: str | None = None,
+) -> None:
+    """Record who did what, when and why, in the transaction that does it."""
+    values = {"index": index_id, "operation": operation_id, "actor": actor, "action": action, "detail": detail}
+    execute(connection, RECORD_EVENT, values)
+
+
+def move(
+    connection: Connection,
+    row: OperationRow,
+    verb: Verb,
+    *,
+    epoch: int | None = None,
+    also: str = "",
+    **values: Any,
+) -> None:
+    """Take an operation along one arrow: one UPDATE that names the states it expects (I8).
+
+    epoch: the run that must still hold the operation. also: SQL, `column = value, …`, for its other columns that the
+    arrow changes. values: bound there. Raises Fenced, OperationPaused (at the end of a phase) or IllegalTransition if
+    no row matched.
+    """
+    arrows = [arrow for arrow in TRANSITIONS if arrow.verb == verb]
+    # An arrow's target differs by phase only for ADVANCE, which starts from the phase that the caller worked in.
+    arrows = [arrow for arrow in arrows if arrow.phase == row.phase]
+    if not arrows:
+        raise IllegalTransition(f"operation {row.id} is in phase {row.phase}; it can't {verb.value} from there")
+    arrow = arrows[0]
+    moved = {
+        "operation": row.id,
+        "epoch": epoch,
+        "statuses": [one.status.value for one in arrows],
+        "phase": arrow.phase.value,
+        "to_status": arrow.to_status.value,
+        "to_phase": arrow.to_phase.value,
+    }
+    if execute(connection, MOVE.format(also=also and f", {also}"), {**moved, **values}).rowcount == 1:
+        return
+    raise _refusal(connection, row, verb, epoch)
+
+
+def _refusal(connection: Connection, row: OperationRow, verb: Verb, epoch: int | None) -> RoirError:
+    """Why an operation doesn't take an arrow."""
+    now = read_operation(connection, row.id)
+    if epoch is not None and now.epoch != epoch:
+        return Fenced(
+            f"operation {row.id} is driven by a newer run now ({now.owner}); this run stops, and has changed nothing"
+        )
+    if verb in (Verb.ADVANCE, Verb.COMPLETE) and now.status == Status.PAUSED:
+        # Between the run's look at it and this.
+        return OperationPaused(f"operation {row.id} was paused: {now.pause_reason}")
+    return IllegalTransition(
+        f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"
+    )
+
+
+def complete(connection: Connection, row: OperationRow, epoch: int) -> None:
+    """Take an operation to its end, and stop its clock. Raises as `move`."""
+    tick(connection, row.id, epoch)
+    ended = "finished_at = clock_timestamp(), heartbeat_at = NULL, ticked_at = NULL"
+    move(connection, row, Verb.COMPLETE, epoch=epoch, also=ended)
+
+
+def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
+    """Count the time since the last tick to the phase, and beat the run's heart. False if the run is over.
+
+    A gap longer than a fresh heartbeat (a machine that slept, a clock that jumped) counts as that at most.
+    """
+    values = {"operation": operation_id, "epoch": epoch}
+    return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s)", values).scalar_one())
+
+
+def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
+    """Begin to count a run's time, unless that has begun. Until then its heart only beats: Spark is starting."""
+    execute(
+        connection,
+        "UPDATE roir.operation SET ticked_at = clock_timestamp(), heartbeat_at = clock_timestamp() "
+        "WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running' AND ticked_at IS NULL",
+        {"operation": operation_id, "epoch": epoch},
+    )
+
+
+def heart_beats(row: OperationRow, connection: Connection) -> bool:
+    """True while the run that drives the operation has given a sign of life lately, by the server's clock."""
+    if row.heartbeat_at is None or row.status != Status.RUNNING:
+        return False
+    age = execute(
+        connection, "SELECT extract(epoch FROM clock_timestamp() - %(beat)s)", {"beat": row.heartbeat_at}
+    ).scalar_one()
+    # One from the future is no sign of life either: the server's clock was set back, and who lives beats again soon.
+    return abs(float(age)) < HEARTBEAT_FRESH_S
+
+
+def pause(database: Database, index: str, actor: str, reason: str = "", operation: int | None = None) -> OperationRow:
+    """Pause the running operation of an index; a no-op if it is paused already.
+
+    Takes effect at once in the control tables and within one batch in the workers, which commit the batch that
+    they are in. operation: the id of the only operation that is meant; None is the latest of the index.
+    Raises NotFound, IllegalTransition (nothing is running, or another operation has begun since).
+    """
+    return _request(database, "pause", index, {"reason": reason or "on request", "actor": actor}, operation)
+
+
+def resume(
+    database: Database, index: str, actor: str, operation: int | None = None, **options: int | str | None
+) -> OperationRow:
+    """Lift the pause of an operation: a DAG run that waits for that continues. The options are as in `change_options`.
+
+    `resume` drives nothing itself; `start_run` does. operation: as of `pause`.
+    Raises NotFound, InvalidInput, IllegalTransition (not paused, or another operation has begun since).
+    """
+    _check_names(options)
+    check_live_options(options)
+    return _request(database, "resume", index, {"actor": actor, **options}, operation)
+
+
+def change_options(
+    database: Database, index: str, *, actor: str, operation: int | None = None, **options: int | str | None
+) -> OperationRow:
+    """Change a live operation's options, running or paused; workers follow at their next batch. None keeps a value.
+
+    options: those of `LIVE_OPTIONS`, as `BuildOptions` has them; 0 is no limit, and never. A throttle is laid over the
+    one that there is: `replica_lag=50MB` changes that limit, `replica_lag=off` takes it away, `off` all. An event is
+    written for each value that really changes. operation: as of `pause`.
+    Raises InvalidInput for a bad value (nothing is changed), or none at all; NotFound; IllegalTransition (nothing is
+    live, or another operation has begun since).
+    """
+    _check_names(options)
+    check_live_options(options)
+    return _request(database, "change", index, {"actor": actor, **options}, operation)
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    unknown = set(options) - set(LIVE_OPTIONS)
+    if unknown:
+        raise TypeError(f"no options of a live operation: {', '.join(sorted(unknown))}")
+
+
+def request_abort(
+    database: Database, index: str, actor: str, reason: str = "", operation: int | None = None
+) -> OperationRow:
+    """Fence every worker of an operation at its next commit and mark it `aborting`; a no-op if it is that already.
+
+    `abort.abort` or a clean-up then removes the generation. operation: as of `pause`. Raises NotFound,
+    IllegalTransition.
+    """
+    return _request(database, "abort", index, {"reason": reason or "on request", "actor": actor}, operation)
+
+
+# What the functions in migrations/sql/operations.sql raise.
+_REFUSALS = {"P0002": NotFound, "55000": IllegalTransition, "42P09": InvalidInput, "22023": InvalidInput}
+
+
+def _request(
+    database: Database, function: str, index: str, values: dict[str, Any], operation: int | None = None
+) -> OperationRow:
+    """Call one of the SQL functions that users have too, so that there is one implementation of each."""
+    arguments = ", ".join(f"{name} => %({name})s" for name in values)
+    name = str(parse_name(index, "index"))
+    try:
+        with database.transaction() as connection:
+            check_schema(connection, writes=True)
+            if operation is not None:
+                expect(connection, name, operation)
+            execute(connection, f"SELECT roir.{function}(%(index)s, {arguments})", {"index": name, **values})
+            return live_or_last(connection, parse_name(index, "index"))
+    except DBAPIError as error:
+        refusal = _REFUSALS.get(sqlstate(error))
+        if refusal is None:
+            raise
+        raise refusal(said(error)) from None
+
+
+def expect(connection: Connection, index: str, operation_id: int) -> None:
+    """Lock the latest operation of an index, if that is the expected one: until the transaction's end no other begins.
+
+    Raises IllegalTransition if another one has begun since, DBAPIError as the SQL functions do.
+    """
+    latest = execute(connection, "SELECT l.id, l.kind FROM roir.latest_operation(%(index)s) l", {"index": index}).one()
+    if latest.id != operation_id:
+        raise has_begun_since(index, operation_id, latest)
+
+
+def has_begun_since(index: str, operation_id: int, latest: Row[Any]) -> IllegalTransition:
+    """The error of a run whose operation isn't the latest of its index any more. latest: with its id and kind."""
+    return IllegalTransition(
+        f"index {index}: operation {operation_id} has ended; operation {latest.id} ({latest.kind}) has begun since"
+    )
+
+
+def pause_operation(
+    connection: Connection, row: OperationRow, actor: str, reason: str, epoch: int | None = None
+) -> None:
+    """Pause an operation in the caller's transaction. epoch: of the run, if a run pauses its own. Raises as `move`."""
+    values = {"operation": row.id, "epoch": epoch, "actor": actor, "reason": reason}
+    if not execute(connection, PAUSE, values).scalar_one():
+        raise _refusal(connection, row, Verb.PAUSE, epoch)
+
+
+def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoch: int) -> None:
+    """Mark an operation failed: to continue would be wrong. It can only be aborted."""
+    failed = "error = %(error)s, heartbeat_at = NULL, ticked_at = NULL"
+    move(connection, row, Verb.FAIL, epoch=epoch, also=failed, error=error)
+    record_event(connection, row.index_id, row.id, actor, "fail", error)
+
+
+def has_paused(database: Database, operation_id: int, owner: str) -> bool:
+    """True if an operation is paused, so that its driver, whose Spark isn't up yet, need not come up at all.
+
+    owner: the run that it is; its heartbeat is forgotten, as the run itself would do at its end. A pause that the run
+    before it took upon itself, because it fails meanwhile, doesn't count: `start_run` lifts it.
+    """
+    with database.transaction() as connection:
+        row = read_operation(connection, operation_id)
+        if row.status != Status.PAUSED or (row.paused_by == row.owner and row.owner != owner):
+            return False
+        execute(connection, END_OF_PAUSED, {"operation": operation_id, "owner": owner})
+        return True
+
+
+def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
+    """Show in the status whom a run waits for; None: the wait is over. Doesn't touch another run's operation."""
+    values = {"operation": operation_id, "epoch": epoch, "line": line, "waiting": WAITING}
+    execute(connection, END_OF_WAIT if line is None else NOTE_WAIT, values)
+
+
+def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:
+    """The error that names the run which drives the operation."""
+    return OperationRunning(
+        f"index {index}: operation {row.id} is being driven by {row.owner}; wait for it, pause it "
+        f"(roir pause {argument(index)}), or take over (--take-over)"
+    )
+
+
+def refuse_running(database: Database, row: OperationRow, index: str) -> None:
+    """Raise OperationRunning while a run drives the operation."""
+    with database.transaction() as connection:
+        if heart_beats(row, connection):
+            raise running_elsewhere(row, index)
+
+
+def last_event(connection: Connection, operation_id: int, action: str) -> Row[Any] | None:
+    """The newest event of that action of an operation."""
+    return execute(connection, LAST_EVENT, {"operation": operation_id, "action": action}).first()
+
+
+def is_actor(connection: Connection, operation_id: int, actor: str) -> bool:
+    """Whether the events of an operation name that actor."""
+    return bool(execute(connection, IS_ACTOR, {"operation": operation_id, "actor": actor}).scalar_one())
+
+
+def newest_census(connection: Connection, name: QualifiedName) -> OperationRow | None:
+    """The newest census of that name which has its outcome: no index is left of it."""
+    return execute(connection, NEWEST_CENSUS, {"name": name.name, "schema": name.schema}).first()
+
+
+def has_outcome(row: OperationRow) -> bool:
+    """Whether an operation is a census that has ended with its outcome. What it had built may still be there."""
+    return bool(row.options.get("census")) and row.status in (Status.ABORTING, Status.ABORTED)
+
+
+def events(database: Database, index: str) -> Sequence[Row[Any]]:
+    """All events of an index, oldest first; those of the newest census where only that is known."""
+    name = parse_name(index, "index")
+    with database.transaction() as connection:
+        check_schema(connection)
+        try:
+            index_id = find_index(connection, name).id
+        except NotFound:
+            census = newest_census(connection, name)
+            if census is None:
+                raise
+            index_id = census.index_id
+        return execute(connection, EVENTS, {"index": index_id}).all()

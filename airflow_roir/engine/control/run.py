@@ -1,0 +1,320 @@
+"""A run: one process tree that drives an operation (an Airflow try, a CLI). Starting one fences every older worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import argument, parse_name
+from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control.operations import OperationRow
+from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.retry.patience import Patience, Saying
+from airflow_roir.engine.retry.repeat import meanwhile
+from airflow_roir.engine.retry.trouble import reason_of
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.errors import (
+    DuplicatesFound,
+    Fenced,
+    IllegalTransition,
+    OperationFailed,
+    OperationPaused,
+    OperationQueued,
+    RoirError,
+    SchemaVersionMismatch,
+    SourceChanged,
+)
+from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, QUEUED, Status, Verb
+from airflow_roir.shards.unique import holders
+
+# To continue after these would be wrong. OperationFailed: readers see another generation than what is compacted.
+FATAL = (SourceChanged, OperationFailed)
+
+BEGUN = """
+owner = %(owner)s, heartbeat_at = clock_timestamp(), ticked_at = NULL, pause_reason = NULL, paused_by = NULL,
+       queued_at = NULL, queued_seen_at = NULL,
+       notice = CASE WHEN NOT starts_with(notice, %(queue_notice)s) THEN notice END,
+       working_since = CASE WHEN %(begins_anew)s THEN clock_timestamp() ELSE working_since END
+""".strip()
+NEXT_EPOCH = """
+UPDATE roir.operation SET epoch = roir.next_epoch(epoch) WHERE id = %(operation)s RETURNING epoch
+"""
+END_RUN = """
+UPDATE roir.operation SET heartbeat_at = NULL, ticked_at = NULL WHERE id = %(operation)s AND epoch = %(epoch)s
+"""
+IS_KNOWN = """
+SELECT EXISTS (
+  SELECT FROM roir.event
+   WHERE operation_id = %(operation)s AND actor = %(actor)s AND detail = %(detail)s AND at >= %(since)s)
+"""
+SHOW_SPARK_UI = "UPDATE roir.operation SET spark_ui = %(url)s WHERE id = %(operation)s AND epoch = %(epoch)s"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one.
+
+    No two runs have the same, even if the server forgot one of them: operations' ids it may give again.
+    """
+
+    operation_id: int
+    epoch: int
+    index: str
+    owner: str
+
+
+def start_run(
+    database: Database,
+    index: str,
+    owner: str,
+    take_over: bool = False,
+    lift_pause: bool = True,
+    report: Callable[[str], None] = lambda line: None,
+    operation: int | None = None,
+) -> Run:
+    """Take over an operation that is paused, or whose run has died, and fence everything older at once.
+
+    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
+    this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept. report:
+    says what is waited for. operation: the id of the only operation that this run may drive; None is the latest of the
+    index.
+    Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
+    drive, or another operation has begun since), SchemaVersionMismatch (begun by other code), OperationPaused (and
+    `lift_pause` is False; nothing was changed; or it is outside of its window, or has worked for as long as it may:
+    that has paused it now), OperationQueued (as many others run as may).
+    """
+
+    # What isn't there is said at once, what ran out is waited for.
+    return database.retry(
+        lambda: _start_run(database, index, owner, take_over, lift_pause, operation),
+        Patience(database.limits, told=Saying(report), outage_s=0),
+    )
+
+
+def _start_run(
+    database: Database, index: str, owner: str, take_over: bool, lift_pause: bool, operation: int | None
+) -> Run:
+    with database.transaction() as connection:
+        begun = _start(connection, index, owner, take_over, lift_pause, operation)
+    # What keeps it from starting is written down first.
+    if isinstance(begun, admission.Wait):
+        raise (OperationQueued if begun.is_queued else OperationPaused)(f"index {index}: {begun.why}")
+    return begun
+
+
+def _start(
+    connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool, operation: int | None
+) -> Run | admission.Wait:
+    check_schema(connection, writes=True)
+    name = parse_name(index, "index")
+    found = operations.live_or_last(connection, name)
+    row = operations.lock_operation(connection, found.id)
+    if operation is not None and row.id != operation:
+        raise operations.has_begun_since(index, operation, row)
+    if row.status == Status.FAILED:
+        raise OperationFailed(
+            f"index {index}: operation {row.id} failed: {row.error}. Abort it: roir abort {argument(index)}. Then "
+            "start again"
+        )
+    if row.status == Status.ABORTING:
+        raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
+    if row.status not in (Status.RUNNING, Status.PAUSED):
+        raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
+    # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
+    if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
+        raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
+    if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
+        raise SchemaVersionMismatch(
+            f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
+            f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
+        )
+    if operations.heart_beats(row, connection) and not take_over:
+        raise operations.running_elsewhere(row, index)
+    if (wait := admission.admit(connection, row)) is not None:
+        return wait
+    operations.move(
+        connection,
+        row,
+        Verb.START,
+        epoch=row.epoch,
+        also=BEGUN,
+        owner=owner,
+        begins_anew=admission.begins_anew(row),
+        queue_notice=QUEUED,
+    )
+    epoch = int(execute(connection, NEXT_EPOCH, {"operation": row.id}).scalar_one())
+    action = "resume" if row.status == Status.PAUSED else "start"
+    operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
+    full_name = operations.read_index(connection, row.index_id)
+    return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
+
+
+def end_run(database: Database, run: Run) -> None:
+    """Record that this run no longer drives the operation, so that the next one needn't wait for its heartbeat."""
+    with database.transaction() as connection:
+        operations.tick(connection, run.operation_id, run.epoch)
+        execute(connection, END_RUN, {"operation": run.operation_id, "epoch": run.epoch})
+
+
+def read_control(connection: Connection, run: Run) -> Row[Any]:
+    """The operation's row as workers look at it in every batch. Raises Fenced if a newer run holds it."""
+    row = operations.read_operation(connection, run.operation_id)
+    check_epoch(row, run)
+    return row
+
+
+def check_epoch(row: Row[Any], run: Run) -> None:
+    """Raise Fenced if a newer run holds the operation. row: with its epoch and owner."""
+    # The upper half counts the runs.
+    if row.epoch >> 32 < run.epoch >> 32:
+        raise Fenced(
+            f"index {run.index}: the server has lost that {run.owner} took up operation {run.operation_id}, by a "
+            "failover to a replica or a restore; this run stops. Resume the operation: it goes on after what is there"
+        )
+    if row.epoch != run.epoch:
+        raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")
+
+
+@contextmanager
+def heartbeat(database: Database, run: Run) -> Iterator[None]:
+    """Beat the run's heart, and count its time from `start_clock` on, in a thread while the block runs.
+
+    A beat that fails is not an error: the work itself will meet whatever is wrong, and a run that can't beat
+    for long may be taken over, which its epoch makes harmless.
+    """
+
+    session: list[Connection] = []
+
+    def beat() -> None:
+        # One session for all beats: where no connection is left, one that is opened for each couldn't beat, and a run
+        # that works would be taken for dead.
+        try:
+            if not session:
+                session.append(database.engine.connect())
+            with session[0].begin():
+                operations.tick(session[0], run.operation_id, run.epoch)
+        except (DBAPIError, RoirError):
+            end()
+
+    def end() -> None:
+        while session:
+            with suppress(DBAPIError):
+                session.pop().close()
+
+    try:
+        with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
+            yield
+    finally:
+        end()
+
+
+def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
+    """Where Spark's pages of this run are, for whoever looks at the operation; None once they are gone."""
+    with database.transaction() as connection:
+        execute(connection, SHOW_SPARK_UI, {"operation": run.operation_id, "epoch": run.epoch, "url": url})
+
+
+def start_clock(database: Database, run: Run) -> None:
+    """Count this run's time from now on."""
+    with database.transaction() as connection:
+        operations.start_clock(connection, run.operation_id, run.epoch)
+
+
+@contextmanager
+def driving(database: Database, run: Run) -> Iterator[None]:
+    """Around a run's work: whatever goes wrong leaves the operation resumable, with the reason.
+
+    A pause ends the block quietly. If it would be wrong to continue, the operation fails. The caller gets the error.
+    """
+    try:
+        yield
+    except OperationPaused:
+        pass
+    except FATAL as error:
+        settle(database, run, error, fatal=True)
+        raise
+    except BaseException as error:
+        # Whatever it is, a bug or Ctrl-C too: nobody drives the operation any more, and users must see why.
+        settle(database, run, error, fatal=False)
+        raise
+    finally:
+        try:
+            end_run(database, run)
+        except DBAPIError as error:
+            # The server is gone: the heartbeat then ages by itself, and the next run waits for that.
+            if not is_transient(error):
+                raise
+
+
+def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> None:
+    """Record why a run or worker stops: paused with the reason, or failed if it would be wrong to continue.
+
+    If the operation is paused already, the reason becomes an event, so that a pause hides no error.
+    """
+    interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+    if not interrupted:
+        reason = reason_of(error)
+    else:
+        # An exit says its code alone.
+        reason = (isinstance(error, KeyboardInterrupt) and str(error)) or "interrupted"
+    try:
+        with database.transaction() as connection:
+            row = operations.read_operation(connection, run.operation_id)
+            if row.epoch != run.epoch:
+                return
+            # Duplicates are listed where they belong, and the next run finds them again.
+            if row.status == Status.PAUSED and not (interrupted or isinstance(error, DuplicatesFound)):
+                _keep_error(connection, row, run, reason)
+            if row.status != Status.RUNNING:
+                return
+            if fatal:
+                operations.fail(connection, row, run.owner, reason, run.epoch)
+                if row.kind in BUILDS:
+                    # It isn't shipped any more.
+                    holders.end(connection, row.generation_id, None, run.owner)
+            elif isinstance(error, DuplicatesFound):
+                operations.pause_operation(connection, row, BY_DUPLICATES, reason, run.epoch)
+            else:
+                operations.pause_operation(connection, row, run.owner, reason, run.epoch)
+    except (DBAPIError, RoirError):
+        # The first error is what the user must see; without this note the operation is resumable all the same.
+        return
+
+
+def leave_run(database: Database, run: Run, error: BaseException) -> None:
+    """Record why a run stops, as `settle`, and end it, from outside the run. A no-op if another run drives it."""
+    settle(database, run, error, fatal=False)
+    end_run(database, run)
+
+
+def settle_lost(database: Database, index: str, owner: str, error: RoirError) -> None:
+    """As `leave_run`, after a run's process has died. A no-op if another run drives the operation.
+
+    owner: the run's, as its `start_run` had it. Raises NotFound.
+    """
+    row = operations.find_operation(database, index)
+    if row.status == Status.RUNNING and row.owner == owner:
+        leave_run(database, Run(row.id, row.epoch, index, owner), error)
+
+
+def _keep_error(connection: Connection, row: Row[Any], run: Run, reason: str) -> None:
+    """Record an error as an event, unless that was done since the pause (by the worker, before its driver)."""
+    values = {"operation": row.id, "actor": run.owner, "detail": reason, "since": row.paused_at}
+    known = execute(connection, IS_KNOWN, values).scalar_one()
+    if (row.paused_by, row.pause_reason) != (run.owner, reason) and not known:
+        operations.record_event(connection, row.index_id, row.id, run.owner, "error", reason)
+
+
+def read_running(connection: Connection, run: Run) -> OperationRow:
+    """The operation's row. Raises OperationPaused, OperationFailed (a worker of this run found why), Fenced."""
+    row = read_control(connection, run)
+    if row.status == Status.FAILED:
+        raise OperationFailed(f"index {run.index}: {row.error}")
+    if row.status != Status.RUNNING:
+        raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
+    return row

@@ -1,0 +1,83 @@
+"""The definition of an index that exists, by the name that a user gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import IndexDefinition, QualifiedName, parse_name, quote
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.source import catalog
+from airflow_roir.errors import InvalidInput, NotFound
+
+# Of an index apart: the shards of its newest generation, which a rebuild keeps.
+SHARDS = """
+SELECT s.name FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+ WHERE l.generation_id = (SELECT max(g.id) FROM roir.generation g
+                           WHERE g.index_id = %(index)s AND g.status IN ('building', 'active'))
+ ORDER BY s.name
+"""
+
+
+def existing_index(connection: Connection, definition: IndexDefinition) -> Row[Any] | None:
+    """The live index of the definition's name. A name without schema means the source's, or the only one."""
+    name = definition.name
+    if name.schema is None and definition.source is not None:
+        # Whether it can be indexed is asked later.
+        found = definition.source if definition.shards else catalog.found(connection, definition.source)[1]
+        name = QualifiedName(found.schema, name.name)
+    try:
+        return operations.find_index(connection, name)
+    except NotFound:
+        return None
+
+
+def stored_definition(connection: Connection, existing: Row[Any], given: IndexDefinition) -> IndexDefinition:
+    """The definition of an index that exists; if the user gave one, too, both must be the same."""
+    name = operations.index_name(existing)
+    is_apart = existing.shard_table is not None
+    if given.shards and not is_apart:
+        raise InvalidInput(
+            f"index {name} exists, and its table is in this database; for an index over shards take another name, or "
+            "drop the index first"
+        )
+    source_name = parse_name(existing.shard_table) if is_apart else catalog.name_of(connection, existing.source_oid)
+    shards = tuple(execute(connection, SHARDS, {"index": existing.id}).scalars()) if is_apart else ()
+    stored = IndexDefinition(
+        name,
+        source_name,
+        tuple(existing.key_columns),
+        tuple(existing.included_columns),
+        existing.is_unique,
+        existing.nulls_not_distinct,
+        given.shards or shards,
+        existing.shard_column if given.shards or shards else None,
+    )
+    if given.unique and (given.unique, given.nulls_not_distinct) != (stored.unique, stored.nulls_not_distinct):
+        raise InvalidInput(
+            f"index {name} exists and is {uniqueness(stored)}; a rebuild keeps that. For a {uniqueness(given)} one, "
+            "drop the index first, or build one of another name beside it"
+        )
+    if given.source is not None:
+        if is_apart:
+            same = given.source.name == source_name.name and given.source.schema in (None, source_name.schema)
+            same = same and given.shard_column in (None, stored.shard_column)
+        else:
+            same = catalog.found(connection, given.source)[0] == existing.source_oid
+        if not same or (given.key, given.include) != (stored.key, stored.include):
+            keys, included = (", ".join(map(quote, c)) or "none" for c in (stored.key, stored.include))
+            raise InvalidInput(
+                f"index {name} exists with another definition: on {source_name}, key {keys}, included {included}. "
+                "A rebuild keeps its definition: leave out table and columns. For another definition, drop the "
+                "index first"
+            )
+    return stored
+
+
+def uniqueness(definition: IndexDefinition) -> str:
+    """Whether an index is unique, as users are told."""
+    if not definition.unique:
+        return "not unique"
+    return "unique (NULLs not distinct)" if definition.nulls_not_distinct else "unique"

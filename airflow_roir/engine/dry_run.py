@@ -1,0 +1,285 @@
+"""What prepare finds out before it asks for a lock; `roir plan` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import IndexDefinition, QualifiedName, Scan, argument, quote
+from airflow_roir.engine import health
+from airflow_roir.engine.control import live_options, operations
+from airflow_roir.engine.control.stored_definition import existing_index, stored_definition
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.forecast import entry_size
+from airflow_roir.engine.forecast import trial as trials
+from airflow_roir.engine.forecast.entry_size import EntrySize
+from airflow_roir.engine.forecast.expectation import Expectation, expect
+from airflow_roir.engine.forecast.trial import Trial
+from airflow_roir.engine.generation.cut import Plan, make_plan
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
+from airflow_roir.engine.readers import view
+from airflow_roir.engine.scan import choosing
+from airflow_roir.engine.scan.choosing import Choice
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.source import catalog, checks, owner, replication
+from airflow_roir.engine.source.source import Source
+from airflow_roir.errors import InvalidInput, NotFound, RightMissing, SourceChanged
+from airflow_roir.options import BuildOptions
+from airflow_roir.shards.copy import survey as surveys
+from airflow_roir.shards.copy.survey import Survey
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Everything that prepare would do, found out without changing anything.
+
+    trial: None if none was wanted, a text if none was possible. index_id: of the index that is rebuilt. survey: of the
+    shards, where the index is apart from its table; the source of one that is new isn't there yet then.
+    """
+
+    index: QualifiedName
+    source: Source
+    definition: IndexDefinition
+    entry: Entry
+    plan: Plan
+    choice: Choice
+    kind: str
+    entry_size: EntrySize
+    expectation: Expectation
+    trial: Trial | str | None
+    index_id: int | None
+    survey: Survey | None = None
+
+
+def rehearse(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    report: Callable[[str], None] = lambda line: None,
+    patience_s: float = 5.0,
+    command: str | None = None,
+    with_trial: bool = False,
+) -> Rehearsal:
+    """Validate a definition against the database and plan its ranges and segments. Changes nothing.
+
+    patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
+    shows to wait for that; None shows no wait, and nothing is written. with_trial: copy some rows and take them
+    back, to know this server.
+    Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
+    """
+    with database.transaction() as connection:
+        existing, definition, found = look(connection, definition, options)
+    if found is None:
+        return _rehearse_apart(database, existing, definition, options, report, with_trial)
+    source = found
+
+    def plan(connection: Connection) -> Rehearsal:
+        checks.check_definition(connection, source, definition)
+        if existing is None:
+            check_name_is_free(connection, index)
+        found = make_plan(connection, source, definition, options)
+        choice = choosing.choose(connection, source, options, found, existing.id if existing else None)
+        entry = Entry.of(source, definition, options.covering, found.partition)
+        entry = entry_size.cover(connection, index, source, entry, options.covering)
+        size = entry_size.measure(connection, index, source, entry)
+        tried = trials.attempt(connection, source, entry) if with_trial else None
+        index_id = existing.id if existing else None
+        known = tried if isinstance(tried, Trial) else None
+        expectation = expect(connection, source, found, options, index_id, known)
+        kind = "rebuild" if existing else "create"
+        return Rehearsal(index, source, definition, entry, found, choice, kind, size, expectation, tried, index_id)
+
+    index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
+    waiter = None if command is None else Waiter(command, str(index))
+    timeout_ms = options.lock_timeout_ms
+    readers = Attempts(database, source.sql, source.relations, timeout_ms, patience_s, EXCLUSIVE, waiter)
+
+    def plan_as_owner(connection: Connection) -> Rehearsal:
+        # By its owner of now, which it then keeps.
+        lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
+        check_columns(connection, source, definition)
+        with owner.for_a_while(connection, source):
+            found = plan(connection)
+        check_name(connection, source.sql, source.oid)
+        return found
+
+    with telling_of_names():
+        return readers.run(plan_as_owner, report)
+
+
+def _rehearse_apart(
+    database: Database,
+    existing: Row[Any] | None,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    report: Callable[[str], None],
+    with_trial: bool,
+) -> Rehearsal:
+    """As `rehearse`, of an index apart from its table: a face that is taken back holds a sample of all shards."""
+    survey, _ = surveys.survey(database, definition, options, report)
+    index = QualifiedName(definition.name.schema or survey.table.schema, definition.name.name)
+    definition = replace(definition, name=index, source=survey.table, shard_column=survey.shard_column)
+    with database.transaction() as connection:
+        if existing is None:
+            check_name_is_free(connection, index)
+        with surveys.sampled_face(connection, database, survey, definition, options) as (face, entry):
+            if existing is not None:
+                _check_shape(connection, existing, face)
+            found = surveys.whole_plan(connection, survey, face, definition, options)
+            entry = replace(entry, partition=found.partition)
+            size = entry_size.measure(connection, index, face, entry)
+            tried = "nothing of a shard's rows is tried" if with_trial else None
+            expectation = expect(connection, face, found, options, existing.id if existing else None)
+        if existing is not None:
+            face = catalog.read_source_by_oid(connection, existing.source_oid)
+            surveys.check_face(face, survey, definition)
+    choice = Choice(Scan.KEY, "shards are read by key")
+    kind = "rebuild" if existing else "create"
+    index_id = existing.id if existing else None
+    return Rehearsal(index, face, definition, entry, found, choice, kind, size, expectation, tried, index_id, survey)
+
+
+def look(
+    connection: Connection, definition: IndexDefinition, options: BuildOptions
+) -> tuple[Row[Any] | None, IndexDefinition, Source | None]:
+    """The index, if there is one, its definition and its source; None if that is in shards.
+
+    Raises what a build is refused for first.
+    """
+    # Sizes are measured by a function that is made for that, and undone.
+    check_schema(connection, writes=True)
+    checks.check_rights(connection)
+    checks.check_server(connection)
+    check_lock_timeout(connection, options)
+    existing, definition = whole_definition(connection, definition)
+    assert definition.source is not None
+    check_options(definition, options, existing)
+    live_options.columns(connection, options)
+    if definition.shards:
+        replication.check_publications(connection, options.ignore_publications)
+        return existing, definition, None
+    # That of an index is known by its oid: another table may have taken its name since it was looked up.
+    if existing is None:
+        source = catalog.read_source(connection, definition.source)
+    else:
+        source = catalog.read_source_by_oid(connection, existing.source_oid)
+        definition = replace(definition, source=source.name)
+    for check in of_source(connection, source, options, existing, definition.unique):
+        check()
+    return existing, definition, source
+
+
+def whole_definition(connection: Connection, definition: IndexDefinition) -> tuple[Row[Any] | None, IndexDefinition]:
+    """With what an existing index was made of. Raises NotFound, InvalidInput."""
+    existing = existing_index(connection, definition)
+    if existing is not None:
+        refuse_kept(connection, existing)
+        definition = stored_definition(connection, existing, definition)
+    elif definition.source is None:
+        raise NotFound(f"there is no index {definition.name} to rebuild; to create it, give the table and key columns")
+    return existing, definition
+
+
+def refuse_kept(connection: Connection, existing: Row[Any]) -> None:
+    """Raise InvalidInput if the index is being dropped: a build would bring it back."""
+    if operations.is_kept(connection, existing.id):
+        name = operations.index_name(existing)
+        raise InvalidInput(f"{operations.KEPT.format(index=name)}. Then build the index, by its table and key columns")
+
+
+def of_source(
+    connection: Connection, source: Source, options: BuildOptions, existing: Row[Any] | None, unique: bool
+) -> Iterator[Callable[[], None]]:
+    """What of a source may refuse a build, one by one: each may be called whatever the others say."""
+    yield partial(checks.check_row_security, connection, source, options.ignore_row_security)
+    yield partial(checks.check_row_locks, connection, source, unique)
+    yield partial(checks.check_partition_key, connection, source)
+    yield partial(replication.check_publications, connection, options.ignore_publications)
+    yield partial(replication.check_subscriptions, connection, source)
+    yield partial(checks.check_collations, connection, source)
+    yield partial(checks.check_bounds, connection, source)
+    if existing is not None:
+        yield partial(_check_shape, connection, existing, source)
+
+
+def check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:
+    """Raise SourceChanged if columns were renamed or retyped since they were looked at. Under a lock they stay.
+
+    Names that were exchanged would make entries of other columns, a type that was widened would be cut to what it was.
+    """
+    names = {*definition.key, *definition.include, *source.primary_key}
+    now = catalog.read_source_by_oid(connection, source.oid)
+    if now.primary_key != source.primary_key or any(now.columns.get(n) != source.columns.get(n) for n in names):
+        raise SourceChanged(f"table {source.name} was altered meanwhile; nothing was changed. Start again")
+
+
+def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> None:
+    """What readers see keeps its columns and their types: PostgreSQL replaces no view by another kind of one."""
+    active = execute(connection, operations.ACTIVE_GENERATION, {"index": existing.id}).first()
+    if active is not None:
+        name = operations.index_name(existing)
+        problems = health.shape_problems(connection, str(name), source, active.id, Entry.from_json(active.entry))
+        if problem := next(iter(problems), view.renamed_column(connection, name, existing.id)):
+            raise InvalidInput(problem)
+
+
+def check_options(definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None) -> None:
+    """Raise InvalidInput for options that don't fit together."""
+    name = definition.name
+    if options.census and existing is not None:
+        raise InvalidInput(
+            f"index {name} exists, and a census keeps nothing: it can't be one of an index that is to stay. Take "
+            f"another name for the census, or compare the index with its table: roir verify {argument(name)}"
+        )
+    if options.census and not definition.unique:
+        raise InvalidInput(f"index {name}: a census lists the duplicates of a unique index: give unique, too")
+    if options.on_duplicate != BuildOptions.on_duplicate and not definition.unique:
+        raise InvalidInput(
+            f"index {name} is not unique, so that no rows are duplicates: give unique, too, or leave on_duplicate out"
+        )
+
+
+# A session's temporary schema, the server doesn't let a permanent view into.
+OWN_SCHEMAS = ("roir", "roir_data", "pg_catalog", "information_schema", "pg_toast")
+
+
+def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
+    """The view of that name must be creatable: the schema is there, nothing has the name, and we may."""
+    row = execute(
+        connection,
+        "SELECT n.oid, has_schema_privilege(n.oid, 'CREATE') AS may, current_user AS role, "
+        "(SELECT relkind::text FROM pg_class c WHERE c.relnamespace = n.oid AND c.relname = %(name)s) AS taken, "
+        "(SELECT true FROM pg_type t WHERE t.typnamespace = n.oid AND t.typname = %(name)s) AS taken_by_type "
+        "FROM pg_namespace n WHERE n.nspname = %(schema)s",
+        {"schema": name.schema, "name": name.name},
+    ).first()
+    assert name.schema is not None
+    if name.schema in OWN_SCHEMAS:
+        raise InvalidInput(f"index {name}: schema {name.schema} is roir's or the server's own; choose another")
+    if row is None:
+        raise NotFound(f"index {name}: there is no schema {quote(name.schema)}; create it first")
+    if row.taken or row.taken_by_type:
+        raise InvalidInput(
+            f"index {name}: another relation or type has that name in {quote(name.schema)}; choose another"
+        )
+    if not row.may:
+        raise RightMissing(
+            f"index {name}: role {row.role} has no right to create in schema {quote(name.schema)}; "
+            f'run: GRANT CREATE ON SCHEMA {quote(name.schema)} TO "{row.role}"'
+        )
+
+
+def check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
+    """Raise InvalidInput if writers would have to give way to us."""
+    deadlock = int(execute(connection, "SELECT setting FROM pg_settings WHERE name = 'deadlock_timeout'").scalar_one())
+    if options.lock_timeout_ms >= deadlock:
+        raise InvalidInput(
+            f"lock_timeout_ms is {options.lock_timeout_ms}, but the server's deadlock_timeout is {deadlock} ms. "
+            "Choose a smaller lock_timeout_ms, so that the build gives way to writers, not they to it"
+        )

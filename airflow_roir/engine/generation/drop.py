@@ -1,0 +1,110 @@
+"""Removes generations: from the control tables, the capture and the database; then what captures for none any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.source import Source
+from airflow_roir.shards.unique import holders
+
+WITH_TABLES = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status <> 'dropped' ORDER BY id"
+RETIRE_FOR_GOOD = """
+UPDATE roir.generation SET status = 'dropped', capture_mode = 'none'
+ WHERE id = ANY (%(generations)s::bigint[]) AND status <> 'dropped'
+"""
+FORGET = "UPDATE roir.index SET dropped_at = clock_timestamp() WHERE id = %(index)s"
+
+
+def generations_of(connection: Connection, index_id: int) -> list[int]:
+    """The generations of an index, by id, that have tables."""
+    return list(execute(connection, WITH_TABLES, {"index": index_id}).scalars())
+
+
+def remove(
+    database: Database,
+    index_id: int,
+    retire: Callable[[Connection], list[int]],
+    report: Callable[[str], None],
+    patience_s: float,
+) -> None:
+    """Under the drain lock: `retire` them in the control tables, take them out of the capture, drop their tables.
+
+    retire: returns their ids.
+    """
+    with database.transaction() as connection:
+        source = catalog.source_if_there(connection, index_id)
+        known = generations_of(connection, index_id)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        if source is not None:
+            lock()
+        generation_ids = retire(connection)
+        # Where nothing was left to remove the function may be gone already, and must not come back.
+        if source is not None and generation_ids:
+            installation.refresh(connection, source)
+        for generation_id in generation_ids:
+            physical.drop(connection, generation_id)
+
+    with telling_of_names():
+        _drain(database, source, index_id, patience_s).run(
+            body, report, [name for one in known for name in physical.names(one)]
+        )
+
+
+def release_source(
+    database: Database,
+    index_id: int,
+    conclude: Callable[[Connection], None],
+    report: Callable[[str], None],
+    patience_s: float,
+) -> None:
+    """Take the triggers off a source that has no generation left, and `conclude` in the same transaction."""
+    with database.transaction() as connection:
+        source = catalog.source_if_there(connection, index_id)
+        oid = operations.read_index(connection, index_id).source_oid
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        if source is None:
+            installation.drop_functions(connection, oid)
+        else:
+            lock()
+            if not installation.targets(connection, source.oid):
+                installation.drop_functions(connection, source.oid)
+        conclude(connection)
+
+    # Dropping a trigger is what needs the source for itself.
+    exclusive = [] if source is None else [source.sql]
+    with telling_of_names():
+        _drain(database, source, index_id, patience_s).run(body, report, exclusive)
+
+
+def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
+    """Mark generations as dropped; the capture maintains them no more as soon as it is rendered again."""
+    for generation_id in generation_ids:
+        # Nobody ships them any more, while writers of a shard that is away from us announce on.
+        holders.end(connection, generation_id, None, operations.default_actor())
+    execute(connection, RETIRE_FOR_GOOD, {"generations": generation_ids})
+
+
+def forget_index(connection: Connection, index_id: int) -> None:
+    """Mark an index as dropped: its name is free. Who owned the last index's table keeps no right of ours."""
+    execute(connection, FORGET, {"index": index_id})
+    execute(connection, "SELECT roir.take_from_former_owners(0::oid)")
+
+
+def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:
+    with database.transaction() as connection:
+        row = operations.read_index(connection, index_id)
+    waiter = Waiter("removal", str(operations.index_name(row)))
+    if source is None:
+        return Drain(database, f"index {index_id}", (), database.limits.attempt_ms, patience_s, waiter)
+    return Drain(database, source.sql, source.relations, database.limits.attempt_ms, patience_s, waiter)

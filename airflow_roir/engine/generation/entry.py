@@ -1,0 +1,267 @@
+"""What an entry looks like: which columns of the source it holds, under which physical names, and how it compares.
+
+Physical columns are named by position (`c1`, `c2`, …): no name of a user's ever meets a name of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import IndexDefinition, quote
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.source.catalog import identity_columns
+from airflow_roir.engine.source.source import Source
+
+# Room that covered columns may take in a B-tree tuple of about 2,700 bytes; the rest is the key's.
+COVERED_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class EntryColumn:
+    """One column of an entry. equals: the operator of its own B-tree operator class, '' if it is only included.
+
+    collation_version: that of the library which the entries were sorted by; None if it tells none. attnum: the
+    column's number in the source, which a rename doesn't change.
+    """
+
+    source: str
+    type: str
+    cast: str
+    collation: str | None
+    primary_key: bool
+    covered: bool
+    oid_alias: bool
+    equals: str = ""
+    domain: bool = True
+    collation_version: str | None = None
+    attnum: int = 0
+
+    @property
+    def to_base_type(self) -> str:
+        """SQL: the cast that a value needs to be compared: a domain over an enum isn't equal to the enum.
+
+        None else, since it names the type: `ALTER TYPE … RENAME` would fail every write.
+        """
+        return f"::{self.cast}" if self.domain else ""
+
+    def parameter(self, number: int) -> str:
+        """SQL for a parameter of a dynamic statement that is compared with this column.
+
+        One of type `name` brings a collation of its own, so that another one of the column would leave neither (42P22).
+        """
+        if self.cast == "name" and self.collation not in (None, 'pg_catalog."C"'):
+            return f"${number} COLLATE {self.collation}"
+        return f"${number}"
+
+    def of(self, record: str) -> str:
+        """SQL for this column of a source's row, as its base type."""
+        return f"{record}.{quote(self.source)}{self.to_base_type}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The shape of a generation's entries: first `identity` columns are `(key, pk)`, the first `key` the key.
+
+    unique: '' where several entries may have the same key, as over shards; else how a unique index takes NULLs,
+    `distinct` or `not distinct` (docs/architecture.md#uniqueness).
+    """
+
+    columns: tuple[EntryColumn, ...]
+    key: int
+    identity: int
+    partition: int
+    unique: str = ""
+
+    @classmethod
+    def of(cls, source: Source, definition: IndexDefinition, covering: str, partition: int) -> Entry:
+        """Derive the shape from source and definition; `partition`: how many columns the segments are cut by."""
+        identity = identity_columns(source, definition)
+        room = COVERED_BYTES
+        columns = []
+        for position, name in enumerate((*identity, *definition.include)):
+            column = source.columns[name]
+            covered = False
+            if position >= len(identity):
+                fits = column.max_bytes is not None and column.max_bytes <= room
+                covered = covering == "all" or (covering == "auto" and fits)
+                room -= (column.max_bytes or 0) if covered else 0
+            columns.append(
+                EntryColumn(
+                    source=name,
+                    type=column.type,
+                    cast=column.cast,
+                    collation=column.collation,
+                    primary_key=name in source.primary_key,
+                    covered=covered,
+                    oid_alias=column.oid_alias,
+                    domain=column.domain,
+                    collation_version=column.collation_version,
+                    attnum=column.attnum,
+                )
+            )
+        unique = "not distinct" if definition.nulls_not_distinct else "distinct"
+        unique = unique if definition.unique_here else ""
+        return cls(tuple(columns), len(definition.key), len(identity), partition, unique)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Entry:
+        """Read what `as_json` wrote."""
+        return cls(
+            tuple(EntryColumn(**column) for column in value["columns"]),
+            value["key"],
+            value["identity"],
+            value["partition"],
+            value.get("unique", ""),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For `generation.entry`."""
+        return asdict(self)
+
+    def physical(self, columns: Sequence[int] | None = None, prefix: str = "") -> list[str]:
+        """Physical names of the columns at these positions (all by default)."""
+        return [f"{prefix}c{i + 1}" for i in (range(len(self.columns)) if columns is None else columns)]
+
+    def definitions(self) -> str:
+        """SQL for the columns of a table of entries: names, types, collations."""
+        return self.definitions_of(range(len(self.columns)))
+
+    def definitions_of(self, positions: Sequence[int]) -> str:
+        """As `definitions`, of the columns at these positions."""
+        return ", ".join(
+            f"c{i + 1} {self.columns[i].type}"
+            + (f" COLLATE {self.columns[i].collation}" if self.columns[i].collation else "")
+            for i in positions
+        )
+
+    def comparing_by(self, operators: Sequence[str]) -> Entry:
+        """The same with its equality operators, which an index on `(key, pk)` has told."""
+        columns = (
+            replace(column, equals=operators[i]) if i < self.identity else column
+            for i, column in enumerate(self.columns)
+        )
+        return replace(self, columns=tuple(columns))
+
+    @property
+    def identity_positions(self) -> range:
+        """Positions of `(key, pk)`."""
+        return range(self.identity)
+
+    @property
+    def included_positions(self) -> range:
+        """Positions of the included columns."""
+        return range(self.identity, len(self.columns))
+
+    def fingerprinted(self, source: Source) -> list[str]:
+        """The source's columns that a fingerprint covers."""
+        return [column.source for column in self.columns] + list(source.primary_key)
+
+    def resorted(self, source: Source) -> list[str]:
+        """Columns of `(key, pk)` whose collation's library is another one now than the entries were sorted by."""
+        return [
+            f"{column.collation} of column {quote(column.source)} ({column.collation_version}, now {now})"
+            for column in self.columns[: self.identity]
+            if column.source in source.columns
+            and (now := source.columns[column.source].collation_version) != column.collation_version
+            and column.collation_version is not None
+        ]
+
+    def source_columns(self, alias: str) -> list[str]:
+        """The source's columns in entry order, as `alias."name"`."""
+        return [f"{alias}.{quote(column.source)}" for column in self.columns]
+
+    @property
+    def nullable_positions(self) -> list[int]:
+        """Positions of `(key, pk)` that may hold NULL: NOT NULL may be dropped from a key column at any time."""
+        return [i for i in self.identity_positions if not self.columns[i].primary_key]
+
+    def same(self, ours: Sequence[str], theirs: Sequence[str], nulls: Mapping[int, bool] | None = None) -> str:
+        """SQL that two things are one entry: the predicate (docs/architecture.md#equality); `roir.is_same` in SQL.
+
+        ours, theirs: SQL of their columns, of `(key, pk)` at least, as base types. nulls: as `same_column`.
+        """
+        known = nulls or {}
+        return " AND ".join(self.same_column(i, ours[i], theirs[i], known.get(i)) for i in self.identity_positions)
+
+    def same_column(self, i: int, ours: str, theirs: str, null: bool | None = None) -> str:
+        """As `same`, of one column of `(key, pk)`.
+
+        null: whether `theirs` is NULL, if that is known: only such a condition uses the index of entries.
+        """
+        if null:
+            return is_null(ours)
+        equal = f"{ours} {self.columns[i].equals} {theirs}"
+        if self.columns[i].primary_key or null is not None:
+            return equal
+        return f"({equal} OR {is_null(ours)} AND {is_null(theirs)})"
+
+    def equal(self, left: str, right: str, nulls: Mapping[int, bool] | None = None) -> str:
+        """As `same`, of rows of two relations with physical columns. left, right: `alias.` prefixes."""
+        return self.same(self.physical(prefix=left), self.physical(prefix=right), nulls)
+
+    def has_row(self, row: str, prefix: str) -> str:
+        """As `same`, of a row of the source and an entry. row: the source's alias; prefix: `alias.` of the entry."""
+        return self.same([column.of(row) for column in self.columns], self.physical(prefix=prefix))
+
+    def on_conflict(self, state: bool = False, by_key: bool = False) -> str:
+        """SQL: an upsert's clause. It writes every column, the key's too: equal values may differ.
+
+        state: that of a delta's row too. by_key: what has the key makes room, whatever row it is of (a unique index).
+        """
+        assignments = ", ".join(f"{name} = EXCLUDED.{name}" for name in self.physical() + (["state"] if state else []))
+        arbiter = self.key_positions if by_key else self.identity_positions
+        return f"ON CONFLICT ({', '.join(self.physical(arbiter))}) DO UPDATE SET {assignments}"
+
+    def null_pattern(self, positions: Sequence[int], prefix: str) -> str:
+        """SQL for which of these columns are NULL, as a string of 0s and 1s."""
+        return " || ".join(f"({is_null(name)})::int::text" for name in self.physical(positions, prefix=prefix))
+
+    @property
+    def key_positions(self) -> range:
+        """Positions of the key."""
+        return range(self.key)
+
+    @property
+    def rest_positions(self) -> range:
+        """Positions of the primary key's columns that aren't in the key: by them rows of one key are told apart."""
+        return range(self.key, self.identity)
+
+    @property
+    def apart_positions(self) -> list[int]:
+        """Positions of a unique index's key where a NULL makes the entry differ from all others."""
+        return (
+            [i for i in self.nullable_positions if i < self.key] if self.enforced and self.unique == "distinct" else []
+        )
+
+    @property
+    def enforced(self) -> bool:
+        """True if the key alone must be unique. Where it contains the primary key, that is so by itself."""
+        return bool(self.unique) and self.identity > self.key
+
+
+def is_null(expression: str) -> str:
+    """SQL that a value is NULL as an index sees it: `IS NULL` would also be true of ROW(NULL, NULL)."""
+    return f"{expression} IS NOT DISTINCT FROM NULL"
+
+
+EQUALITY = """
+SELECT 'OPERATOR(' || quote_ident(n.nspname) || '.' || o.oprname || ')' AS equals
+  FROM pg_index i
+ CROSS JOIN LATERAL unnest(i.indclass) WITH ORDINALITY AS k (opclass, position)
+  JOIN pg_opclass oc ON oc.oid = k.opclass
+  JOIN pg_amop ao ON ao.amopfamily = oc.opcfamily AND ao.amoplefttype = oc.opcintype
+       AND ao.amoprighttype = oc.opcintype AND ao.amopstrategy = 3
+  JOIN pg_operator o ON o.oid = ao.amopopr
+  JOIN pg_namespace n ON n.oid = o.oprnamespace
+ WHERE i.indexrelid = %(index)s::regclass
+ ORDER BY k.position
+"""
+
+
+def equality_operators(connection: Connection, index: str) -> list[str]:
+    """The equality operators of an index's operator classes, schema-qualified, in column order."""
+    return list(execute(connection, EQUALITY, {"index": index}).scalars())

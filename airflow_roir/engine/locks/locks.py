@@ -1,0 +1,372 @@
+"""Locks on users' relations: attempts that give way, the drain of a source's writers, tables locked by name."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from psycopg2 import errors as pg_errors
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
+from airflow_roir.engine.locks.lock_waits import ShownWait, Waiter
+from airflow_roir.errors import LockNotAcquired
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """A session or prepared transaction that holds a lock that a drain must wait for.
+
+    autovacuum: it is an autovacuum worker, which gives way when it is cancelled, and runs again later.
+    """
+
+    pid: int | None
+    who: str
+    transaction_age_s: int
+    activity: str
+    autovacuum: bool = False
+
+    def __str__(self) -> str:
+        name = f"pid {self.pid}" if self.pid is not None else "prepared transaction"
+        return f"{name} ({self.who}, transaction open for {self.transaction_age_s} s, {self.activity})"
+
+
+# What a role may not see of others' sessions is NULL. Only an autovacuum worker has no user and holds such a lock.
+BLOCKERS = """
+SELECT held.pid,
+       CASE WHEN held.kind = 'autovacuum worker'
+            THEN coalesce(nullif(a.query, '<insufficient privilege>'), 'autovacuum: ' || held.relation)
+            WHEN held.kind = 'parallel worker'
+            THEN concat_ws(' ', 'parallel worker of pid', a.leader_pid, nullif(a.application_name, ''))
+            WHEN held.kind <> 'client backend' THEN concat_ws(' ', held.kind, nullif(a.application_name, ''))
+            ELSE coalesce(nullif(concat_ws(' of ', nullif(a.application_name, ''), a.usename), ''), p.gid) END AS who,
+       coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::int AS age,
+       coalesce(a.state, CASE WHEN held.pid IS NULL THEN 'prepared' ELSE 'active' END) AS activity,
+       -- The server doesn't cancel one that is to prevent a wraparound; neither do we.
+       held.kind = 'autovacuum worker' AND a.query NOT LIKE '%%(to prevent wraparound)%%' AS autovacuum
+  FROM (SELECT l.pid, l.virtualtransaction, min(l.relation::regclass::text) AS relation,
+               min(coalesce(b.backend_type, CASE WHEN b.pid IS NOT NULL AND b.usesysid IS NULL
+                                                  AND l.mode = 'ShareUpdateExclusiveLock'
+                                                 THEN 'autovacuum worker' ELSE 'client backend' END)) AS kind
+          FROM pg_locks l
+          LEFT JOIN pg_stat_activity b ON b.pid = l.pid
+         WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
+                -- Not by pg_partition_tree(), which would wait for whoever is to be named.
+                OR l.relation IN (WITH RECURSIVE tree (oid) AS (
+                                      SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
+                                      UNION SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid)
+                                  SELECT oid FROM tree))
+         GROUP BY l.pid, l.virtualtransaction) held
+  LEFT JOIN pg_stat_activity a ON a.pid = held.pid
+  LEFT JOIN pg_prepared_xacts p
+    ON held.pid IS NULL
+   -- It keeps the virtual transaction that it had in its session, and the lock on its own id.
+   AND p.transaction IN (SELECT x.transactionid FROM pg_locks x
+                          WHERE x.pid IS NULL AND x.locktype = 'transactionid'
+                            AND x.virtualtransaction = held.virtualtransaction)
+ ORDER BY age DESC, held.pid
+"""
+DRAIN_CONFLICTS = [
+    "RowExclusiveLock",
+    "ShareUpdateExclusiveLock",
+    "ShareLock",
+    "ShareRowExclusiveLock",
+    "ExclusiveLock",
+    "AccessExclusiveLock",
+]
+# What keeps readers out, too.
+EXCLUSIVE = ["AccessExclusiveLock"]
+
+
+def find_blockers(
+    connection: Connection,
+    relations: Sequence[int],
+    exclusive: Sequence[str] = (),
+    modes: Sequence[str] = tuple(DRAIN_CONFLICTS),
+) -> list[Blocker]:
+    """Who holds locks on these relations (oids) that conflict with a drain, longest transaction first.
+
+    exclusive: names of relations that are wanted in ACCESS EXCLUSIVE mode, which readers block too.
+    """
+    values = {"relations": list(relations), "modes": list(modes), "exclusive": list(exclusive)}
+    rows = execute(connection, BLOCKERS, values)
+    return [Blocker(row.pid, row.who or "unknown", row.age, row.activity, bool(row.autovacuum)) for row in rows]
+
+
+# How much longer than deadlock_timeout an attempt waits for the server to cancel an autovacuum.
+LONGER_MS = 100
+# Still the same worker: it may have ended, and its pid be another one's by now.
+CANCEL = """
+SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
+ WHERE a.pid = ANY (%(pids)s) AND (a.backend_type = 'autovacuum worker' OR a.usesysid IS NULL)
+"""
+
+WHOSE = "SELECT to_regclass(%(name)s)::oid::bigint"
+# The name belongs to no relation, its schema is gone, or it belongs to something that can't be locked.
+NO_TABLE = ("42P01", "3F000", "42809")
+# The name belongs to a table of another role, or its schema does.
+DENIED = "42501"
+NAMED = """
+SELECT concat('"', replace(n.nspname, '"', '""'), '"."', replace(c.relname, '"', '""'), '"') = %(name)s
+       OR c.oid::regclass::text = %(name)s
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s
+"""
+
+
+def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool = False) -> None:
+    """Lock a table (oid) by its name, which it then keeps. Whatever is read or altered by name is locked by this.
+
+    After a wait the lock is on whatever has the name by then, and without a wait the name may be stale, too. The schema
+    can still be renamed: call `check_name` once more at the end. Raises LockNotAcquired if another relation, or none,
+    has the name, or it was dropped before it was named (`is_number`).
+    """
+    if is_number(sql):
+        raise LockNotAcquired(f"a table, of oid {oid}, was dropped meanwhile. Try again")
+    lock = f"LOCK TABLE {'ONLY ' if only else ''}{sql} IN {mode} MODE"
+    try:
+        found = execute(connection, f"{lock}; {WHOSE}", {"name": sql}).scalar()
+    except DBAPIError as error:
+        if sqlstate(error) not in NO_TABLE and not (sqlstate(error) == DENIED and is_renamed(connection, sql, oid)):
+            raise
+        raise _renamed(sql) from error
+    if found != oid:
+        raise _renamed(sql)
+
+
+def is_number(name: str) -> bool:
+    """True of what `regclass` shows for a relation that is gone: its number. A name of digits would have quotes."""
+    return name.isdigit()
+
+
+def check_name(connection: Connection, sql: str, oid: int) -> None:
+    """Raise LockNotAcquired if a name isn't that table's any more."""
+    if execute(connection, WHOSE, {"name": sql}).scalar() != oid:
+        raise _renamed(sql)
+
+
+def is_renamed(connection: Connection, sql: str, oid: int) -> bool:
+    """True if a table has another name by now. Asked in another session: an error has ended the transaction."""
+    with connection.engine.connect() as other:
+        return not execute(other, NAMED, {"name": sql, "oid": oid}).scalar()
+
+
+def _renamed(sql: str) -> LockNotAcquired:
+    return LockNotAcquired(f"table {sql} was renamed meanwhile. Try again")
+
+
+@contextmanager
+def telling_of_names() -> Iterator[None]:
+    """Around statements that name a source's objects: raises LockNotAcquired if a name no longer exists."""
+    try:
+        yield
+    except DBAPIError as error:
+        if not has_vanished(error):
+            raise
+        said = str(error.orig).split("\n", 1)[0]
+        raise LockNotAcquired(f"{said}: something was renamed meanwhile. Try again") from error
+
+
+# How an attempt's report begins.
+WAITING = "waiting for a lock"
+# Two seconds between attempts leave writers alone for most of the time.
+LONGEST_REST_S = 2.0
+# So often an attempt is made again at once, since an object went that was there when it was looked for.
+MOST_VANISHED = 5
+# QueryCanceled: the LOCK statement's own limit, see `Drain`.
+GIVEN_UP_BY_LOCK = (pg_errors.LockNotAvailable, pg_errors.DeadlockDetected)
+GIVEN_UP = (*GIVEN_UP_BY_LOCK, pg_errors.QueryCanceled)
+
+
+class Attempts:
+    """Attempts at a transaction that needs locks, each for a bounded time, until there is one that gets them all.
+
+    name: what is wanted, as users are told; relations: the oids to look for blockers on; modes: the lock modes that
+    block. waiter: who is shown to wait by `roir status`; None if an operation's notice shows it, or nothing may be
+    written. limit_ms: the `lock_timeout` of the attempt that runs.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        relations: Sequence[int],
+        timeout_ms: int,
+        patience_s: float,
+        modes: Sequence[str] = tuple(DRAIN_CONFLICTS),
+        waiter: Waiter | None = None,
+    ) -> None:
+        self.database = database
+        self.name = name
+        self.waiter = waiter
+        self.relations = relations
+        self.timeout_ms = self.limit_ms = int(timeout_ms)
+        self.patience_s = patience_s
+        self.modes = modes
+        # While a statement's own time is limited, as that of a drain's LOCK is.
+        self.has_limit = False
+
+    def run(self, body: Callable[[Connection], T], report: Callable[[str], None], exclusive: Sequence[str] = ()) -> T:
+        """Run `body(connection)` in one transaction.
+
+        A lock time-out anywhere in the body rolls it back, tells `report` who blocks, and tries again with back-off
+        until the patience ends; then raises LockNotAcquired. Nothing of a failed attempt stays.
+        exclusive: names of the relations that the body locks in ACCESS EXCLUSIVE mode, which readers block too.
+        """
+        shown = None if self.waiter is None else ShownWait(self.database, self.waiter, self.name)
+        try:
+            return self._run(body, report, exclusive, shown)
+        finally:
+            if shown is not None:
+                shown.end()
+
+    def _run(
+        self,
+        body: Callable[[Connection], T],
+        report: Callable[[str], None],
+        exclusive: Sequence[str],
+        shown: ShownWait | None,
+    ) -> T:
+        deadline = time.monotonic() + self.patience_s
+        rest_s = 0.05
+        vanished = 0
+        self.limit_ms = self.timeout_ms
+        while True:
+            self.has_limit = False
+            try:
+                with self.database.transaction() as connection:
+                    execute(connection, f"SET LOCAL lock_timeout = {self.limit_ms}")
+                    return body(connection)
+            except DBAPIError as error:
+                if vanished < MOST_VANISHED and has_vanished(error):
+                    # Dropped by somebody else, between our look and our statement: the next look sees that.
+                    vanished += 1
+                    continue
+                # A cancel that isn't of our own limit is somebody else's.
+                given_up = GIVEN_UP if self.has_limit else GIVEN_UP_BY_LOCK
+                if not isinstance(error.orig, given_up):
+                    raise
+            with self.database.transaction() as connection:
+                blockers = find_blockers(connection, self.relations, exclusive, self.modes)
+                named = "; ".join(map(str, blockers)) or "a transaction that has ended since"
+                if shown is not None:
+                    shown.show(connection, named)
+            report(f"{WAITING} on {self.name}, blocked by {named}")
+            if time.monotonic() + rest_s > deadline:
+                raise LockNotAcquired(
+                    f"no lock on {self.name} within {self.patience_s:g} s, blocked by {named}. "
+                    "End that transaction, or try again later"
+                )
+            self.limit_ms = self.timeout_ms
+            if blockers and all(blocker.autovacuum for blocker in blockers):
+                if self._cancel(blockers):
+                    continue
+                self.limit_ms = self._longer()
+            time.sleep(rest_s * random.uniform(0.5, 1.0))
+            rest_s = min(rest_s * 2, LONGEST_REST_S)
+
+    def lock(self, connection: Connection, names: Sequence[str], mode: str) -> None:
+        """In the body: lock these tables, all of them within the attempt's limit.
+
+        lock_timeout starts over with each, and so we could hold the first one until a writer who waits for it looks for
+        a deadlock, and is the one who fails.
+        """
+        if not names:
+            return
+        self.has_limit = True
+        execute(connection, f"SET LOCAL statement_timeout = {self.limit_ms}")
+        execute(connection, f"LOCK TABLE {', '.join(names)} IN {mode} MODE")
+        execute(connection, "SET LOCAL statement_timeout = 0")
+        self.has_limit = False
+
+    def outlast(self, connection: Connection, relations: Sequence[int]) -> None:
+        """In the body, before a function that limits its own waits: wait for the server to cancel an autovacuum."""
+        if self.limit_ms > self.timeout_ms:
+            names = "SELECT unnest(%(oids)s::oid[])::regclass::text"
+            for name in execute(connection, names, {"oids": list(relations)}).scalars().all():
+                if not is_number(name):
+                    execute(connection, f"LOCK TABLE ONLY {name} IN SHARE UPDATE EXCLUSIVE MODE")
+
+    def _cancel(self, workers: Sequence[Blocker]) -> bool:
+        """Cancel autovacuum workers, which run again later. False if the role may not."""
+        try:
+            with self.database.transaction() as connection:
+                execute(connection, CANCEL, {"pids": [worker.pid for worker in workers]})
+        except DBAPIError as error:
+            if sqlstate(error) == "42501":
+                return False
+            raise
+        return True
+
+    def _longer(self) -> int:
+        """For an attempt that waits until the server itself cancels an autovacuum, which it does for who waits so long.
+
+        No writer's own look for a deadlock falls into that time: who queues behind us in its first tenth of a second is
+        seen by ours, and who comes later has us out of his way before.
+        """
+        with self.database.transaction() as connection:
+            query = "SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout'"
+            return int(execute(connection, query).scalar_one()) + LONGER_MS
+
+
+class Drain:
+    """The drain lock of one source: waits for the writers in flight, for a bounded time (docs/architecture.md#phases).
+
+    sql: the source's quoted name; relations: its oid, then its leaves'. Another table of that name is an error.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        sql: str,
+        relations: Sequence[int],
+        timeout_ms: int,
+        patience_s: float,
+        waiter: Waiter | None = None,
+    ) -> None:
+        self.sql = sql
+        self.relations = relations
+        self.attempts = Attempts(database, sql, relations, timeout_ms, patience_s, waiter=waiter)
+        self._locked = False
+
+    def run(
+        self,
+        body: Callable[[Connection, Callable[[], None]], T],
+        report: Callable[[str], None],
+        exclusive: Sequence[str] = (),
+    ) -> T:
+        """As `Attempts.run`; the body calls `lock()`, its second argument, when all that needs no lock is done."""
+
+        def attempt(connection: Connection) -> T:
+            self._locked = self.attempts.has_limit = False
+            done = body(connection, lambda: self.lock(connection))
+            if self._locked:
+                # A lock keeps a table's name; its schema's can be another one since.
+                check_name(connection, self.sql, self.relations[0])
+            return done
+
+        return self.attempts.run(attempt, report, exclusive)
+
+    def lock(self, connection: Connection) -> None:
+        """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
+        begun, limit = time.monotonic(), self.attempts.limit_ms
+        # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.
+        self.attempts.has_limit = True
+        execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
+        if self.relations:
+            lock_table(connection, self.sql, self.relations[0], "SHARE ROW EXCLUSIVE")
+            self._locked = True
+        else:
+            execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")
+        left = max(1, int(limit - (time.monotonic() - begun) * 1000))
+        # What else the body locks (the view) has what is left.
+        execute(connection, f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {left}")
+        self.attempts.has_limit = False

@@ -1,0 +1,129 @@
+"""Creates and upgrades the control schema, and adopts what a restore, an upgrade or a DROP has left of the indexes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import argument, quote
+from airflow_roir.engine import abort
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import drop
+from airflow_roir.engine.schema import restore, rights
+from airflow_roir.engine.schema.schema import check_known, check_writable, current, head, is_lost, migrations_folder
+from airflow_roir.engine.source.checks import check_server
+from airflow_roir.errors import InvalidInput
+from airflow_roir.operation import Status
+
+# Alembic is imported here alone, and late: no worker needs it.
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+RELATIONS = """
+SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = 'roir' AND c.relkind IN ('r', 'v')
+"""
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration, without any file; `connection` is what `env.py` works on."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def init(database: Database, report: Callable[[str], object] = lambda line: None) -> str:
+    """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
+
+    If the database was restored from a dump, or upgraded by pg_upgrade, its indexes find their tables again
+    (`restore`). If schema `roir_data` was dropped, its indexes are (`give_up`), of which `report` hears.
+
+    Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
+    SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
+    """
+    from alembic import command
+
+    with database.transaction() as connection:
+        check_server(connection)
+        check_writable(connection)
+        # Two inits at once, as two schedulers might: one waits for the other and finds nothing to do.
+        execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir.init'))")
+        present = current(connection)
+        if present is not None:
+            check_known(connection, present)
+        may_create = execute(
+            connection,
+            "SELECT has_database_privilege(current_database(), 'CREATE') "
+            "OR (to_regnamespace('roir') IS NOT NULL AND to_regnamespace('roir_data') IS NOT NULL) AS may, "
+            "current_user AS role, current_database() AS database",
+        ).one()
+        if not may_create.may:
+            raise InvalidInput(
+                f"role {may_create.role} has no right to create schemas in database {may_create.database}; "
+                f'the owner of the database can run: GRANT CREATE ON DATABASE "{may_create.database}" TO '
+                f'"{may_create.role}"'
+            )
+        before = set(execute(connection, RELATIONS).scalars())
+        # An upgrade would make the schema itself.
+        lost = is_lost(connection)
+        command.upgrade(alembic_config(connection), "head")
+        if lost:
+            for line in give_up(connection, operations.default_actor()):
+                report(line)
+        # What the control schema says is made into statements of ours. What an administrator grants later stays.
+        rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
+        rights.give_again(connection)
+        restore.adopt(connection)
+        execute(connection, "SELECT roir.only_read(id) FROM roir.generation WHERE status <> 'dropped' ORDER BY id")
+        # Not if `roir.unguard` removed the event triggers, or the role may not create them: DDL is detected then.
+        execute(connection, "SELECT roir.guard() FROM roir.setting WHERE guarded")
+    return head()
+
+
+INDEXES = """
+SELECT i.id, i.schema_name, i.name, i.key_columns, i.included_columns, i.is_unique, i.nulls_not_distinct, i.shard_table,
+       s.oid::regclass::text AS source
+  FROM roir.index i LEFT JOIN pg_class s ON s.oid = i.source_oid::oid WHERE i.dropped_at IS NULL ORDER BY 2, 3
+"""
+UNFINISHED = "SELECT * FROM roir.operation WHERE index_id = %(index)s AND status = ANY (%(live)s)"
+
+
+def give_up(connection: Connection, actor: str) -> list[str]:
+    """Abort and drop in the control tables what was in schema `roir_data`, which is there again, and empty.
+
+    With the schema went the entries of all indexes, their views, and what captured the writes.
+    Returns a line for each index, with the command that builds it again. An index over shards is released by the next
+    clean-up.
+    """
+    execute(connection, "GRANT USAGE ON SCHEMA roir_data TO PUBLIC")
+    lines = []
+    for index in execute(connection, INDEXES).all():
+        name = str(operations.index_name(index))
+        asked = {"index": index.id, "live": [status.value for status in operations.LIVE]}
+        for row in execute(connection, UNFINISHED, asked).all():
+            if row.status != Status.ABORTING:
+                execute(connection, "SELECT roir.abort(%(index)s, 'schema roir_data was dropped', %(actor)s)",
+                        {"index": name, "actor": actor})  # fmt: skip
+            abort.conclude(connection, row, actor)
+        drop.retire_for_good(connection, drop.generations_of(connection, index.id))
+        operations.record_event(connection, index.id, None, actor, "drop", "schema roir_data was dropped")
+        again = "its table was dropped, too"
+        if index.source is not None:
+            options = ["--table", index.source, "--keys", ",".join(map(quote, index.key_columns))]
+            if index.included_columns:
+                options += ["--include", ",".join(map(quote, index.included_columns))]
+            options += ["--unique"] * index.is_unique + ["--nulls-not-distinct"] * index.nulls_not_distinct
+            again = f"build it again: roir build {argument(name)} {shlex.join(options)}"
+        if index.shard_table is None:
+            drop.forget_index(connection, index.id)
+        else:
+            again = "run roir clean-up, which releases its shards; then build it again"
+        lines.append(f"index {name} was dropped with schema roir_data; {again}")
+    return lines

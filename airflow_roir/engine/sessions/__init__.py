@@ -1,0 +1,1 @@
+"""What every session begins with, how long it waits, and which server it is on."""

@@ -1,0 +1,387 @@
+"""Reads the shape of a source from the catalogs, and takes its fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import IndexDefinition, QualifiedName, argument, quote
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.locks.locks import lock_table
+from airflow_roir.engine.source.source import Column, Source
+from airflow_roir.errors import InvalidInput, NotFound, RightMissing, RoirError
+
+_RELATION_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+
+
+RELATION = """
+SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::text AS persistence,
+       c.relrowsecurity, c.relispartition,
+       -- relhassubclass stays true when the last child has gone, until an ANALYZE.
+       c.relhassubclass AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid) AS has_children,
+       pg_has_role(c.relowner, 'USAGE') AS owned,
+       (SELECT pg_has_role(r.nspowner, c.relowner, 'USAGE') FROM pg_namespace r WHERE r.nspname = 'roir') AS by_builder,
+       pg_get_userbyid(c.relowner) AS owner,
+       (SELECT t.relation::regclass::text FROM roir.partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relation
+         WHERE l.relpersistence = 'u' LIMIT 1) AS unlogged
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+FIND_RELATION = f"""{RELATION}
+ WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s)
+ ORDER BY array_position(%(schemas)s::text[], n.nspname::text)
+ LIMIT 1
+"""
+
+COLUMNS = """
+SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typtype::text = 'd' AS domain,
+       format_type(b.oid, b.typmod) AS type, format_type(b.oid, -1) AS cast,
+       a.attnotnull AS not_null,
+       CASE WHEN a.attcollation <> 0
+            THEN quote_ident(cn.nspname) || '.' || quote_ident(co.collname) END AS collation,
+       CASE WHEN co.oid = 'pg_catalog."default"'::regcollation
+            THEN (SELECT pg_database_collation_actual_version(oid) FROM pg_database WHERE datname = current_database())
+            ELSE pg_collation_actual_version(co.oid) END AS collation_version,
+       bt.typlen, bt.typname AS base_name, b.typmod,
+       bt.oid IN ('regclass'::regtype, 'regproc'::regtype, 'regprocedure'::regtype, 'regoper'::regtype,
+                  'regoperator'::regtype, 'regtype'::regtype, 'regrole'::regtype, 'regnamespace'::regtype,
+                  'regconfig'::regtype, 'regdictionary'::regtype, 'regcollation'::regtype) AS oid_alias
+  FROM pg_attribute a
+  JOIN pg_type t ON t.oid = a.atttypid
+ CROSS JOIN LATERAL (
+       WITH RECURSIVE up AS (
+           SELECT t.oid, t.typtype, t.typbasetype, t.typtypmod, a.atttypmod AS typmod
+           UNION ALL
+           SELECT n.oid, n.typtype, n.typbasetype, n.typtypmod,
+                  CASE WHEN up.typmod <> -1 THEN up.typmod ELSE up.typtypmod END
+             FROM up JOIN pg_type n ON n.oid = up.typbasetype WHERE up.typtype = 'd')
+       SELECT up.oid, up.typmod FROM up WHERE up.typtype <> 'd') b
+  JOIN pg_type bt ON bt.oid = b.oid
+  LEFT JOIN pg_collation co ON co.oid = a.attcollation
+  LEFT JOIN pg_namespace cn ON cn.oid = co.collnamespace
+ WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum
+"""
+
+PRIMARY_KEY = """
+SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname AS operator_schema,
+       (SELECT coalesce(bool_and(so.oprname = (ARRAY['<', '<=', '=', '>=', '>'])[sa.amopstrategy]), false)
+          FROM pg_amop sa JOIN pg_operator so ON so.oid = sa.amopopr
+         WHERE sa.amopfamily = oc.opcfamily AND sa.amoplefttype = oc.opcintype AND sa.amoprighttype = oc.opcintype
+       ) AS by_signs
+  FROM pg_index i
+  JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am am ON am.oid = ic.relam
+ CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1])
+       WITH ORDINALITY AS k (attnum, opclass, position)
+  JOIN pg_attribute x ON x.attrelid = i.indrelid AND x.attnum = k.attnum
+  JOIN pg_opclass oc ON oc.oid = k.opclass
+  LEFT JOIN pg_amop ao ON ao.amopfamily = oc.opcfamily AND ao.amoplefttype = oc.opcintype
+        AND ao.amoprighttype = oc.opcintype AND ao.amopstrategy = 3
+  LEFT JOIN pg_operator o ON o.oid = ao.amopopr
+  LEFT JOIN pg_namespace onsp ON onsp.oid = o.oprnamespace
+ WHERE i.indrelid = %(oid)s AND i.indisprimary
+ ORDER BY k.position
+"""
+
+SIZE = """
+WITH leaf AS (
+    SELECT c.oid, c.reltuples, c.relpages, pg_relation_size(c.oid) AS bytes
+      FROM pg_class c
+     WHERE c.oid IN (SELECT relation FROM roir.partition_tree(%(oid)s)
+                     UNION ALL SELECT %(oid)s::oid) AND c.relkind = 'r')
+SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
+       CASE WHEN bool_and(relpages > 0 OR bytes = 0)
+            -- As the planner does: the density of the last ANALYZE, times the pages there are now.
+            THEN coalesce(sum(CASE WHEN relpages > 0
+                                   THEN reltuples / relpages * bytes / current_setting('block_size')::int
+                                   ELSE 0 END), 0)::bigint END AS rows
+  FROM leaf
+"""
+
+PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) ORDER BY relation"
+
+
+def default_schemas(connection: Connection) -> list[str]:
+    """The schemas in which the role's unqualified names are looked up, in order.
+
+    That is what a name means to psql: the role's own search_path, not the one that this session is pinned to.
+    """
+    savepoint = connection.begin_nested()
+    try:
+        execute(connection, "SET LOCAL search_path TO DEFAULT")
+        return list(execute(connection, "SELECT pg_catalog.current_schemas(false)::text[]").scalar_one())
+    finally:
+        savepoint.rollback()
+
+
+def read_source(connection: Connection, name: QualifiedName) -> Source:
+    """Read a source by name. Raises NotFound, or InvalidInput if such a relation can't be indexed."""
+    row = _find(connection, name)
+    return _checked(connection, row, row.owned)
+
+
+def found(connection: Connection, name: QualifiedName) -> tuple[int, QualifiedName]:
+    """A relation's oid and full name, whatever it is. Raises NotFound."""
+    row = _find(connection, name)
+    return row.oid, QualifiedName(row.nspname, row.relname)
+
+
+def _find(connection: Connection, name: QualifiedName) -> Row[Any]:
+    schemas = [name.schema] if name.schema is not None else default_schemas(connection)
+    row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()
+    if row is None:
+        listed = ", ".join(map(quote, schemas)) or "that search_path names (there is none)"
+        where = f"schema {listed}" if name.schema else f"schemas {listed}"
+        raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
+    return row
+
+
+def read_source_by_oid(connection: Connection, oid: int, check: bool = True, only_look: bool = False) -> Source:
+    """Read a source by its oid. Raises NotFound if it was dropped.
+
+    check: raise InvalidInput if it can't be indexed any more: by this role or, if that is to look only, by the one that
+        the control schema belongs to.
+    """
+    row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
+    if row is None:
+        raise _dropped(connection, oid)
+    if not check:
+        return _read(connection, row, _primary_key(connection, row))
+    return _checked(connection, row, row.by_builder if only_look else row.owned)
+
+
+def look(connection: Connection, name: QualifiedName) -> tuple[Source | None, list[RoirError]]:
+    """As `read_source`, with all that speaks against it at once. None if it is no table."""
+    row = _find(connection, name)
+    key = _primary_key(connection, row)
+    full = QualifiedName(row.nspname, row.relname)
+    problems = [*_relation_problems(full, row, row.owned), *_key_problems(full, key)]
+    return (_read(connection, row, key), problems) if row.kind in ("r", "p") else (None, problems[:1])
+
+
+def _checked(connection: Connection, row: Row[Any], owned: bool) -> Source:
+    full = QualifiedName(row.nspname, row.relname)
+    for problem in _relation_problems(full, row, owned):
+        raise problem
+    key = _primary_key(connection, row)
+    for problem in _key_problems(full, key):
+        raise problem
+    return _read(connection, row, key)
+
+
+def _key_problems(full: QualifiedName, key: Sequence[Row[Any]]) -> Iterator[RoirError]:
+    if not key:
+        yield InvalidInput(
+            f"table {full} has no primary key; an index needs one to identify rows. Add one: ALTER TABLE {full} "
+            "ADD PRIMARY KEY (…)"
+        )
+        return
+    if key[0].amname != "btree":
+        yield InvalidInput(f"table {full} has a temporal primary key, which is no B-tree; roir doesn't support that")
+    elif not all(k.by_signs for k in key):
+        yield InvalidInput(
+            f"table {full} has a primary key of a type that < and > don't order (hstore), so roir can't scan it"
+        )
+    if not key[0].indisvalid:
+        yield InvalidInput(
+            f"table {full} has a primary key that is not valid: not every partition has it (ALTER TABLE ONLY … ADD "
+            "PRIMARY KEY), so there may be duplicates. Add it to each partition, and attach their indexes: "
+            "ALTER INDEX … ATTACH PARTITION"
+        )
+
+
+def _primary_key(connection: Connection, row: Row[Any]) -> Sequence[Row[Any]]:
+    return execute(connection, PRIMARY_KEY, {"oid": row.oid}).all()
+
+
+def _read(connection: Connection, row: Row[Any], key: Sequence[Row[Any]]) -> Source:
+    partitions = execute(connection, PARTITIONS, {"oid": row.oid}).all()
+    return Source(
+        oid=row.oid,
+        name=QualifiedName(row.nspname, row.relname),
+        owner=row.owner,
+        partitioned=row.kind == "p",
+        columns=columns_of(connection, row.oid),
+        primary_key=tuple(k.name for k in key),
+        pk_deferrable=bool(key) and not key[0].indimmediate,
+        operator_schemas=tuple(
+            sorted({k.operator_schema for k in key if k.operator_schema not in (None, "pg_catalog")})
+        ),
+        relations=(row.oid, *(p.relation for p in partitions)),
+        leaves=tuple(p.relation for p in partitions if p.leaf) if row.kind == "p" else (row.oid,),
+    )
+
+
+def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
+    """The columns of a relation by name, in their order."""
+    return {
+        c.name: Column(
+            name=c.name,
+            type=c.type,
+            cast=c.cast,
+            collation=c.collation,
+            collation_version=c.collation_version,
+            attnum=c.attnum,
+            not_null=c.not_null,
+            virtual=c.virtual,
+            max_bytes=_max_bytes(c.typlen, c.base_name, c.typmod),
+            oid_alias=c.oid_alias,
+            domain=c.domain,
+        )
+        for c in execute(connection, COLUMNS, {"oid": oid})
+    }
+
+
+@dataclass(frozen=True)
+class SourceSize:
+    """bytes: heap size of all leaves; rows: the planner's estimate, or None if there is none."""
+
+    bytes: int
+    rows: int | None
+
+
+def size_of(connection: Connection, source: Source) -> SourceSize:
+    """Measure a source. Takes an ACCESS SHARE lock on its leaves, so it waits behind an ALTER or TRUNCATE."""
+    size = execute(connection, SIZE, {"oid": source.oid}).one()
+    return SourceSize(size.bytes, None if size.rows is None or size.rows < 0 else size.rows)
+
+
+def hold(connection: Connection, source: Source) -> None:
+    """Lock a source with its partitions in ACCESS SHARE mode: by its name the caller's statements find that very table.
+
+    Raises LockNotAcquired if another table, or none, has the name by now.
+    """
+    lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
+
+
+def name_of(connection: Connection, oid: int) -> QualifiedName:
+    """The present name of a relation. Raises NotFound if it was dropped."""
+    row = execute(
+        connection,
+        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.oid = %(oid)s",
+        {"oid": oid},
+    ).first()
+    if row is None:
+        raise _dropped(connection, oid)
+    return QualifiedName(row.nspname, row.relname)
+
+
+OF_DROPPED = """
+SELECT i.schema_name, i.name,
+       EXISTS (SELECT FROM roir.generation g WHERE g.index_id = i.id AND g.status = 'active') AS published,
+       EXISTS (SELECT FROM roir.operation o
+                WHERE o.index_id = i.id AND o.status IN ('running', 'paused', 'failed')) AS live
+  FROM roir.index i WHERE i.source_oid = %(oid)s AND i.dropped_at IS NULL ORDER BY 1, 2
+"""
+
+
+def _dropped(connection: Connection, oid: int) -> NotFound:
+    """Names what to do with each of its indexes: one whose first build is unfinished goes by an abort.
+
+    A shard doesn't know them: the control schema is on another server.
+    """
+    dropped = f"the source (oid {oid}) was dropped"
+    if execute(connection, "SELECT to_regclass('roir.index') IS NULL").scalar_one():
+        return NotFound(dropped)
+    remedies = []
+    for row in execute(connection, OF_DROPPED, {"oid": oid}):
+        index = argument(QualifiedName(row.schema_name, row.name))
+        remedies += [f"roir abort {index}"] * row.live + [f"roir drop {index}"] * row.published
+    return NotFound(f"{dropped}; drop its indexes, too: {'; '.join(remedies)}")
+
+
+def source_of_index(connection: Connection, index_id: int, check: bool = True) -> Source:
+    """The source of an index by the index's id. Raises NotFound, InvalidInput; check: as in `read_source_by_oid`."""
+    oid = execute(connection, "SELECT source_oid FROM roir.index WHERE id = %(id)s", {"id": index_id}).scalar_one()
+    return read_source_by_oid(connection, oid, check)
+
+
+def source_if_there(connection: Connection, index_id: int, check: bool = False) -> Source | None:
+    """The source of an index, None if it was dropped itself.
+
+    check: raise InvalidInput if it can't be indexed any more; to drop an index that doesn't matter.
+    """
+    try:
+        return source_of_index(connection, index_id, check)
+    except NotFound:
+        return None
+
+
+def _relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterator[RoirError]:
+    kind = getattr(row, "kind", "")
+    if kind not in ("r", "p"):
+        what = _RELATION_KINDS.get(kind, "no table")
+        yield InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
+    # Of our own tables the faces alone are sources.
+    ours = name.schema == "roir_data" and not name.name.startswith("face_")
+    if (
+        ours
+        or name.schema in ("pg_catalog", "information_schema", "roir")
+        or (name.schema or "").startswith("pg_toast")
+    ):
+        yield InvalidInput(f"{name} is a system table; it can't be indexed")
+    if getattr(row, "persistence", "p") == "t":
+        yield InvalidInput(f"table {name} is temporary: no other session sees its rows. Make it an ordinary table")
+    if getattr(row, "persistence", "p") == "u":
+        yield InvalidInput(
+            f"table {name} is unlogged; a crash would empty it, and the index wouldn't notice. Use ALTER TABLE "
+            f"{name} SET LOGGED"
+        )
+    if unlogged := getattr(row, "unlogged", None):
+        yield InvalidInput(
+            f"partition {unlogged} of table {name} is unlogged; a crash would empty it, and the index wouldn't "
+            f"notice. Use ALTER TABLE {unlogged} SET LOGGED"
+        )
+    if kind == "p" and getattr(row, "relispartition", False):
+        yield InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
+    if kind == "r" and getattr(row, "has_children", False):
+        yield InvalidInput(
+            f"table {name} has inheritance children; its triggers don't see their rows, so it can't be indexed"
+        )
+    if not owned:
+        yield RightMissing(
+            f"table {name} belongs to {getattr(row, 'owner', '?')}; only a member of that role can capture its "
+            "writes. Connect as one"
+        )
+
+
+def _max_bytes(typlen: int, base_name: str, typmod: int) -> int | None:
+    if typlen > 0:
+        return typlen
+    if typmod < 0:
+        return None
+    if base_name in ("varchar", "bpchar"):
+        return (typmod - 4) * 4 + 4  # UTF-8 takes up to four bytes a character
+    if base_name == "numeric":
+        return (((typmod - 4) >> 16) & 0xFFFF) // 2 + 12
+    if base_name in ("bit", "varbit"):
+        return typmod // 8 + 9
+    return None
+
+
+def identity_columns(source: Source, definition: IndexDefinition) -> tuple[str, ...]:
+    """The columns `(key, pk)` that identify an entry, each once: the key's first."""
+    return (*definition.key, *(c for c in source.primary_key if c not in definition.key))
+
+
+def fingerprint(connection: Connection, source_oid: int, columns: list[str]) -> str:
+    """A digest of all of the source's shape that a build depends on, the capture triggers included."""
+    values = {"oid": source_oid, "columns": columns}
+    return str(execute(connection, "SELECT roir.fingerprint(%(oid)s, %(columns)s)", values).scalar_one())
+
+
+def stamp(connection: Connection, source_oid: int) -> str:
+    """Differs whenever the server has written to what the fingerprint and the partitions' changes are read from."""
+    return str(execute(connection, "SELECT roir.stamp(%(oid)s)", {"oid": source_oid}).scalar_one())

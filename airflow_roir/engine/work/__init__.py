@@ -1,0 +1,1 @@
+"""A phase at work: its pieces, its workers, and the pool that runs them."""

@@ -1,0 +1,179 @@
+"""What a phase tells its user, in order and as it happens: who began, what is done, who left and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import argument, quote
+from airflow_roir.engine.control.run import Run
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.unique import duplicate_report
+from airflow_roir.engine.work.phase_work import PhaseWork
+from airflow_roir.errors import RoirError
+from airflow_roir.operation import Phase
+from airflow_roir.quantity import counted, shared
+from airflow_roir.shards.shard import AWAY
+
+# How often a phase tells of its pieces, however many it has: of fewer each by its name, of more how many are done.
+LINES = 10
+
+# How many groups of duplicates a run lists; of more it says how many there are.
+LISTED = 20
+IS_UNIQUE = """
+SELECT FROM roir.operation o JOIN roir.index i ON i.id = o.index_id WHERE o.id = %(operation)s AND i.is_unique
+"""
+# Of all operations before the run, of this one since.
+LAST_DUPLICATE = "SELECT coalesce(max(id), 0) AS id FROM roir.duplicate"
+NEW_DUPLICATES = "SELECT max(id) AS id FROM roir.duplicate WHERE operation_id = %(operation)s AND id > %(after)s"
+COUNTS = "SELECT count(*) AS pieces, count(*) FILTER (WHERE done) AS done, sum(rows) AS rows FROM ({pieces}) p"
+DONE = "SELECT ordinal, rows, seconds FROM ({pieces}) p WHERE done ORDER BY ordinal"
+
+
+# As `pieces` below writes them.
+OF_PIECES = re.compile(r"\w+: (\w+ \d+ done, |[\d,]+ of [\d,]+ \w+ done($|, ))")
+
+
+def tells_of_pieces(line: str) -> bool:
+    """True for a line that says what is done: whoever sees a live view needs no such lines."""
+    return OF_PIECES.match(line) is not None
+
+
+class PhaseLog:
+    """The log of one phase of a run. say: takes a line."""
+
+    def __init__(self, database: Database, run: Run, phase: PhaseWork, say: Callable[[str], None]) -> None:
+        self._database = database
+        self._run = run
+        self._work = phase
+        self._phase = phase.name
+        self._say = say
+        self._wanted = 0
+        self._at_work = 0
+        self._done = 0
+        self._told: set[int] = set()
+        self._is_named = True
+        self._is_unique = False
+        self._groups: set[int] = set()
+        self._last_group = self._last_duplicate = 0
+        self._groups_told = 0
+        self._away: dict[str, str] = {}
+
+    def say(self, line: str) -> None:
+        """A line of this phase."""
+        self._say(f"{self._phase.value}: {line}")
+
+    def begin(self, workers: int) -> None:
+        """How many workers are wanted, and what earlier stretches have done."""
+        self._wanted = workers
+        self.say(counted(workers, "worker"))
+        self._is_unique = self._phase in (Phase.BUILD, Phase.SEAL) and bool(self._read(IS_UNIQUE))
+        if self._is_unique and (last := self._read(LAST_DUPLICATE)):
+            self._last_duplicate = self._last_group = last[0].id
+        if (counts := self._count()) is None:
+            return
+        # Units of a verification come in stages, each with numbers of its own.
+        self._is_named = counts.pieces <= LINES and not self._work.has_stages
+        self._done = counts.done
+        if counts.done:
+            self._told = {row.ordinal for row in self._finished()} if self._is_named else set()
+            self.say(f"{counts.done:,} of {counted(counts.pieces, self._work.noun)} done before")
+
+    def workers(self, wanted: int) -> None:
+        """How many workers are wanted now; said when it changes."""
+        if wanted != self._wanted:
+            self.say(f"{counted(wanted, 'worker')} from now on, {self._wanted} before")
+        self._wanted = wanted
+
+    def at_work(self, count: int) -> None:
+        """So many workers are at work; said once all of them are."""
+        if not self.all_began and count >= self._wanted:
+            self.say(f"{counted(count, 'worker')} at work")
+        self._at_work = max(self._at_work, count)
+
+    @property
+    def all_began(self) -> bool:
+        """True once as many workers were at work as are wanted now."""
+        return self._at_work >= self._wanted
+
+    def pieces(self, last: bool = False) -> None:
+        """Say what was done since the last time. last: the phase is over, no later line tells what this one leaves.
+
+        A database that can't be reached is no news: whoever needs it says so.
+        """
+        self.duplicates()
+        self.shards()
+        if (counts := self._count()) is None or counts.done == self._done:
+            return
+        # Units of a verification come in stages: then there are more of them than before.
+        if not (last or counts.done - self._done >= counts.pieces / LINES):
+            return
+        self._done = counts.done
+        noun = self._work.noun
+        if not self._is_named:
+            rows = "" if counts.rows is None else f", {counted(counts.rows, 'row')}"
+            self.say(f"{counts.done:,} of {counted(counts.pieces, noun)} done{rows}")
+            return
+        for row in self._finished():
+            if row.ordinal not in self._told:
+                self._told.add(row.ordinal)
+                what = "" if row.rows is None else f": {counted(row.rows, 'row')} in {row.seconds:.1f} s"
+                self.say(f"{noun} {row.ordinal} done, {len(self._told)} of {counts.pieces}{what}")
+
+    def shards(self) -> None:
+        """Say which shards can't be read, and which can again: the ranges of the others are continued."""
+        if self._phase != Phase.BUILD:
+            return
+        now = {row.name: row.problem for row in self._read(AWAY)}
+        for name in sorted(now.keys() - self._away.keys()):
+            self.say(f"shard {quote(name)} can't be read: {now[name]}; its ranges wait")
+        for name in sorted(self._away.keys() - now.keys()):
+            self.say(f"shard {quote(name)} can be read again")
+        self._away = now
+
+    def duplicates(self, again: bool = False) -> None:
+        """Say which rows share a key of a unique index, as they are found.
+
+        again: those of earlier runs, too. Their partitions are known at the end.
+        """
+        if not self._is_unique:
+            return
+        new = self._read(NEW_DUPLICATES, after=self._last_duplicate)
+        if not (again or (new and new[0].id is not None)):
+            return
+        self._last_duplicate = (new and new[0].id) or self._last_duplicate
+        try:
+            with self._database.transaction() as connection:
+                found = duplicate_report.read(connection, self._run.operation_id)
+                listed = duplicate_report.groups(
+                    connection, found, 0 if again else self._last_group, LISTED, rows_each=LISTED
+                )
+                groups = [group for group in listed if group.id not in self._groups]
+        except (DBAPIError, RoirError):
+            return
+        for group in groups[: max(LISTED - len(self._groups), 0)]:
+            self._groups.add(group.id)
+            self._last_group = max(self._last_group, group.id)
+            self.say(found.line(group))
+        if found.groups > len(self._groups) and (again or found.groups > 2 * self._groups_told):
+            self._groups_told = found.groups
+            self.say(f"{shared(found.groups, found.rows)} until now: roir duplicates {argument(self._run.index)}")
+
+    def _count(self) -> Row[Any] | None:
+        found = self._read(COUNTS)
+        return found[0] if found else None
+
+    def _finished(self) -> Sequence[Row[Any]]:
+        return self._read(DONE)
+
+    def _read(self, query: str, **values: int) -> Sequence[Row[Any]]:
+        try:
+            with self._database.transaction() as connection:
+                sql = query.format(pieces=self._work.listed)
+                return execute(connection, sql, {"operation": self._run.operation_id, **values}).all()
+        except DBAPIError:
+            return []

@@ -1,0 +1,1 @@
+"""Indexes over the tables of several servers."""

@@ -1,0 +1,1 @@
+"""Writers announce entries before they commit, so that strict readers miss none."""

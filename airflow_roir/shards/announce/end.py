@@ -1,0 +1,105 @@
+"""Ends announcing where it was turned off: in the shards that are away then by a later call, or by clean-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.retry.trouble import reason_of
+from airflow_roir.engine.source import catalog
+from airflow_roir.errors import RoirError
+from airflow_roir.shards import home
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, lanes_of
+from airflow_roir.shards.ship import lanes
+
+OUTBOX = f"SELECT announced_by FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
+# What still announces in shards though it was turned off. What is dropped with its generation isn't.
+IS_LEFT = """l.announced_by IS NOT NULL AND i.announced_by IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped'"""
+LEFT = f"""
+SELECT l.id, l.generation_id, format('%%I.%%I', i.schema_name, i.name) AS index
+  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE {IS_LEFT} AND (%(index)s::bigint IS NULL OR i.id = %(index)s) ORDER BY l.id
+"""
+LEFT_OF = f"""
+SELECT EXISTS (SELECT FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
+                 JOIN roir.index i ON i.id = g.index_id WHERE l.id = %(lane)s AND {IS_LEFT})
+"""
+
+
+def end_left(
+    database: Database,
+    index_id: int | None,
+    patience_s: float,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """End what announces in shards though it was turned off, for one index or for all. Safe to call again.
+
+    Returns a line for each shard where it couldn't be ended: its writers need this server still.
+    """
+    with database.transaction() as connection:
+        rows = execute(connection, LEFT, {"index": index_id}).all()
+        left = [(row, next(one for one in lanes_of(connection, row.generation_id) if one.id == row.id)) for row in rows]
+    waiting, away = [], dict[str, str]()
+    for row, lane in left:
+        shard = lane.shard.name
+        # One that is away once is away for all that it has, and each try would take its time.
+        if shard not in away:
+            try:
+                with lanes.held(database, lane.id):
+                    _end(database, lane, patience_s, report)
+                report(f"shard {quote(shard)}, generation {lane.generation_id}: done")
+                continue
+            except (DBAPIError, RoirError) as error:
+                away[shard] = reason_of(error)
+        waiting.append(
+            f"index {row.index}: writers of shard {quote(shard)} still announce, which harms nothing, and "
+            f"still need the index server: {away[shard]}"
+        )
+    return list(dict.fromkeys(waiting))
+
+
+def _end(database: Database, lane: Lane, patience_s: float, report: Callable[[str], None]) -> None:
+    with database.transaction() as connection:
+        # It may have been turned on again.
+        if not execute(connection, LEFT_OF, {"lane": lane.id}).scalar_one():
+            return
+    remove(lane, database, patience_s, report)
+    with database.transaction() as connection:
+        execute(connection, "UPDATE roir.lane SET announced_by = NULL WHERE id = %(lane)s", {"lane": lane.id})
+
+
+def remove(
+    lane: Lane, database: Database, patience_s: float, report: Callable[[str], None] = lambda line: None
+) -> None:
+    """End the announcing of one lane; strict reads are refused already. Raises LockNotAcquired."""
+    shard = lane.shard.database("roir announce", database.limits)
+    with shard.transaction() as connection:
+        # In another database there is nothing of ours, which says nothing of the right one.
+        home.check(connection, lane.shard)
+        found = execute(connection, OUTBOX, {"name": lane.outbox}).first()
+        if found is None or found.announced_by is None:
+            return
+        if (oid := outbox.relation(connection, lane.outbox)) is None:
+            _drop(connection, lane, None)
+            return
+        source = catalog.read_source_by_oid(connection, oid, check=False)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        lock()
+        _drop(connection, lane, source.name)
+
+    drain = Drain(shard, source.sql, source.relations, database.limits.attempt_ms, patience_s)
+    with telling_of_names():
+        drain.run(body, report, [source.sql])
+
+
+def _drop(connection: Connection, lane: Lane, source: QualifiedName | None) -> None:
+    outbox.drop_announcing(connection, lane.outbox, source)
+    ended = f"UPDATE {SHARD_SCHEMA}.outbox SET announced_by = NULL, announcing = NULL WHERE name = %(name)s"
+    execute(connection, ended, {"name": lane.outbox})

@@ -1,0 +1,196 @@
+"""How a shard's server reaches the index server: a foreign server of postgres_fdw, and the table of intents there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import psycopg2
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.database import SECRETS, Database, bound, execute, said
+from airflow_roir.engine.schema import rights
+from airflow_roir.engine.source.source import Source
+from airflow_roir.errors import InvalidInput, RightMissing
+from airflow_roir.shards.announce import handed, intents
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
+
+# What a connection of a shard's server to the index server begins with. A commit there must last: readers count on it.
+OPTIONS = "-c synchronous_commit=on -c default_transaction_read_only=off -c lock_timeout=10s -c statement_timeout=30s"
+DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "20",
+    "keepalives_interval": "10",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "60000",
+}
+# Of these the commit and the waits of a writer depend on what the session is given; in ms.
+KEPT = {"synchronous_commit": "on", "lock_timeout": "10000", "statement_timeout": "30000"}
+SETTINGS = """
+CREATE FOREIGN TABLE {table}_probe (name text, setting text) SERVER {server}
+    OPTIONS (schema_name 'pg_catalog', table_name 'pg_settings')
+"""
+FOUND = "SELECT name, setting FROM {table}_probe WHERE name = ANY (%(names)s)"
+OF_USER = ("user", "passcode", "sslcert", "sslkey", *SECRETS)
+RIGHT = """
+SELECT 1 FROM pg_foreign_table t JOIN pg_foreign_server s ON s.oid = t.ftserver
+ WHERE t.ftrelid = to_regclass(%(table)s) AND s.srvname = %(server)s AND t.ftoptions @> %(options)s::text[]
+"""
+# A writer that holds the foreign table holds it until it ends.
+LOCK_S = 10
+PROBE = "INSERT INTO {table}_intent (xid) VALUES (pg_current_xact_id())"
+PROBED = "DELETE FROM {table} WHERE {shard} IS NULL RETURNING xid::text"
+SERVER_OF = f"SELECT server FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
+
+
+def check_extension(connection: Connection, lane: Lane, source: Source) -> None:
+    """Raise InvalidInput or RightMissing unless a shard has postgres_fdw, or may have it. connection: in the shard."""
+    query = (
+        "SELECT EXISTS (SELECT FROM pg_foreign_data_wrapper WHERE fdwname = 'postgres_fdw') AS present, "
+        "EXISTS (SELECT FROM pg_available_extensions WHERE name = 'postgres_fdw') AS available, "
+        "(SELECT rolsuper FROM pg_roles WHERE rolname = session_user) AS mighty, current_database()::text AS database"
+    )
+    found = execute(connection, query).one()
+    grant = f"GRANT USAGE ON FOREIGN DATA WRAPPER postgres_fdw TO {quote(source.owner)}"
+    where = f"shard {quote(lane.shard.name)}"
+    if not found.present and not found.available:
+        raise InvalidInput(
+            f"{where}: its server hasn't the extension postgres_fdw. Install PostgreSQL's contrib there, or let "
+            "clients announce: --by client"
+        )
+    if not found.present and not found.mighty:
+        raise RightMissing(
+            f"{where}: only a superuser may create the extension. As one, in database {found.database}: "
+            f"CREATE EXTENSION postgres_fdw; {grant}"
+        )
+    usage = "SELECT has_foreign_data_wrapper_privilege('postgres_fdw', 'USAGE')"
+    if found.present and not execute(connection, usage).scalar_one():
+        raise RightMissing(f"{where}: {quote(source.owner)} may not use postgres_fdw. As a superuser: {grant}")
+
+
+def connection_of(lane: Lane) -> dict[str, str]:
+    """How the shard's server reaches the index server. Raises InvalidInput."""
+    shard = lane.shard
+    if not shard.index_dsn:
+        raise InvalidInput(
+            f"shard {quote(shard.name)}: how its server reaches the index server isn't known: "
+            f"ROIR_INDEX_DSN='host=… dbname=… user=… password=…' roir shard add {quote(shard.name)}"
+        )
+    try:
+        found = {name: str(value) for name, value in psycopg2.extensions.parse_dsn(shard.index_dsn).items()}
+    except (psycopg2.ProgrammingError, ValueError):
+        found = {}
+    if "user" not in found or "dbname" not in found:
+        raise InvalidInput(
+            f"shard {quote(shard.name)}: its --index-dsn must name at least user and dbname, since the shard's server "
+            "has other defaults than we"
+        )
+    return found
+
+
+def reach(connection: Connection, lane: Lane, source: Source) -> str:
+    """Make the foreign server that is the index server, and how the source's owner logs in there; returns its name."""
+    given = connection_of(lane)
+    execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir_shard'), hashtext('announce'))")
+    query = "SELECT EXISTS (SELECT FROM pg_foreign_data_wrapper WHERE fdwname = 'postgres_fdw')"
+    if not execute(connection, query).scalar_one():
+        execute(connection, "CREATE EXTENSION postgres_fdw")
+    token = execute(connection, SERVER_OF, {"name": lane.outbox}).scalar_one()
+    # A writer who can't reach it is told by this name.
+    name = f"roir index server {hashlib.md5(token.encode()).hexdigest()[:8]} (see roir announce)"
+    options = DEFAULTS | {key: value for key, value in given.items() if key not in OF_USER}
+    options["options"] = f"{given.get('options', '')} {OPTIONS}".strip()
+    query = "SELECT coalesce(srvoptions, '{}') FROM pg_foreign_server WHERE srvname = %(name)s"
+    present = execute(connection, query, {"name": name}).scalar()
+    if present is None:
+        _send(connection, f"CREATE SERVER {quote(name)} FOREIGN DATA WRAPPER postgres_fdw OPTIONS", options)
+    else:
+        before = [one.split("=", 1)[0] for one in present]
+        _send(connection, f"ALTER SERVER {quote(name)} OPTIONS", options, before)
+    who = f"FOR {quote(source.owner)} SERVER {quote(name)}"
+    mapped = {key: value for key, value in given.items() if key in OF_USER}
+    mighty = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
+    if "password" not in mapped and execute(connection, mighty).scalar_one():
+        mapped["password_required"] = "false"
+    execute(connection, f"DROP USER MAPPING IF EXISTS {who}")
+    with _naming_the_option(f"CREATE USER MAPPING {who}"):
+        handed.send(connection, f"CREATE USER MAPPING {who}", mapped)
+    return name
+
+
+def _send(connection: Connection, head: str, options: dict[str, str], before: Sequence[str] | None = None) -> None:
+    """With options, none of them a secret."""
+    parts = []
+    for key, value in options.items():
+        verb = "" if before is None else "SET " if key in before else "ADD "
+        parts.append(f"{verb}{quote(key)} {bound(connection, '%(value)s', {'value': value})}")
+    parts += [f"DROP {quote(key)}" for key in before or () if key not in options]
+    with _naming_the_option(head.split(" OPTIONS")[0]):
+        execute(connection, f"{head} ({', '.join(parts)})")
+
+
+@contextmanager
+def _naming_the_option(what: str) -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        raise InvalidInput(f"{what}: {said(error)}; look at the shard's --index-dsn") from None
+
+
+def make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape, server: str) -> None:
+    """Make the foreign table that is the lane's table of intents, unless it is right as it is."""
+    schema, name = intents.table(lane.generation_id).split(".")
+    table = f"{outbox.table(lane.outbox)}_intent"
+    # Writers use one that is there: it is left, if it is right.
+    given = {"table": table, "server": server, "options": [f"schema_name={schema}", f"table_name={name}"]}
+    if execute(connection, RIGHT, given).scalar() is not None:
+        return
+    execute(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
+    execute(connection, f"DROP FOREIGN TABLE IF EXISTS {table}")
+    columns = shape.entry.definitions_of(shape.entry.identity_positions)
+    execute(
+        connection,
+        f"CREATE FOREIGN TABLE {table} ({columns}, xid xid8) SERVER {quote(server)} "
+        f"OPTIONS (schema_name '{schema}', table_name '{name}', batch_size '1000')",
+    )
+    rights.take_back(connection, [table])
+
+
+def probe(database: Database, shard: Database, lane: Lane, server: str) -> None:
+    """Write an intent of nothing, and find it here: what every writer will need works, and leads to this server.
+
+    server: the foreign server's name. Raises InvalidInput, also where sessions there aren't given their settings.
+    """
+    where, table = f"shard {quote(lane.shard.name)}", intents.table(lane.generation_id)
+    change = f"roir shard add {quote(lane.shard.name)} --index-dsn …"
+    try:
+        with shard.transaction() as connection:
+            execute(connection, PROBE.format(table=outbox.table(lane.outbox)))
+            xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()
+            execute(connection, SETTINGS.format(table=outbox.table(lane.outbox), server=quote(server)))
+            found = execute(connection, FOUND.format(table=outbox.table(lane.outbox)), {"names": list(KEPT)})
+            others = [f"{row.name} is {row.setting}" for row in found if KEPT[row.name] != row.setting]
+            execute(connection, f"DROP FOREIGN TABLE {outbox.table(lane.outbox)}_probe")
+    except DBAPIError as error:
+        raise InvalidInput(
+            f"{where}: its server can't write to the index server: {said(error)}; look at the shard's --index-dsn: "
+            f"{change}"
+        ) from None
+    if others:
+        raise InvalidInput(
+            f"{where}: its server's sessions on the index server don't have the settings that they ask for "
+            f"({', '.join(others)}): a pooler is in between that ignores options. Then a commit there may be lost in a "
+            f"crash, and writers may wait for each other for ever. Lead past it: {change}"
+        )
+    with database.transaction() as connection:
+        column = intents.shape_of(connection, lane.generation_id).column
+        # With what an earlier one left that was killed.
+        if xid not in execute(connection, PROBED.format(table=table, shard=column)).scalars().all():
+            raise InvalidInput(
+                f"{where}: what its server writes to the index server comes to another database than this one; look at "
+                f"the shard's --index-dsn: {change}"
+            )

@@ -1,0 +1,237 @@
+"""Intents: on the index server, the entries that transactions of a shard may be changing (docs/architecture.md#apart).
+
+Each was committed here before the transaction that it names commits in its shard. It goes once the truth of its entry
+was applied, as of a snapshot in which that transaction had ended.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import DATA_SCHEMA
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.generation.entry import Entry, EntryColumn, is_null
+from airflow_roir.engine.schema import rights
+from airflow_roir.shards.announce import announced
+from airflow_roir.shards.shard import Lane
+
+# Younger ones are left to the visit that brings their own rows: most of them.
+OLD_S = 2.0
+
+IDENTITY = tuple[str | None, ...]
+
+# A rebuild's writers are those of the index as it is.
+WRITERS = f"""
+SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END
+  FROM roir.generation mine
+  JOIN roir.generation g ON g.index_id = mine.index_id AND g.id < mine.id
+  JOIN pg_class c ON c.oid = to_regclass(format('{DATA_SCHEMA}.g%%s_intent', g.id))
+ CROSS JOIN LATERAL aclexplode(c.relacl) a
+ WHERE mine.id = %(id)s AND a.privilege_type = 'INSERT' AND a.grantee <> c.relowner
+"""
+SHAPE = """
+SELECT g.entry, i.shard_column FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(id)s
+"""
+HORIZON = "SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s, 'id')::regclass), 0)"
+# From one of them on, chosen at random: those of transactions that are open for long shall not hide the others.
+FIRST = """
+SELECT min(id) + floor(random() * (max(id) - min(id) + 1))::bigint FROM {table} i WHERE {old}
+"""
+OLD = "i.{shard} = %(shard)s AND i.at < clock_timestamp() - make_interval(secs => %(old)s)"
+GONE_NAMED = """
+DELETE FROM {table} WHERE id = ANY (%(ids)s::bigint[])
+   AND (pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot) OR xid >= %(own)s::xid8)
+"""
+GONE = """
+DELETE FROM {table} i
+ USING (SELECT {values} FROM unnest({arrays}) v ({names})) v
+ WHERE i.{shard} = %(shard)s AND {same}
+   AND i.id <= %(horizon)s AND pg_visible_in_snapshot(i.xid, %(snapshot)s::pg_snapshot)
+"""
+
+
+@dataclass(frozen=True)
+class Named:
+    """An intent that the next visit shall take along. identity: texts, in the order of the shard's entry."""
+
+    id: int
+    identity: IDENTITY
+    xid: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found before a visit. horizon: no intent after it is settled by that visit.
+
+    For a shard that fails over gives transaction ids again: a snapshot of before says nothing of one that was announced
+    afterwards.
+    """
+
+    named: tuple[Named, ...] = ()
+    horizon: int = 0
+
+
+def table(generation_id: int) -> str:
+    """The intents of a generation."""
+    return f"{DATA_SCHEMA}.g{generation_id}_intent"
+
+
+def create(connection: Connection, generation_id: int, entry: Entry) -> None:
+    """Make the table of a generation's intents, and the view by which readers see them.
+
+    entry: the index server's, with the shard's column.
+    put: whether there is such a row after the transaction, where that is known. Rights to write into that of an
+    earlier generation are given for this one, too.
+    """
+    name = table(generation_id)
+    execute(
+        connection,
+        f"CREATE TABLE {name} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+        f"{entry.definitions_of(entry.identity_positions)}, xid xid8 NOT NULL, put boolean, "
+        "at timestamptz NOT NULL DEFAULT clock_timestamp()) "
+        "WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000)",
+    )
+    # By the key readers ask, by the rest a visit that settles.
+    execute(connection, f"CREATE INDEX ON {name} ({', '.join(entry.physical(entry.key_positions))})")
+    row = [f"c{i + 1}" for i in entry.identity_positions if entry.columns[i].primary_key]
+    execute(connection, f"CREATE INDEX ON {name} ({', '.join(row)})")
+    # They would be told to whoever may name the view, by an operator of his own. What is there changes all the time.
+    for column in entry.physical(entry.identity_positions):
+        execute(connection, f"ALTER TABLE {name} ALTER {column} SET STATISTICS 0")
+    rights.take_back(connection, [name])
+    for role in execute(connection, WRITERS, {"id": generation_id}).scalars().all():
+        execute(connection, f"GRANT INSERT ON {name} TO {role}")
+    announced.create(connection, generation_id, entry)
+
+
+def drop(connection: Connection, generation_id: int) -> None:
+    """Drop it, where there is one."""
+    found = execute(connection, "SELECT to_regclass(%(name)s)", {"name": table(generation_id)}).scalar()
+    if found is not None:
+        announced.drop(connection, generation_id)
+        execute(connection, f"DROP TABLE IF EXISTS {table(generation_id)}")
+
+
+def look(connection: Connection, lane: Lane, limit: int, old_s: float = OLD_S) -> Look:
+    """What a visit shall know of a lane's intents; to be committed, or ended, before the visit begins.
+
+    limit: how many old ones are named. Those are the ones whose transaction has aborted, or is open for long.
+    """
+    name = table(lane.generation_id)
+    horizon = execute(connection, HORIZON, {"table": name}).scalar_one()
+    if not horizon:
+        return Look()
+    shape = shape_of(connection, lane.generation_id)
+    old = OLD.format(shard=shape.column)
+    values: dict[str, Any] = {"shard": lane.shard.name, "old": old_s}
+    first = execute(connection, FIRST.format(table=name, old=old), values).scalar()
+    if first is None:
+        return Look((), horizon)
+    identity = ", ".join(_text(shape.entry.columns[i], f"i.c{i + 1}") for i in shape.positions)
+    found: list[Named] = []
+    for side in (">=", "<"):
+        rows = execute(
+            connection,
+            f"SELECT i.id, i.xid::text AS xid, ARRAY[{identity}]::text[] AS identity FROM {name} i "
+            f"WHERE {old} AND i.id {side} %(first)s ORDER BY i.id LIMIT %(limit)s",
+            values | {"first": first, "limit": limit - len(found)},
+        )
+        found += [Named(row.id, tuple(row.identity), row.xid) for row in rows]
+    return Look(tuple(found), horizon)
+
+
+def settle(
+    connection: Connection,
+    lane: Lane,
+    visited: Sequence[IDENTITY],
+    looked: Look,
+    snapshot: str,
+    own: str | int | None = None,
+) -> int:
+    """Delete the intents that are settled by what this transaction applies; returns how many.
+
+    visited: the entries, by their identities, whose truth as of `snapshot` is applied, all of `looked.named` among
+    them. own: the visit's own transaction id, which it drew after the look: what was announced before has a smaller
+    one, but in a history that the shard has lost. A snapshot's end doesn't say that: one beyond it may be open.
+    """
+    if not looked.horizon:
+        return 0
+    name = table(lane.generation_id)
+    gone = 0
+    if looked.named:
+        ids = [one.id for one in looked.named]
+        # No own transaction, no judgement of what the shard has lost: the greatest there can be.
+        ended = {"ids": ids, "snapshot": snapshot, "own": str(2**64 - 1 if own is None else own)}
+        gone += execute(connection, GONE_NAMED.format(table=name), ended).rowcount
+    shape = shape_of(connection, lane.generation_id)
+    entry, positions = shape.entry, shape.positions
+    for nulls, identities in _by_nulls(positions, visited):
+        columns = [f"c{i + 1}" for i in positions]
+        statement = GONE.format(
+            table=name,
+            values=", ".join(
+                f"CAST(v.{column} AS {entry.columns[i].cast}) AS {column}"
+                for column, i in zip(columns, positions, strict=True)
+            ),
+            arrays=", ".join(f"%({column})s::text[]" for column in columns),
+            names=", ".join(columns),
+            shard=shape.column,
+            same=" AND ".join(
+                entry.same_column(i, f"i.c{i + 1}", f"v.c{i + 1}", nulls.get(i, False)) for i in positions
+            ),
+        )
+        arrays = {column: list(texts) for column, texts in zip(columns, zip(*identities, strict=True), strict=True)}
+        values = {"shard": lane.shard.name, "horizon": looked.horizon, "snapshot": snapshot}
+        gone += execute(connection, statement, arrays | values).rowcount
+    return gone
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What intents of a generation look like. entry: as the index server has it; shard: the position of its name."""
+
+    entry: Entry
+    shard: int
+
+    @property
+    def column(self) -> str:
+        """The physical column that has the shard's name."""
+        return f"c{self.shard + 1}"
+
+    @property
+    def positions(self) -> list[int]:
+        """The identity's positions but for the shard's name: in this order the shard has them."""
+        return [i for i in self.entry.identity_positions if i != self.shard]
+
+
+def shape_of(connection: Connection, generation_id: int) -> Shape:
+    """Reads it."""
+    row = execute(connection, SHAPE, {"id": generation_id}).one()
+    entry = Entry.from_json(row.entry)
+    return Shape(entry, [column.source for column in entry.columns].index(row.shard_column))
+
+
+def _by_nulls(
+    positions: Sequence[int], visited: Sequence[IDENTITY]
+) -> Iterator[tuple[dict[int, bool], list[IDENTITY]]]:
+    """The same by which of their columns are NULL: only conditions for one such pattern use an index."""
+    patterns: defaultdict[tuple[bool, ...], list[IDENTITY]] = defaultdict(list)
+    for identity in visited:
+        patterns[tuple(value is None for value in identity)].append(identity)
+    for pattern, identities in patterns.items():
+        yield dict(zip(positions, pattern, strict=True)), identities
+
+
+def _text(column: EntryColumn, name: str) -> str:
+    """SQL for its lossless text: somebody may have made a cast to text that loses something."""
+    return text_of_own(name) if "." in column.cast else f"{name}::text"
+
+
+def text_of_own(name: str) -> str:
+    """SQL for the lossless text of a value of a user's own type, without a cast that somebody may have made."""
+    return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END"

@@ -1,0 +1,330 @@
+"""The capture of a shard: the outbox of a generation, and the triggers that touch entries in it.
+
+A touch says that an entry may have changed, nothing more; the visit asks the source (docs/architecture.md#apart). So
+its order doesn't matter, and neither does which event of a row comes last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import IndexDefinition, QualifiedName, quote
+from airflow_roir.engine.capture.plpgsql import function, indent
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.entry import Entry, equality_operators
+from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.schema import rights
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.source import Source
+from airflow_roir.errors import SourceChanged
+from airflow_roir.shards import home
+from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
+from airflow_roir.shards.sources import check_owner
+
+# Plans are kept. One that was made when an outbox was empty would read all of it for each row when it is large.
+BY_INDEX = " SET enable_seqscan = off"
+REMEMBERED = f"SELECT entry FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
+WRITTEN = f"""
+INSERT INTO {SHARD_SCHEMA}.outbox (name, server, index_name, source, entry, leaves, bounds, capture, is_unique)
+VALUES (%(name)s, %(server)s, %(index)s, %(source)s, %(entry)s::jsonb, {SHARD_SCHEMA}.leaves(%(source)s),
+        {SHARD_SCHEMA}.bounds(%(source)s), {SHARD_SCHEMA}.capture_of(%(name)s), %(unique)s)
+"""
+# What was announced already: all versions that there can be.
+NOTHING = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
+# A row that is never shipped: an outbox without it was emptied.
+FIRST = "INSERT INTO {table} (version) SELECT 0 WHERE NOT EXISTS (SELECT FROM {table} WHERE version = 0)"
+RELATION = (
+    "SELECT c.oid::bigint FROM pg_class c WHERE c.oid = (SELECT source FROM {schema}.outbox WHERE name = %(name)s)"
+)
+
+
+def table(outbox: str) -> str:
+    """The outbox: identities, each with the version of its last touch."""
+    return f"{SHARD_SCHEMA}.{outbox}"
+
+
+def view(outbox: str) -> str:
+    """The source as entries, columns c1, c2, …, which makes the server refuse to drop or retype one."""
+    return f"{SHARD_SCHEMA}.{outbox}_source"
+
+
+def touch_function(outbox: str) -> str:
+    """The function of the row trigger."""
+    return f"{SHARD_SCHEMA}.{outbox}_touch"
+
+
+def emptied_function(outbox: str) -> str:
+    """The function of the triggers of TRUNCATE."""
+    return f"{SHARD_SCHEMA}.{outbox}_emptied"
+
+
+def trigger(outbox: str) -> str:
+    """The row trigger's name. By it PostgreSQL orders triggers, which makes no difference here."""
+    return f"roir_{outbox}"
+
+
+def install(
+    database: Database,
+    lane: Lane,
+    definition: IndexDefinition,
+    server: str,
+    timeout_ms: int,
+    patience_s: float,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Begin to capture the writes of a shard's table for a generation: every writer in flight has ended then.
+
+    database: the shard's. server: what the index server calls itself. Safe to call again. Raises LockNotAcquired
+    (names the blockers; nothing stays), SourceChanged (the table isn't the one that was planned), RightMissing.
+    """
+    with database.transaction() as connection:
+        home.check(connection, lane.shard)
+        if execute(connection, REMEMBERED, {"name": lane.outbox}).first() is not None:
+            return
+        source = catalog.read_source_by_oid(connection, lane.source_oid)
+        check_owner(connection, source)
+    assert definition.source is not None
+    entry = Entry.of(source, definition, "none", 1)
+    drain = Drain(database, source.sql, source.relations, timeout_ms, patience_s)
+    with telling_of_names():
+        drain.run(
+            lambda connection, lock: _install(connection, lock, lane, source, entry, definition, server),
+            report,
+        )
+
+
+def _install(
+    connection: Connection,
+    lock: Callable[[], None],
+    lane: Lane,
+    source: Source,
+    entry: Entry,
+    definition: IndexDefinition,
+    server: str,
+) -> None:
+    execute(connection, "SELECT pg_advisory_xact_lock_shared(hashtext('roir_shard'))")
+    if execute(connection, REMEMBERED, {"name": lane.outbox}).first() is not None:
+        return
+    name = lane.outbox
+    entry = _make_table(connection, name, entry)
+    _make_view(connection, name, source, entry)
+    for text in (_touched(name, source, entry), _emptied(name, source, entry)):
+        execute(connection, text)
+    lock()
+    now = catalog.read_source_by_oid(connection, source.oid)
+    if (now.columns, now.primary_key) != (source.columns, source.primary_key):
+        raise SourceChanged(f"table {source.name} was altered meanwhile; start again")
+    event = "AFTER INSERT OR UPDATE OR DELETE"
+    _make_trigger(connection, trigger(name), event, source.sql, "ROW", touch_function(name))
+    _watch_truncate(connection, name, source)
+    execute(
+        connection,
+        WRITTEN,
+        {
+            "name": name,
+            "server": server,
+            "index": str(definition.name),
+            "source": source.oid,
+            "entry": json.dumps(entry.as_json()),
+            "unique": definition.unique,
+        },
+    )
+    functions = [f"{touch_function(name)}()", f"{emptied_function(name)}()"]
+    rights.take_back(connection, [table(name), view(name)], functions)
+
+
+def _make_table(connection: Connection, name: str, entry: Entry) -> Entry:
+    """Create the outbox; returns the entry with its equality operators, as its own index has them."""
+    columns = entry.definitions_of(entry.identity_positions)
+    execute(
+        connection,
+        f"CREATE TABLE {table(name)} ({columns}, "
+        f"version bigint NOT NULL DEFAULT nextval('{SHARD_SCHEMA}.version'), "
+        "xid xid8 NOT NULL DEFAULT pg_current_xact_id(), touched_at timestamptz NOT NULL DEFAULT clock_timestamp()) "
+        # It is emptied all the time, and its first pages are read in each visit.
+        "WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000)",
+    )
+    identity = ", ".join(entry.physical(entry.identity_positions))
+    execute(connection, f"CREATE UNIQUE INDEX {name}_key ON {table(name)} ({identity}) NULLS NOT DISTINCT")
+    execute(connection, f"CREATE INDEX {name}_version ON {table(name)} (version)")
+    execute(connection, f"ALTER TABLE {table(name)} REPLICA IDENTITY FULL")
+    execute(connection, FIRST.format(table=table(name)))
+    return entry.comparing_by(equality_operators(connection, f"{table(name)}_key"))
+
+
+def _make_view(connection: Connection, name: str, source: Source, entry: Entry) -> None:
+    columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
+    only = "" if source.partitioned else "ONLY "
+    execute(connection, f"CREATE VIEW {view(name)} AS SELECT {columns} FROM {only}{source.sql} s")
+
+
+def touch(name: str, entry: Entry, rows: str) -> str:
+    """SQL that touches entries. rows: what stands after the columns of an INSERT."""
+    identity = entry.physical(entry.identity_positions)
+    # Of equal values the last one stays. Drawn in the update, under the row's lock: so a version grows with each touch.
+    kept = ", ".join(f"{column} = EXCLUDED.{column}" for column in identity)
+    return (
+        f"INSERT INTO {table(name)} ({', '.join(identity)}) {rows} ON CONFLICT ({', '.join(identity)}) DO UPDATE "
+        f"SET {kept}, version = nextval('{SHARD_SCHEMA}.version'), xid = pg_current_xact_id(), "
+        "touched_at = clock_timestamp()"
+    )
+
+
+def _touched(name: str, source: Source, entry: Entry) -> str:
+    """The row trigger's function."""
+    everything = [column.source for column in entry.columns]
+    identity = everything[: entry.identity]
+
+    def write(record: str) -> str:
+        values = ", ".join(f"{record}.{quote(column)}" for column in identity)
+        return f"{touch(name, entry, f'VALUES ({values})')};"
+
+    # A trigger on the outbox kept it out: without its first row the outbox is in doubt.
+    kept_out = ["IF NOT FOUND THEN", f"  DELETE FROM {table(name)} WHERE version = 0;", "END IF;"]
+
+    lines = [
+        "IF TG_OP = 'INSERT' THEN",
+        *indent([write("NEW")]),
+        "ELSIF TG_OP = 'DELETE' THEN",
+        *indent([write("OLD")]),
+        f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
+        f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
+        *indent([write("OLD"), *kept_out], 2),
+        "  END IF;",
+        *indent([write("NEW")]),
+        "ELSE",
+        "  RETURN NULL;",
+        "END IF;",
+        *kept_out,
+    ]
+    body = "\n".join(["BEGIN", *indent(lines), "  RETURN NULL;", "END"])
+    return function(touch_function(name), body, BY_INDEX)
+
+
+def _emptied(name: str, source: Source, entry: Entry) -> str:
+    """The function of TRUNCATE: all entries of the shard go, or those of the rows that a leaf still has are touched."""
+    if not source.partitioned:
+        lines = [
+            f"UPDATE {SHARD_SCHEMA}.outbox SET emptied = nextval('{SHARD_SCHEMA}.version') WHERE name = '{name}';",
+        ]
+    else:
+        columns = ", ".join(f"s.{quote(column.source)}" for column in entry.columns[: entry.identity])
+        # Of columns that are called anything.
+        select = f"SELECT {columns} FROM ONLY ".replace("%", "%%")
+        text = touch(name, entry, f"{select}%s s").replace("'", "''")
+        lines = [
+            "IF pg_relation_size(TG_RELID) = 0 THEN",
+            "  RETURN NULL;",
+            # Rows that came since are not in its snapshot, and go all the same.
+            "ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN",
+            "  RAISE feature_not_supported USING",
+            "    MESSAGE = format('%s can''t be truncated at this isolation level', TG_RELID::regclass),",
+            "    DETAIL = 'Its table has a roir index on another server, whose entries of rows that this snapshot '",
+            "      'doesn''t see would stay.',",
+            "    HINT = 'Truncate it in a READ COMMITTED transaction, or use DELETE.';",
+            "END IF;",
+            f"EXECUTE format('{text}', TG_RELID::regclass);",
+        ]
+    body = "\n".join(["BEGIN", *indent(lines), "  RETURN NULL;", "END"])
+    return function(emptied_function(name), body, BY_INDEX)
+
+
+def _watch_truncate(connection: Connection, name: str, source: Source) -> None:
+    if not source.partitioned:
+        _make_trigger(
+            connection, f"{trigger(name)}_t", "AFTER TRUNCATE", source.sql, "STATEMENT", emptied_function(name)
+        )
+        return
+    for leaf in source.leaves:
+        found = catalog.name_of(connection, leaf)
+        _make_trigger(
+            connection, f"{trigger(name)}_t", "BEFORE TRUNCATE", found.sql, "STATEMENT", emptied_function(name)
+        )
+
+
+def _make_trigger(connection: Connection, name: str, event: str, relation: str, each: str, calls: str) -> None:
+    execute(connection, f"CREATE TRIGGER {name} {event} ON {relation} FOR EACH {each} EXECUTE FUNCTION {calls}()")
+    execute(connection, f"ALTER TABLE {relation} ENABLE ALWAYS TRIGGER {name}")
+
+
+def renew(connection: Connection, name: str) -> None:
+    """Put the first row back into an outbox that was emptied. connection: in the shard, in autocommit."""
+    # In one message, so in one transaction; there is nothing in it to announce.
+    execute(connection, f"{NOTHING};\n{FIRST.format(table=table(name))}", {"mark": f"{SHARD_SCHEMA}.{name}"})
+
+
+def read_entry(connection: Connection, name: str) -> Entry | None:
+    """What the outbox says of its entries; None if it is gone."""
+    found: dict[str, Any] | None = execute(connection, REMEMBERED, {"name": name}).scalar()
+    return None if found is None else Entry.from_json(found)
+
+
+def relation(connection: Connection, name: str) -> int | None:
+    """The oid of the table that an outbox is of; None if that was dropped."""
+    found: int | None = execute(connection, RELATION.format(schema=SHARD_SCHEMA), {"name": name}).scalar()
+    return found
+
+
+def remove(
+    database: Database,
+    name: str,
+    timeout_ms: int,
+    patience_s: float,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
+    """End the capture of a generation in a shard. Safe to call again. Raises LockNotAcquired."""
+    with database.transaction() as connection:
+        if not _is_installed(connection):
+            return
+        oid = relation(connection, name)
+        source = None if oid is None else catalog.read_source_by_oid(connection, oid, check=False)
+    if source is None:
+        with database.transaction() as connection:
+            _drop(connection, name, [])
+        return
+    # Readers hold a trigger's DROP up.
+    drain = Drain(database, source.sql, source.relations, timeout_ms, patience_s)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        lock()
+        now = catalog.read_source_by_oid(connection, source.oid, check=False)
+        leaves = [catalog.name_of(connection, leaf) for leaf in now.leaves] if now.partitioned else []
+        _drop(connection, name, [now.name, *leaves])
+
+    with telling_of_names():
+        drain.run(body, report, [source.sql])
+
+
+def _drop(connection: Connection, name: str, relations: list[QualifiedName]) -> None:
+    for relation in relations:
+        execute(connection, f"DROP TRIGGER IF EXISTS {trigger(name)}_t ON {relation.sql}")
+    if relations:
+        execute(connection, f"DROP TRIGGER IF EXISTS {trigger(name)} ON {relations[0].sql}")
+    drop_announcing(connection, name, relations[0] if relations else None)
+    execute(connection, f"DROP VIEW IF EXISTS {view(name)}")
+    # A leaf that was detached has kept its trigger of TRUNCATE.
+    execute(connection, f"DROP FUNCTION IF EXISTS {touch_function(name)}(), {emptied_function(name)}() CASCADE")
+    execute(connection, f"DROP TABLE IF EXISTS {table(name)}")
+    execute(connection, f"DELETE FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s", {"name": name})
+
+
+def drop_announcing(connection: Connection, name: str, source: QualifiedName | None) -> None:
+    """Drop what announces the writes (`announce.py`), where it is; the caller has locked the source, if it is there."""
+    if source is not None:
+        execute(connection, f"DROP TRIGGER IF EXISTS {trigger(name)}_w ON {source.sql}")
+    functions = ", ".join(f"{table(name)}_{one}()" for one in ("announce", "whole", "own"))
+    execute(connection, f"DROP FUNCTION IF EXISTS {functions} CASCADE")
+    execute(connection, f"DROP FOREIGN TABLE IF EXISTS {table(name)}_intent")
+    execute(connection, f"DROP INDEX IF EXISTS {table(name)}_xid")
+
+
+def _is_installed(connection: Connection) -> bool:
+    return bool(execute(connection, f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL").scalar_one())
+
+
+def _image(record: str, columns: list[str]) -> str:
+    return f"ROW({', '.join(f'{record}.{quote(column)}' for column in columns)})::record"

@@ -1,0 +1,56 @@
+"""Strays: outboxes in a shard that are this index server's, and that it doesn't know.
+
+The index server has lost the commit that wrote them down, by a failover or a restore, or the shard was restored from a
+backup of before they were removed, or it was away when it was removed for good. Nobody ships them. Their writers may
+announce still, into a table that isn't there: then they can't commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.errors import LockNotAcquired
+from airflow_roir.shards import home
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import SHARD_SCHEMA, Shard
+
+PRESENT = f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL"
+OURS = f"SELECT name FROM {SHARD_SCHEMA}.outbox WHERE server = %(server)s ORDER BY name"
+KNOWN = "SELECT outbox FROM roir.lane WHERE outbox = ANY (%(names)s) AND removed_at IS NULL"
+
+
+def find(database: Database, shard: Shard) -> list[str]:
+    """The names of a shard's strays. database: the index server's. Raises as `home.check`, and DBAPIError."""
+    with database.transaction() as connection:
+        called = home.server_of(connection)
+    with shard.database(database.application_name, database.limits).transaction() as connection:
+        if not execute(connection, PRESENT).scalar_one():
+            return []
+        home.check(connection, shard)
+        names = list(execute(connection, OURS, {"server": called}).scalars())
+    # Asked later: a lane is committed here before its outbox is made, and forgotten after that was dropped.
+    with database.transaction() as connection:
+        return [name for name in names if name not in _known(connection, names)]
+
+
+def remove(
+    database: Database, shard: Shard, patience_s: float, report: Callable[[str], None] = lambda line: None
+) -> None:
+    """Remove a shard's strays; what can't be locked in time is left, and reported. Raises as `find`."""
+    there = shard.database(database.application_name, database.limits)
+    for name in find(database, shard):
+        where = f"shard {quote(shard.name)}: what captured there for a generation that this server doesn't know"
+        try:
+            outbox.remove(there, name, database.limits.attempt_ms, patience_s, report)
+        except LockNotAcquired as error:
+            report(f"{where} is left ({name}): {error}")
+        else:
+            report(f"{where} is removed ({name})")
+
+
+def _known(connection: Connection, names: list[str]) -> set[str]:
+    return set(execute(connection, KNOWN, {"names": names}).scalars())

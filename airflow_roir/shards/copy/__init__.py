@@ -1,0 +1,1 @@
+"""Prepares an index over shards and copies its rows."""

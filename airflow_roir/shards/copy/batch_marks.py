@@ -1,0 +1,81 @@
+"""Marks: what the batches of a build leave in a shard, so that it is noticed if the shard loses what they have copied.
+
+A batch's mark is committed in the shard, and on disk there, after its rows were read and before they are committed on
+the index server. Commits are lost from the newest on: a shard that has the mark has all that was read. Once all is
+copied a tick takes the marks' place, as visits count it: what is lost before the first of them is noticed by it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.retry.trouble import reason_of
+from airflow_roir.errors import SourceChanged
+from airflow_roir.shards import home
+from airflow_roir.shards.shard import SHARD_SCHEMA, Shard, lanes_of, set_away
+
+FOUND = f"SELECT piece, mark FROM {SHARD_SCHEMA}.mark WHERE outbox = %(outbox)s"
+LEAVE = f"""
+SET LOCAL synchronous_commit = on;
+INSERT INTO {SHARD_SCHEMA}.mark (outbox, piece, mark) VALUES (%(outbox)s, %(piece)s, %(mark)s)
+    ON CONFLICT (outbox, piece) DO UPDATE SET mark = EXCLUDED.mark
+"""
+
+
+COUNT = f"""
+SET LOCAL synchronous_commit = on;
+UPDATE {SHARD_SCHEMA}.outbox SET tick = tick + 1 WHERE name = %(outbox)s RETURNING tick
+"""
+COUNTED = "UPDATE roir.lane SET tick = greatest(tick, %(tick)s) WHERE id = %(lane)s"
+
+
+def of(connection: Connection, outbox: str, piece: int) -> int:
+    """The mark of a range, in its shard; 0 if it has none."""
+    found = execute(connection, f"{FOUND} AND piece = %(piece)s", {"outbox": outbox, "piece": piece}).first()
+    return 0 if found is None else int(found.mark)
+
+
+COPIED = "SELECT shard_id, id, mark FROM roir.scan_range WHERE operation_id = %(operation)s AND mark IS NOT NULL"
+
+
+def leave(connection: Connection, outbox: str, piece: int, mark: int) -> None:
+    """Leave a mark, in the shard's open transaction."""
+    execute(connection, LEAVE, {"outbox": outbox, "piece": piece, "mark": mark})
+
+
+def check_marks(database: Database, index: str, generation_id: int, operation_id: int) -> None:
+    """At the end of the copies: raise SourceChanged if a shard has lost what was copied, and count a tick there.
+
+    Of an index over shards only; nothing is shipped before.
+    """
+    with database.transaction() as connection:
+        lanes = lanes_of(connection, generation_id)
+        if not lanes:
+            return
+        rows = execute(connection, COPIED, {"operation": operation_id}).all()
+    for lane in lanes:
+        try:
+            with lane.shard.database(database.application_name, database.limits).transaction() as there:
+                home.check(there, lane.shard)
+                found = {row.piece: row.mark for row in execute(there, FOUND, {"outbox": lane.outbox})}
+                if any(found.get(row.id, 0) < row.mark for row in rows if row.shard_id == lane.shard.id):
+                    raise lost(index, lane.shard)
+                tick = execute(there, COUNT, {"outbox": lane.outbox}).scalar()
+        except DBAPIError as error:
+            # Whoever waits for it is to see for whom.
+            with database.transaction() as connection:
+                set_away(connection, lane.shard.id, reason_of(error))
+            raise
+        with database.transaction() as connection:
+            execute(connection, COUNTED, {"lane": lane.id, "tick": tick})
+
+
+def lost(index: str, shard: Shard) -> SourceChanged:
+    """The error of a shard that has lost commits."""
+    return SourceChanged(
+        f"index {index}: shard {quote(shard.name)} has lost its last commits, by a failover to a replica, a crash or a "
+        "restore, and rows of them were copied. Abort the operation and start again"
+    )

@@ -1,0 +1,136 @@
+"""Prepare over shards: lanes on the index server first, then the capture in each shard (docs/architecture.md#apart)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import IndexDefinition, argument, quote
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.stored_definition import stored_definition
+from airflow_roir.engine.database import Database, execute, to_json
+from airflow_roir.engine.dry_run import Rehearsal
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
+from airflow_roir.engine.source import catalog
+from airflow_roir.errors import InvalidInput, LockNotAcquired
+from airflow_roir.shards import home
+from airflow_roir.shards.announce import announce
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.copy import shape_table
+from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
+from airflow_roir.shards.ship.lanes import held
+
+EVIDENCE = f"SELECT {SHARD_SCHEMA}.evidence(%(name)s)"
+DUE = """
+SELECT l.captured_at IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped' AS due
+  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s
+"""
+
+
+def with_face(connection: Connection, rehearsal: Rehearsal) -> Rehearsal:
+    """Make the face of a new index, in the transaction of its prepare: it never stays behind alone."""
+    assert rehearsal.survey is not None
+    survey = rehearsal.survey
+    name = shape_table.create(connection, survey.any_source, rehearsal.definition, survey.shard_column)
+    return replace(rehearsal, source=catalog.read_source(connection, name))
+
+
+CREATE_LANE = """
+INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid)
+VALUES (%(generation)s, %(shard)s, %(outbox)s, %(source)s)
+"""
+MISSING = """
+SELECT id FROM roir.lane WHERE generation_id = %(generation)s AND captured_at IS NULL AND removed_at IS NULL
+"""
+CAPTURED = """
+UPDATE roir.lane SET captured_at = clock_timestamp(), evidence = %(evidence)s
+ WHERE id = %(lane)s AND captured_at IS NULL
+"""
+INDEX = """
+SELECT i.* FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(generation)s
+"""
+
+
+def create_lanes(connection: Connection, generation_id: int, rehearsal: Rehearsal) -> None:
+    """Write down what will be made in the shards, before any of it is."""
+    assert rehearsal.survey is not None
+    for one in rehearsal.survey.shards:
+        values = {"generation": generation_id, "shard": one.shard.id, "source": one.source.oid}
+        execute(connection, CREATE_LANE, {**values, "outbox": f"o_{secrets.token_hex(8)}"})
+
+
+def check_lanes(connection: Connection, row: operations.OperationRow, index: str, definition: IndexDefinition) -> None:
+    """Raise InvalidInput if an unfinished operation is over other shards than those that are asked for."""
+    if not definition.shards:
+        return
+    present = [lane.shard.name for lane in lanes_of(connection, row.generation_id)]
+    if sorted(definition.shards) != sorted(present):
+        raise InvalidInput(
+            f"index {index}: operation {row.id} is unfinished, and over the shards {', '.join(map(quote, present))}. "
+            f"Finish it (roir resume {argument(index)}) or abort it (roir abort {argument(index)}) first"
+        )
+
+
+def capture_all(
+    database: Database, generation_id: int, timeout_ms: int, patience_s: float, report: Callable[[str], None]
+) -> None:
+    """Begin to capture in every shard that doesn't yet. Safe to call again, and by several at once.
+
+    A shard that can't be reached is named, and left to the build's workers; so is one whose lock isn't free in time.
+    Raises what isn't a matter of time, such as RightMissing and SourceChanged.
+    """
+    for lane in missing(database, generation_id):
+        try:
+            capture(database, lane, timeout_ms, patience_s, report)
+        except (DBAPIError, LockNotAcquired) as error:
+            if isinstance(error, DBAPIError) and trouble_of(error) is None:
+                raise
+            problem = reason_of(error)
+            with database.transaction() as connection:
+                set_away(connection, lane.shard.id, problem)
+            report(f"shard {quote(lane.shard.name)} isn't captured yet: {problem}; the build goes on without it")
+
+
+def missing(database: Database, generation_id: int) -> list[Lane]:
+    """The lanes of a generation that aren't captured yet."""
+    with database.transaction() as connection:
+        wanted = set(execute(connection, MISSING, {"generation": generation_id}).scalars())
+        return [one for one in lanes_of(connection, generation_id) if one.id in wanted]
+
+
+def capture(
+    database: Database,
+    lane: Lane,
+    timeout_ms: int,
+    patience_s: float,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Begin to capture in one shard, and write that down. database: the index server's.
+
+    Raises LockNotAcquired, also where another process is about it; DBAPIError of either side.
+    """
+    with held(database, lane.id):
+        with database.transaction() as connection:
+            if not execute(connection, DUE, {"lane": lane.id}).scalar_one():
+                return
+            definition = definition_of(connection, lane.generation_id)
+            server = home.server_of(connection)
+        there = lane.shard.database(database.application_name, database.limits)
+        outbox.install(there, lane, definition, server, timeout_ms, patience_s, report)
+        with there.transaction() as connection:
+            found = execute(connection, EVIDENCE, {"name": lane.outbox}).scalar_one()
+        with database.transaction() as connection:
+            execute(connection, CAPTURED, {"lane": lane.id, "evidence": to_json(found)})
+            set_reached(connection, lane.shard.id)
+    # Writes are announced for the new generation before readers see it.
+    announce.keep_on(database, lane.generation_id, report)
+
+
+def definition_of(connection: Connection, generation_id: int) -> IndexDefinition:
+    """The definition of the index that a generation is of."""
+    row = execute(connection, INDEX, {"generation": generation_id}).one()
+    return stored_definition(connection, row, IndexDefinition(operations.index_name(row)))

@@ -1,0 +1,129 @@
+"""Removes the capture of generations that are gone, in every shard that can be reached; the rest stays written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
+from airflow_roir.errors import RoirError
+from airflow_roir.shards import home
+from airflow_roir.shards.announce import intents
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.copy import shape_table
+from airflow_roir.shards.shard import Shard, by_id, set_away
+from airflow_roir.shards.ship.lanes import held
+from airflow_roir.shards.unique import holders
+
+UNUSED = """
+SELECT g.id FROM roir.generation g
+ WHERE g.status = 'dropped' AND to_regclass('roir_data.g' || g.id || '_intent') IS NOT NULL
+   AND NOT EXISTS (SELECT FROM roir.lane l WHERE l.generation_id = g.id AND l.removed_at IS NULL)
+ ORDER BY g.id
+"""
+
+LEFT = """
+SELECT l.id, l.outbox, l.shard_id, i.schema_name, i.name, s.removed_at
+  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+  JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE g.status = 'dropped' AND l.removed_at IS NULL
+   AND i.id = coalesce(%(index)s, i.id) AND s.id = coalesce(%(shard)s, s.id)
+ ORDER BY l.id
+"""
+FORGET = "UPDATE roir.lane SET removed_at = clock_timestamp() WHERE id = %(lane)s AND removed_at IS NULL"
+
+
+def release(
+    database: Database,
+    index_id: int | None,
+    patience_s: float,
+    report: Callable[[str], None] = lambda line: None,
+    shard_id: int | None = None,
+) -> list[str]:
+    """Remove the outboxes and triggers of dropped generations, of one index or of all, and faces of dropped indexes.
+
+    shard_id: only in this shard. Safe to call again. Returns a line for each shard that still has some: the next
+    clean-up tries again.
+    """
+    waiting = _drop_faces(database)
+    with database.transaction() as connection:
+        rows: list[Row[Any]] = list(execute(connection, LEFT, {"index": index_id, "shard": shard_id}))
+        left = [(row, by_id(connection, row.shard_id)) for row in rows]
+    # One that is away once is away for all that it has, and each try would take its time.
+    away: dict[int, str] = {}
+    for row, one in left:
+        if row.removed_at is not None:
+            # Whoever took the shard away has given up what is there.
+            _forget(database, row.id)
+            continue
+        if one.id not in away and (problem := _remove(database, row.id, row.outbox, one, patience_s, report)):
+            away[one.id] = problem
+        if one.id in away:
+            name = operations.index_name(row)
+            waiting.append(
+                f"index {name}: its capture in shard {quote(one.name)} is left ({row.outbox}): {away[one.id]}"
+            )
+    return waiting + _drop_intents(database)
+
+
+def _drop_intents(database: Database) -> list[str]:
+    """The intents of dropped generations whose writers announce no more: until then each commit needs the table."""
+    with database.transaction() as connection:
+        left = list(execute(connection, UNUSED).scalars())
+    waiting = []
+    for generation_id in left:
+        try:
+            with database.transaction() as connection:
+                execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
+                intents.drop(connection, generation_id)
+                holders.drop(connection, generation_id)
+        except DBAPIError as error:
+            if trouble_of(error) is None or error.connection_invalidated:
+                raise
+            waiting.append(f"the intents of generation {generation_id} are left: {reason_of(error)}")
+    return waiting
+
+
+def _drop_faces(database: Database) -> list[str]:
+    try:
+        with database.transaction() as connection:
+            execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
+            # A face is made in the transaction that makes its index: none of them is only being prepared.
+            for name in shape_table.left_over(connection):
+                shape_table.drop(connection, name)
+    except DBAPIError as error:
+        if trouble_of(error) is None or error.connection_invalidated:
+            raise
+        return [f"the face of an index that was dropped is left: {reason_of(error)}"]
+    return []
+
+
+def _remove(
+    database: Database, lane_id: int, name: str, one: Shard, patience_s: float, report: Callable[[str], None]
+) -> str | None:
+    try:
+        with held(database, lane_id):
+            there = one.database(database.application_name, database.limits)
+            with there.transaction() as connection:
+                # In another database there is nothing of ours, which says nothing of the right one.
+                home.check(connection, one)
+            outbox.remove(there, name, database.limits.attempt_ms, patience_s, report)
+            _forget(database, lane_id)
+        return None
+    except (DBAPIError, RoirError) as error:
+        problem = reason_of(error)
+        if isinstance(error, DBAPIError):
+            with database.transaction() as connection:
+                set_away(connection, one.id, problem)
+        return problem
+
+
+def _forget(database: Database, lane_id: int) -> None:
+    with database.transaction() as connection:
+        execute(connection, FORGET, {"lane": lane_id})

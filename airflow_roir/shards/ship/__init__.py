@@ -1,0 +1,1 @@
+"""Ships what was written in the shards to the index."""

@@ -1,0 +1,331 @@
+"""Applies what a visit found to the generation, in one transaction of the index server (docs/architecture.md#apart)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.errors import Fenced
+from airflow_roir.shards.capture import evidence
+from airflow_roir.shards.ship.lanes import VISITS, Claim, Route
+from airflow_roir.shards.ship.poll import Acknowledged, Visit
+from airflow_roir.shards.unique import holders
+
+HELD = """
+SELECT l.token, l.owner, l.tick, l.step, l.emptied, l.strict_from, l.doubtful_at, l.removed_at, g.status,
+       CASE WHEN l.strict_from IS NOT NULL AND l.strict_start IS DISTINCT FROM pg_postmaster_start_time()
+            THEN pg_postmaster_start_time() END AS unproved
+  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s FOR UPDATE OF l
+"""
+APPLIED = """
+UPDATE roir.lane SET step = step + %(steps)s, tick = greatest(tick, %(tick)s), emptied = %(emptied)s,
+       shipped = shipped + %(rows)s, heartbeat_at = clock_timestamp(), pending = %(pending)s, pending_bytes = %(bytes)s,
+       fresh_at = coalesce(%(fresh)s, fresh_at),
+       oldest_at = CASE WHEN %(pending)s > 0 THEN coalesce(%(fresh)s, fresh_at, captured_at) END,
+       evidence = coalesce(%(evidence)s::jsonb, evidence)
+ WHERE id = %(lane)s AND token = %(token)s
+RETURNING step, clock_timestamp() AS now
+"""
+# tick: of the shard, which is the truth from now on, so that the lane goes on; step likewise. doubtful_at: the last
+# time, since a verification that began before it says nothing about what was lost then.
+DOUBT = """
+UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = %(doubt)s,
+       tick = CASE WHEN %(lost)s THEN %(tick)s ELSE tick END, step = greatest(step, %(step)s),
+       emptied = CASE WHEN %(lost)s THEN least(emptied, %(emptied)s) ELSE emptied END,
+       evidence = coalesce(%(evidence)s::jsonb, evidence)
+ WHERE id = %(lane)s AND token = %(token)s
+RETURNING tick, step, emptied
+"""
+# Until announcing is begun anew, in each visit that finds it so.
+UNANNOUNCED = """
+UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE id = %(lane)s AND strict_from IS NOT NULL
+"""
+# Since the server was started all who had announced to an older copy of it have ended: what they wrote is in the shard.
+# It is here, too, once a pass has ended that began now.
+PROVED = """
+UPDATE roir.lane SET strict_start = pg_postmaster_start_time(), strict_from = clock_timestamp(),
+       fresh_at = CASE WHEN fresh_at <= clock_timestamp() THEN fresh_at END
+ WHERE id = %(lane)s AND strict_from IS NOT NULL
+"""
+EVIDENCE = "SELECT evidence FROM roir.lane WHERE id = %(lane)s"
+# By index, whatever the statistics say; of a shard that was emptied all is read anyway.
+BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
+
+Settle = Callable[[Connection, Visit], object]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was applied. done: to be acknowledged in the shard. now: the index server's clock, before what comes next.
+
+    doubt: what was found to be lost, if that is new. again: nothing was applied, since something was lost: visit again.
+    overtaken: the shard knows a token that this server has lost; claim the lane with a greater one.
+    """
+
+    done: Acknowledged | None
+    now: datetime | None
+    rows: int = 0
+    doubt: str | None = None
+    again: bool = False
+    overtaken: int | None = None
+
+
+def apply(
+    connection: Connection,
+    route: Route,
+    claim: Claim,
+    visit: Visit,
+    fresh: datetime | None = None,
+    settle: Settle | None = None,
+) -> Applied:
+    """Write what is there and delete what isn't, if the claim still holds the lane. In the caller's transaction.
+
+    fresh: when the pass began that this visit ends, by this server's clock. settle: takes intents away that the visit
+    has answered. Raises Fenced: nothing was changed.
+    """
+    held = check(connection, route, claim)
+    if visit.before >= visit.tick:
+        # Nobody has a greater token here, so this server has lost one.
+        return Applied(None, None, again=True, overtaken=visit.before // VISITS)
+    lost = visit.before < held.tick
+    kept = None
+    if visit.evidence is not None:
+        kept = execute(connection, EVIDENCE, {"lane": route.lane.id}).scalar()
+    _hear(connection, route, claim, visit, held, kept)
+    if (why := _why(route, visit, held, kept)) is not None:
+        _doubt(connection, route, claim, visit, why, lost, new=held.doubtful_at is None)
+        if lost:
+            _follow_holders(connection, route, claim)
+            return Applied(None, None, doubt=why, again=True)
+    if visit.ticked and visit.tick <= held.tick:
+        raise Fenced(f"{route.name}: a later visit was applied; {claim.owner} has changed nothing")
+    if held.unproved is not None:
+        _prove(connection, route, claim, visit, held.unproved)
+    if visit.emptied > held.emptied:
+        _empty(connection, route)
+    if visit.rows:
+        execute(connection, BY_INDEX)
+        _delete(connection, route, visit.gone)
+        _put(connection, route, visit.there)
+    if settle is not None and visit.ticked:
+        settle(connection, visit)
+    _follow_holders(connection, route, claim, visit, visit.emptied > held.emptied)
+    row = execute(
+        connection,
+        APPLIED,
+        {
+            "lane": route.lane.id,
+            "token": claim.token,
+            "steps": int(visit.ticked),
+            "tick": visit.tick if visit.ticked else 0,
+            "emptied": max(visit.emptied, held.emptied),
+            "rows": len(visit.versions),
+            # What is applied isn't pending, though it is in the outbox until the next visit.
+            "pending": max(0, visit.pending - len(visit.versions)),
+            "bytes": visit.bytes if visit.pending > len(visit.versions) else 0,
+            "fresh": fresh,
+            "evidence": _json(visit),
+        },
+    ).one()
+    done = Acknowledged(visit.tick, row.step, visit.versions) if visit.ticked else None
+    return Applied(done, row.now, visit.rows, why if held.doubtful_at is None else None)
+
+
+def check(connection: Connection, route: Route, claim: Claim) -> Row[Any]:
+    """Lock a lane's row. Raises Fenced unless the claim holds it, and the generation is there."""
+    held = execute(connection, HELD, {"lane": route.lane.id}).one()
+    if (held.token, held.owner) != (claim.token, claim.owner):
+        raise Fenced(f"{route.name}: {held.owner or 'no shipper'} has it now; {claim.owner} has changed nothing")
+    if held.removed_at is not None or held.status == "dropped":
+        raise Fenced(f"{route.name}: generation {route.lane.generation_id} is dropped; nothing is shipped to it")
+    return held
+
+
+def distrust(connection: Connection, route: Route, claim: Claim, problem: str) -> None:
+    """Write down that a capture may miss writes, where no visit can tell. Raises Fenced."""
+    held = check(connection, route, claim)
+    values: dict[str, Any] = {"lane": route.lane.id, "token": claim.token, "evidence": None}
+    values |= {"lost": False, "tick": 0, "step": 0, "emptied": 0}
+    why = _missing(route, problem)
+    execute(connection, DOUBT, values | {"doubt": why})
+    _follow_holders(connection, route, claim)
+    if held.doubtful_at is None:
+        operations.record_event(connection, route.index_id, None, claim.owner, "doubt", why)
+
+
+def advance(claim: Claim, visit: Visit) -> None:
+    """After the commit: what the claim knows."""
+    if visit.ticked:
+        claim.known = visit.tick
+        claim.emptied = max(claim.emptied, visit.emptied)
+    if visit.evidence is not None:
+        claim.evidence = visit.evidence_hash
+
+
+def _hear(
+    connection: Connection, route: Route, claim: Claim, visit: Visit, held: Row[Any], kept: dict[str, Any] | None
+) -> None:
+    """Refuse strict reads until `roir announce` has run again, unless all writes were announced."""
+    why = visit.unannounced
+    if why is None and evidence.is_readable(visit.evidence):
+        why = evidence.silence(kept, visit.evidence)
+    if why is not None and held.strict_from is not None:
+        execute(connection, UNANNOUNCED, {"lane": route.lane.id})
+        said = f"shard {quote(route.lane.shard.name)}: {why}"
+        operations.record_event(connection, route.index_id, None, claim.owner, "not announced", said)
+
+
+def _why(route: Route, visit: Visit, held: Row[Any], kept: dict[str, Any] | None) -> str | None:
+    shard = f"shard {quote(route.lane.shard.name)}"
+    if visit.before < held.tick:
+        return (
+            f"{shard} has lost its last commits, by a failover to a replica, a crash or a restore: it knows less than "
+            "was applied here"
+        )
+    if visit.step > held.step:
+        return (
+            f"this server has lost its last commits, by a failover to a replica or a restore: {shard} has cleared away "
+            f"what step {visit.step} applied, and here step {held.step} was the last one"
+        )
+    problem = visit.problem
+    if problem is None and visit.evidence is not None and not evidence.is_readable(visit.evidence):
+        problem = "what it tells of its capture can't be read"
+    elif problem is None and visit.evidence is not None:
+        problem = evidence.change(kept, visit.evidence)
+    return None if problem is None else _missing(route, problem)
+
+
+def _prove(connection: Connection, route: Route, claim: Claim, visit: Visit, start: datetime) -> None:
+    """After a start of this server: strict reads need all who announced before to have ended in the shard.
+
+    They have ids below one that a visit has drawn since; a snapshot's end doesn't say which ids were given.
+    """
+    if claim.start != start:
+        claim.start, claim.horizon = start, 0
+    elif claim.horizon and int(visit.snapshot.split(":", 1)[0]) >= claim.horizon:
+        execute(connection, PROVED, {"lane": route.lane.id})
+    elif not claim.horizon and visit.xid is not None:
+        claim.horizon = int(visit.xid)
+
+
+def _missing(route: Route, problem: str) -> str:
+    return f"shard {quote(route.lane.shard.name)}: {problem}, so that writes may be missing here"
+
+
+def _doubt(connection: Connection, route: Route, claim: Claim, visit: Visit, why: str, lost: bool, new: bool) -> None:
+    row = execute(
+        connection,
+        DOUBT,
+        {
+            "lane": route.lane.id,
+            "token": claim.token,
+            "doubt": why,
+            "lost": lost,
+            "tick": visit.before,
+            "step": visit.step,
+            "emptied": visit.emptied,
+            "evidence": _json(visit),
+        },
+    ).one()
+    if lost:
+        claim.known, claim.step, claim.emptied = row.tick, row.step, row.emptied
+    if new:
+        operations.record_event(connection, route.index_id, None, claim.owner, "doubt", why)
+
+
+def _json(visit: Visit) -> str | None:
+    return json.dumps(visit.evidence) if evidence.is_readable(visit.evidence) else None
+
+
+def _follow_holders(
+    connection: Connection, route: Route, claim: Claim, visit: Visit | None = None, emptied: bool = False
+) -> None:
+    if not route.unique:
+        return
+    there, gone = ((), ()) if visit is None else (visit.there, visit.gone)
+    name = route.lane.shard.name
+    shard, problem = f"shard {quote(name)}", None
+    if visit is not None and visit.unguarded is not None:
+        problem = f"{shard}: {visit.unguarded}"
+    elif emptied:
+        problem = f"{shard} was truncated, which can't be announced"
+    holders.follow(connection, route.lane.generation_id, claim.owner, name, there, gone, problem)
+
+
+def _empty(connection: Connection, route: Route) -> None:
+    """Take all entries of a shard out: it was truncated."""
+    column = f"b.c{route.column + 1}"
+    gone = f"DELETE FROM {physical.base(route.lane.generation_id)} b WHERE {column} = %(shard)s"
+    execute(connection, gone, {"shard": route.lane.shard.name})
+
+
+def _given(route: Route) -> str:
+    """The entries that a shard gives: all of them its own, whatever it says."""
+    base = physical.base(route.lane.generation_id)
+    columns = ", ".join(
+        f"%(shard)s::text AS {name}" if i == route.column else f"(g.entry).{name}"
+        for i, name in enumerate(route.entry.physical())
+    )
+    return (
+        f"given AS MATERIALIZED (SELECT e::{base} AS entry FROM unnest(%(entries)s::text[]) e), "
+        f"d AS MATERIALIZED (SELECT {columns} FROM given g)"
+    )
+
+
+def _put(connection: Connection, route: Route, entries: tuple[str, ...]) -> None:
+    if not entries:
+        return
+    entry, base = route.entry, physical.base(route.lane.generation_id)
+    columns, identity = ", ".join(entry.physical()), ", ".join(entry.physical(entry.identity_positions))
+    for table, where, upsert in _targets(route):
+        execute(
+            connection,
+            # In the order of the index, so that two of one shard's lanes meet in it alike; a named entry may be there
+            # twice.
+            f"WITH {_given(route)} INSERT INTO {table or base} ({columns}) "
+            f"SELECT DISTINCT ON ({identity}) {columns} FROM d WHERE {where} ORDER BY {identity} {upsert}",
+            {"entries": list(entries), "shard": route.lane.shard.name},
+        )
+
+
+def _targets(route: Route) -> list[tuple[str | None, str, str]]:
+    """Where entries go, which of them, and what an upsert goes by: a unique index keeps keys with a NULL apart."""
+    entry = route.entry
+    if not entry.enforced:
+        return [(None, "true", entry.on_conflict())]
+    apart = " OR ".join(f"d.c{i + 1} IS NULL" for i in entry.apart_positions) or "false"
+    rest = physical.segment(route.lane.generation_id, physical.DEFAULT_SEGMENT)
+    return [(None, f"NOT ({apart})", entry.on_conflict(by_key=True)), (rest, apart, entry.on_conflict())]
+
+
+def _delete(connection: Connection, route: Route, entries: tuple[str, ...]) -> None:
+    """Delete entries, by a statement for each pattern of NULLs: only such a condition uses the index."""
+    if not entries:
+        return
+    entry, base = route.entry, physical.base(route.lane.generation_id)
+    given = _given(route)
+    pattern = entry.null_pattern(entry.identity_positions, "d.")
+    values = {"entries": list(entries), "shard": route.lane.shard.name}
+    patterns = ["0" * entry.identity]
+    if entry.nullable_positions:
+        patterns = list(execute(connection, f"WITH {given} SELECT DISTINCT {pattern} FROM d", values).scalars())
+    for nulls in patterns:
+        same = entry.equal("b.", "d.", {i: nulls[i] == "1" for i in entry.identity_positions})
+        held = f" WHERE {pattern} = '{nulls}'" if entry.nullable_positions else ""
+        execute(connection, f"WITH {given} DELETE FROM {base} b USING (SELECT * FROM d{held}) d WHERE {same}", values)
+
+
+def has_columns_of(entry: Entry, here: Entry, column: int) -> bool:
+    """Whether an outbox has the same columns as the generation, without the one that names the shard."""
+    ours = [one.source for i, one in enumerate(entry.columns) if i != column]
+    return ours == [one.source for one in here.columns] and entry.identity == here.identity + 1

@@ -1,0 +1,296 @@
+"""Ships one lane, step by step: claim, visit, apply, acknowledge. Each is one transaction of one server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
+from airflow_roir.engine.scan.batch_size import BatchSize
+from airflow_roir.errors import Fenced, RoirError, SourceChanged
+from airflow_roir.shards import home
+from airflow_roir.shards.announce import intents
+from airflow_roir.shards.announce.intents import Look
+from airflow_roir.shards.capture import leaves, outbox
+from airflow_roir.shards.capture.evidence import is_readable
+from airflow_roir.shards.shard import SHARD_SCHEMA, Shard, set_reached
+from airflow_roir.shards.ship import lanes
+from airflow_roir.shards.ship import poll as visits
+from airflow_roir.shards.ship.apply import Applied, advance, apply, distrust, has_columns_of
+from airflow_roir.shards.ship.lanes import Claim, Route
+from airflow_roir.shards.ship.poll import Acknowledged, Visit
+
+# What a visit and its apply should take: so long a TRUNCATE of the table waits.
+TARGET_S = 0.3
+MOST_ROWS = 20_000
+# So many old intents are answered beside a visit's own rows.
+NAMED = 1_000
+NOW = "SELECT clock_timestamp()"
+PROBLEM = f"SELECT {SHARD_SCHEMA}.capture_problem(%(name)s)"
+
+
+class InShard(RoirError):
+    """Something failed in a shard. error: what."""
+
+    def __init__(self, shard: Shard, error: Exception) -> None:
+        super().__init__(f"shard {quote(shard.name)}: {reason_of(error)}")
+        self.shard = shard
+        self.error = error
+
+    @property
+    def passes(self) -> bool:
+        """Whether another attempt at once may succeed."""
+        return trouble_of(self.error) is not None
+
+
+class LaneShipper:
+    """One lane, and who ships it. Two sessions: on the index server, and in the shard, outside of transactions.
+
+    A lost session is opened again by the next step. shard: the shard's database.
+    """
+
+    def __init__(
+        self, database: Database, lane_id: int, owner: str, shard: Database | None = None, most: int = MOST_ROWS
+    ) -> None:
+        self.database = database
+        self.lane_id = lane_id
+        self.owner = owner
+        self.most = most
+        self.claimed: Claim | None = None
+        # When the pass began, by the index server's clock; None: the next visit begins one.
+        self.began: datetime | None = None
+        self._shard = shard
+        self._size = BatchSize(TARGET_S)
+        self._sessions = ExitStack()
+        self._index: Connection | None = None
+        self._there: Connection | None = None
+        self._route: Route | None = None
+        self._here: Entry | None = None
+        self._after = 0
+        self._done: Acknowledged | None = None
+        self._looked = Look()
+        self._reached = False
+        self._took = 0.0
+
+    @property
+    def route(self) -> Route:
+        """What there is to know of the lane; after `claim`."""
+        assert self._route is not None
+        return self._route
+
+    @property
+    def to_acknowledge(self) -> Acknowledged | None:
+        """What was applied and is still in the outbox."""
+        return self._done
+
+    def claim(self, take_over: bool = False, above: int = 0) -> bool:
+        """Take the lane; False if somebody else has it. What is remembered of an earlier claim is forgotten."""
+        self.began, self._after, self._done = None, 0, None
+        connection = self._on_index()
+        with connection.begin():
+            self.claimed = lanes.claim(connection, self.lane_id, self.owner, take_over, above)
+            if self.claimed is None:
+                return False
+            self._route = lanes.route(connection, self.lane_id)
+        return True
+
+    def look(self) -> None:
+        """What is read on the index server before a visit: old intents, and the clock where the visit begins a pass."""
+        if self.began is not None and not self.route.announced:
+            return
+        connection = self._on_index()
+        with connection.begin():
+            if self.began is None:
+                self.began, self._after = execute(connection, NOW).scalar_one(), 0
+            if self.route.announced:
+                self._looked = intents.look(connection, self.route.lane, NAMED)
+
+    def visit(self) -> Visit:
+        """Look at the next rows, and acknowledge what was applied before. Raises InShard."""
+        assert self.claimed is not None
+        self.look()
+        limit = self._size.rows(self.most)
+        with self._shard_side():
+            there = self._in_shard()
+            assert self._here is not None
+            begun = time.monotonic()
+            found = visits.visit(
+                there,
+                self.route,
+                self._here,
+                self.claimed,
+                self._after,
+                limit,
+                [one.identity for one in self._looked.named],
+                self._looked.horizon > 0,
+                self._done,
+            )
+            if found is None:
+                raise SourceChanged("its outbox is gone")
+        self._note_reached()
+        self._done = None
+        self._took = time.monotonic() - begun
+        return found
+
+    def apply(self, found: Visit) -> Applied:
+        """Apply what a visit found. Raises Fenced."""
+        assert self.claimed is not None
+        connection = self._on_index()
+        begun = time.monotonic()
+        # What is captured of other partitions than there are, or not at all, is not fresh.
+        whole = found.ended and found.problem is None and not found.moved
+        with connection.begin():
+            applied = apply(connection, self.route, self.claimed, found, self.began if whole else None, self._settle)
+        if applied.overtaken is not None:
+            if not self.claim(above=applied.overtaken):
+                raise Fenced(f"{self.route.name}: another shipper has taken it")
+            return applied
+        if is_readable(found.evidence) and "first" not in (found.evidence or ()):
+            # That it was emptied is written down.
+            with self._shard_side():
+                outbox.renew(self._in_shard(), self.route.lane.outbox)
+        if applied.again:
+            self.began, self._after = None, 0
+            return applied
+        if found.moved:
+            with self._shard_side():
+                there = self._in_shard()
+                assert self._here is not None
+                leaves.follow(connection, there, self.route, self.claimed, self._here)
+        advance(self.claimed, found)
+        self._done = applied.done
+        self._after = found.last
+        if found.rows:
+            self._size.took(found.rows, self._took + time.monotonic() - begun)
+        if found.moved:
+            # A leaf that had no trigger of TRUNCATE yet may have been emptied since: its rows are looked at again.
+            self._done, self.began, self._after = None, None, 0
+        elif found.ended:
+            self.began, self._after = applied.now, 0
+        elif not found.ticked:
+            # Somebody else visited at the same moment.
+            self.began, self._after = None, 0
+        return applied
+
+    def _settle(self, connection: Connection, found: Visit) -> None:
+        intents.settle(connection, self.route.lane, found.identities, self._looked, found.snapshot, found.xid)
+
+    def is_shards_fault(self) -> bool:
+        """After a visit that failed: False if the shard answers, so that it is this lane's capture. Raises Fenced.
+
+        If the capture may miss writes, the lane is in doubt then: a visit couldn't tell.
+        """
+        try:
+            with self._shard_side():
+                there = self._in_shard()
+                problem = execute(there, PROBLEM, {"name": self.route.lane.outbox}).scalar()
+        except InShard as error:
+            if not isinstance(error.error, SourceChanged):
+                return True
+            problem = str(error.error)
+        if problem is not None and self.claimed is not None:
+            connection = self._on_index()
+            with connection.begin():
+                distrust(connection, self.route, self.claimed, problem)
+        return False
+
+    def renew(self) -> None:
+        """A sign of life while there is nothing to apply. Raises Fenced."""
+        assert self.claimed is not None
+        connection = self._on_index()
+        with connection.begin():
+            lanes.renew(connection, self.lane_id, self.claimed)
+
+    def acknowledge(self) -> None:
+        """Take away from the outbox what was applied; else the next visit does it."""
+        if self._done is not None:
+            with self._shard_side():
+                visits.acknowledge(self._in_shard(), self.route, self._done)
+            self._done = None
+
+    def ship_pass(self, stop: Callable[[], bool] = lambda: False) -> int:
+        """Visit and apply until the end of the outbox is found; returns how many entries were written or removed."""
+        rows = 0
+        self.began = None
+        while not stop():
+            found = self.visit()
+            applied = self.apply(found)
+            rows += applied.rows
+            if found.ended and not applied.again and not found.moved:
+                break
+        self.acknowledge()
+        return rows
+
+    def release(self) -> None:
+        """Give the lane back, if it is still ours, and end the sessions."""
+        with suppress(DBAPIError, RoirError):
+            if self.claimed is not None:
+                connection = self._on_index()
+                with connection.begin():
+                    lanes.release(connection, self.lane_id, self.claimed)
+        self.claimed = None
+        self.close()
+
+    def close(self) -> None:
+        """End the sessions. The lane is taken over by somebody else later."""
+        sessions, self._sessions = self._sessions, ExitStack()
+        self._index = self._there = self._here = None
+        with suppress(DBAPIError):
+            sessions.close()
+
+    def cancel(self) -> None:
+        """End what is under way, from another thread: the statement of a session that waits is cancelled."""
+        for connection in (self._there, self._index):
+            with suppress(Exception):
+                if connection is not None:
+                    session: Any = connection.connection.dbapi_connection
+                    session.cancel()
+
+    def _on_index(self) -> Connection:
+        if self._index is None or self._index.invalidated:
+            self._index = self._sessions.enter_context(self.database.connect())
+        return self._index
+
+    def _in_shard(self) -> Connection:
+        if self._there is None or self._there.invalidated or self._here is None:
+            shard = self.route.lane.shard
+            database = self._shard or shard.database(self.database.application_name, self.database.limits)
+            self._there = self._sessions.enter_context(database.autocommit())
+            home.check(self._there, shard)
+            visits.begin(self._there)
+            here = outbox.read_entry(self._there, self.route.lane.outbox)
+            if here is None:
+                raise SourceChanged("its outbox is gone")
+            if not has_columns_of(self.route.entry, here, self.route.column):
+                raise SourceChanged("its outbox has other columns than the index")
+            self._here, self._reached = here, False
+        return self._there
+
+    def _note_reached(self) -> None:
+        if not self._reached:
+            connection = self._on_index()
+            with connection.begin():
+                set_reached(connection, self.route.lane.shard.id)
+            self._reached = True
+
+    @contextmanager
+    def _shard_side(self) -> Iterator[None]:
+        """What fails in the block fails in the shard. Whatever it is, the session there is over."""
+        try:
+            yield
+        except Fenced:
+            raise
+        except (DBAPIError, RoirError) as error:
+            if self._index is not None and self._index.invalidated:
+                raise
+            self._there = None
+            raise InShard(self.route.lane.shard, error) from error

@@ -1,0 +1,150 @@
+"""A thread that ships one lane, pass after pass, and what it writes down of a shard that it can't ship."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.database import Database, execute, said
+from airflow_roir.engine.retry.trouble import is_transient, reason_of
+from airflow_roir.engine.sessions.server_timeline import one_history
+from airflow_roir.errors import Fenced, HistoryChanged
+from airflow_roir.shards.shard import AWAY_S, set_away, set_problem
+from airflow_roir.shards.ship.feed import InShard, LaneShipper
+
+# Well within the time after which others take a lane over.
+RENEW_S = 3.0
+# A shard that can't be reached is tried again this often before it is away: a restart takes a second or two.
+ATTEMPTS = 5
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 5.0
+LANE = """
+SELECT l.shard_id, s.name AS shard, format('%%I.%%I', i.schema_name, i.name) AS index,
+       l.removed_at IS NULL AND i.dropped_at IS NULL AND g.status <> 'dropped' AS live
+  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+  JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE l.id = %(lane)s
+"""
+
+
+class LaneThread:
+    """Ships one lane until it is told to stop, or has lost it. every_s: as the `Shipper`'s."""
+
+    def __init__(
+        self, database: Database, lane: int, owner: str, every_s: float, report: Callable[[str], None]
+    ) -> None:
+        self._every_s = every_s
+        self._report = report
+        self._stop = threading.Event()
+        self._said: str | None = None
+        # A session's history is its thread's affair: another lane may have claimed in the next one already.
+        self.shipper = LaneShipper(database.named(database.application_name), lane, owner)
+        self._thread = threading.Thread(target=self._run, name=f"roir-lane-{lane}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it ships still."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Let it end soon."""
+        self._stop.set()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for its end; whether it came."""
+        self._thread.join(seconds)
+        return not self.lives
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            # A no-op if another shipper has the lane.
+            self.shipper.release()
+
+    def _work(self) -> None:
+        wait = FIRST_WAIT_S
+        while not self._stop.is_set():
+            try:
+                with one_history(self.shipper.database):
+                    self._ship()
+                return
+            except Fenced as error:
+                self._report(str(error))
+                return
+            except (DBAPIError, HistoryChanged) as error:
+                # The index server. The lane may be somebody else's by now.
+                self.shipper.close()
+                if isinstance(error, DBAPIError) and not is_transient(error):
+                    if (refused := note_refused(self.shipper.database, self.shipper.lane_id, error)) is not None:
+                        self._report(refused)
+                    self._stop.wait(LONGEST_WAIT_S)
+                    return
+                self._stop.wait(wait)
+                wait = min(2 * wait, LONGEST_WAIT_S)
+
+    def _ship(self) -> None:
+        """Ship pass after pass until it shall stop. A shard that stays away ends it, too."""
+        if not self.shipper.claim():
+            return
+        failed, pause = 0, 0.0
+        while not self._rest(pause):
+            try:
+                rows = self.shipper.ship_pass(self._stop.is_set)
+            except InShard as error:
+                failed += 1
+                if self._stop.is_set():
+                    return
+                if failed >= ATTEMPTS or not error.passes:
+                    if note_failed(self.shipper, error):
+                        self._report(f"{error}; its changes wait")
+                        return
+                    self._say(f"{error}; its changes of index {self.shipper.route.index} wait")
+                    failed, pause = 0, AWAY_S
+                    continue
+                self.shipper.renew()
+                pause = FIRST_WAIT_S * 2 ** (failed - 1)
+                continue
+            failed = 0
+            # Soon again while there is something to do.
+            pause = self._every_s / 10 if rows else min(max(2 * pause, 0.01), self._every_s)
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait, alive; True if it shall stop."""
+        while seconds > RENEW_S:
+            if self._stop.wait(RENEW_S):
+                return True
+            self.shipper.renew()
+            seconds -= RENEW_S
+        return self._stop.wait(seconds)
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._report(line)
+        self._said = line
+
+
+def note_failed(shipper: LaneShipper, error: InShard) -> bool:
+    """Write down that a shard is away; or False if it answers: then only this lane can't be shipped."""
+    is_away = error.passes or shipper.is_shards_fault()
+    with shipper.database.transaction() as connection:
+        (set_away if is_away else set_problem)(connection, error.shard.id, reason_of(error.error))
+    return is_away
+
+
+def note_refused(database: Database, lane_id: int, error: DBAPIError) -> str | None:
+    """Write down that the index server doesn't take what a shard has, and why; None if the index was dropped.
+
+    Other indexes over the shard are shipped on.
+    """
+    with database.transaction() as connection:
+        row = execute(connection, LANE, {"lane": lane_id}).one()
+        if not row.live:
+            return None
+        problem = f"the index server doesn't take its changes of index {row.index}: {said(error)}"
+        set_problem(connection, row.shard_id, problem)
+    return f"shard {quote(row.shard)}: {problem}; they wait"

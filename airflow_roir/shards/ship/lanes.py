@@ -1,0 +1,198 @@
+"""Lanes: which there are to ship, and who ships one. A lane's token fences whoever had it before (I4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.errors import Fenced, LockNotAcquired
+from airflow_roir.shards.shard import IS_AWAY, Lane, by_id
+
+# By the sessions that hold this lock, shared, the shippers of a database count each other.
+PRESENT = 1919904115  # 'rois'
+# Their sessions, as `l`.
+SHIPPERS = f"""
+pg_locks l
+ WHERE l.locktype = 'advisory' AND l.classid = {PRESENT} AND l.objid = 1 AND l.granted
+   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+"""
+# Longer than an outage of a second or a slow batch; whoever takes over meanwhile does no harm.
+HEARTBEAT_FRESH_S = 10
+# Numbers of a token's visits, which are the lower part of a tick.
+VISITS = 1 << 32
+
+# A building generation has its copies first: what is shipped before them would be overwritten by what is older.
+LIVE = """
+(g.status IN ('active', 'retired')
+ OR g.status = 'building' AND EXISTS (
+    SELECT FROM roir.operation o
+     WHERE o.generation_id = g.id AND o.kind IN ('create', 'rebuild') AND o.status IN ('running', 'paused')
+       AND o.phase IN ('fold', 'publish')))
+"""
+SHIPPED = f"l.captured_at IS NOT NULL AND l.removed_at IS NULL AND {LIVE}"
+LANES = f"""
+SELECT l.id, l.shard_id, {IS_AWAY} AS away, l.owner,
+       abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) < {HEARTBEAT_FRESH_S} AS held
+  FROM roir.lane l
+  JOIN roir.generation g ON g.id = l.generation_id
+  JOIN roir.index i ON i.id = g.index_id
+  JOIN roir.shard s ON s.id = l.shard_id
+ WHERE {SHIPPED}
+   AND (%(generation)s::bigint IS NULL OR g.id = %(generation)s)
+   AND (%(shards)s::text[] IS NULL OR s.name = ANY (%(shards)s))
+   AND (%(indexes)s::bigint[] IS NULL OR i.id = ANY (%(indexes)s))
+ ORDER BY l.id
+"""
+CLAIM = f"""
+UPDATE roir.lane l SET token = greatest(l.token, %(above)s) + 1, owner = %(owner)s, heartbeat_at = clock_timestamp()
+  FROM roir.generation g
+ WHERE l.id = %(lane)s AND g.id = l.generation_id AND {SHIPPED}
+   AND (l.owner IS NULL OR l.owner = %(owner)s
+        OR abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) >= {HEARTBEAT_FRESH_S} OR %(take_over)s)
+RETURNING l.token, l.tick, l.step, l.emptied, md5(l.evidence::text) AS evidence
+"""
+ROUTE = """
+SELECT l.id, l.generation_id, l.shard_id, l.outbox, l.source_oid, g.entry, i.id AS index_id, i.schema_name,
+       i.name, i.shard_column,
+       to_regclass(format('roir_data.g%%s_intent', g.id)) IS NOT NULL AS announced,
+       g.unique_mode IS NOT NULL AS unique
+  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE l.id = %(lane)s
+"""
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a shipper must know of a lane. entry: of the index server; column: the position of the shard's name in it.
+
+    announced: whether there is room for intents. unique: whether keys have holders.
+    """
+
+    lane: Lane
+    entry: Entry
+    column: int
+    index_id: int
+    index: str
+    announced: bool
+    unique: bool
+
+    @property
+    def name(self) -> str:
+        """For messages: index and shard."""
+        return f"index {self.index}, shard {self.lane.shard.name}"
+
+
+@dataclass
+class Claim:
+    """A shipper's hold on a lane.
+
+    known: the tick of the last visit that was applied; visits: how many were made under this token; step, emptied: as
+    the index server has them; evidence: a hash of that. start: of the index server, since which what it has is to
+    be proved; horizon: a transaction id that the shard gave after it, 0 until the next visit has drawn one.
+    """
+
+    owner: str
+    token: int
+    known: int
+    step: int
+    emptied: int
+    evidence: str | None = None
+    visits: int = 0
+    start: datetime | None = None
+    horizon: int = 0
+
+    def next_tick(self) -> int:
+        """The tick of another visit. No two visits have the same, and a newer claim's are greater."""
+        self.visits += 1
+        return self.token * VISITS + self.visits
+
+
+@dataclass(frozen=True)
+class Found:
+    """A lane that there is to ship. away: its shard is not tried now; owner: who has it, if that one lives."""
+
+    id: int
+    shard_id: int
+    away: bool
+    owner: str | None
+
+
+def to_ship(
+    connection: Connection,
+    shards: list[str] | None = None,
+    indexes: list[int] | None = None,
+    generation_id: int | None = None,
+) -> list[Found]:
+    """The lanes that are shipped now; of these shards, indexes and this generation alone, where that is said."""
+    values = {"shards": shards, "indexes": indexes, "generation": generation_id}
+    return [
+        Found(row.id, row.shard_id, bool(row.away), row.owner if row.held else None)
+        for row in execute(connection, LANES, values)
+    ]
+
+
+def route(connection: Connection, lane_id: int) -> Route:
+    """What there is to know of a lane."""
+    row = execute(connection, ROUTE, {"lane": lane_id}).one()
+    entry = physical.followed(connection, row.generation_id, Entry.from_json(row.entry))
+    lane = Lane(row.id, row.generation_id, by_id(connection, row.shard_id), row.outbox, row.source_oid)
+    column = next(i for i, one in enumerate(entry.columns) if one.source == row.shard_column)
+    return Route(lane, entry, column, row.index_id, str(operations.index_name(row)), row.announced, row.unique)
+
+
+def claim(connection: Connection, lane_id: int, owner: str, take_over: bool = False, above: int = 0) -> Claim | None:
+    """Take a lane that is free, or whose shipper has died; None if it is somebody else's, or isn't shipped.
+
+    It waits for the transaction that applies something to it, so what is visited from now on is younger than that.
+    take_over: from whoever has it. above: of the shard's tick, a token that it knows and that this server has lost.
+    """
+    values = {"lane": lane_id, "owner": owner, "take_over": take_over, "above": above}
+    row = execute(connection, CLAIM, values).first()
+    return None if row is None else Claim(owner, row.token, row.tick, row.step, row.emptied, row.evidence)
+
+
+def renew(connection: Connection, lane_id: int, held: Claim) -> None:
+    """A sign of life. Raises Fenced."""
+    beat = (
+        "UPDATE roir.lane SET heartbeat_at = clock_timestamp() "
+        "WHERE id = %(lane)s AND owner = %(owner)s AND token = %(token)s"
+    )
+    values = {"lane": lane_id, "owner": held.owner, "token": held.token}
+    if execute(connection, beat, values).rowcount != 1:
+        raise Fenced(f"lane {lane_id} has another shipper now; {held.owner} stops")
+
+
+def release(connection: Connection, lane_id: int, held: Claim) -> None:
+    """Give a lane back; a no-op if somebody else has it."""
+    execute(
+        connection,
+        "UPDATE roir.lane SET owner = NULL, heartbeat_at = NULL "
+        "WHERE id = %(lane)s AND owner = %(owner)s AND token = %(token)s",
+        {"lane": lane_id, "owner": held.owner, "token": held.token},
+    )
+
+
+# Two processes at once would wait for each other's drain, and one that removes must not come before one that installs.
+HOLD = "SELECT pg_try_advisory_lock(hashtext('roir lane'), %(lane)s::int)"
+LET_GO = "SELECT pg_advisory_unlock(hashtext('roir lane'), %(lane)s::int)"
+
+
+@contextmanager
+def held(database: Database, lane_id: int) -> Iterator[None]:
+    """Keep other processes from installing or removing what a lane has in its shard. Raises LockNotAcquired."""
+    with database.autocommit() as connection:
+        if not execute(connection, HOLD, {"lane": lane_id}).scalar_one():
+            raise LockNotAcquired(f"another process is about what lane {lane_id} has in its shard. Try again")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                execute(connection, LET_GO, {"lane": lane_id})

@@ -1,0 +1,278 @@
+"""A visit: some rows of an outbox, and the truth about each, in one snapshot of the shard (docs/architecture.md#apart).
+
+One message of the simple protocol, outside of any transaction block: the server ends the transaction by itself before
+it answers. So whoever is cut off, killed or stopped in between holds nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.generation.entry import Entry, is_null
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import SHARD_SCHEMA
+from airflow_roir.shards.ship.lanes import Claim, Route
+
+# More rows than this are about as many as the statistics say.
+COUNTED = 10_000
+# For how long a visit waits behind a TRUNCATE or an ALTER of the table, in ms.
+LOCK_MS = 5_000
+# Plans are made for each visit, of an outbox whose statistics say nothing. synchronous_commit: what was visited must
+# not be gone after a crash, or the lane were doubtful for nothing.
+SETTINGS = f"""
+SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET synchronous_commit = on;
+SET lock_timeout = {LOCK_MS}
+"""
+# Under this lock, so before the statement that reads is planned: who owns the table, and what is planned runs his code.
+OWN = """
+LOCK TABLE {view} IN ACCESS SHARE MODE;
+SELECT {schema}.check_owners(%(name)s);
+"""
+# The row of the outbox first: a visit of somebody else waits for it, and finds its rows gone and this step.
+# The table even before that (`OWN`), as a TRUNCATE does. A row that a writer touches now is left: it is shipped again
+# anyway.
+ACKNOWLEDGE = """
+UPDATE {schema}.outbox SET step = greatest(step, %(step)s) WHERE name = %(name)s AND tick = %(mine)s;
+DELETE FROM {table} t WHERE t.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM {table} x WHERE x.version = ANY (%(acked)s::bigint[]) FOR UPDATE SKIP LOCKED))
+   AND EXISTS (SELECT FROM {schema}.outbox o WHERE o.name = %(name)s AND o.tick = %(mine)s);
+"""
+# What is asked of the catalogs is in a part of its own, or it would be asked for each row.
+VISIT = """
+WITH header AS MATERIALIZED (
+    SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits, {schema}.capture_problem(o.name) AS problem,
+           {schema}.announcing_problem(o.name) AS unannounced,
+           {schema}.evidence(o.name) AS evidence,
+           CASE WHEN o.is_unique THEN {schema}.unique_problem(o.name) END AS unguarded,
+           {schema}.leaves(o.source) IS DISTINCT FROM o.leaves AND NOT {schema}.is_restored(o.name) AS moved
+      FROM {schema}.outbox o WHERE o.name = %(name)s),
+picked AS MATERIALIZED (
+    SELECT t.version, {touched} FROM {table} t
+     WHERE t.version > %(after)s AND (SELECT h.fits FROM header h)
+     ORDER BY t.version LIMIT %(limit)s),
+asked AS MATERIALIZED (
+    SELECT * FROM picked
+    UNION ALL
+    SELECT NULL, {named_values} FROM ROWS FROM ({named_lists}) AS n ({named_names})
+     WHERE %(names)s > 0 AND (SELECT h.fits FROM header h)),
+looked AS MATERIALIZED (
+    SELECT a.version, s.is_there, CASE WHEN s.is_there THEN ROW({there})::text ELSE ROW({gone})::text END AS entry,
+           CASE WHEN %(texts)s THEN ARRAY[{identity}] END AS identity
+      FROM asked a LEFT JOIN LATERAL (SELECT true AS is_there, v.* FROM {view} v WHERE {same} LIMIT 1) s ON true),
+ticked AS (
+    UPDATE {schema}.outbox o SET tick = %(tick)s
+     WHERE o.name = %(name)s AND o.tick >= %(known)s AND o.tick < %(tick)s
+       AND (EXISTS (SELECT FROM asked) OR o.emptied > %(emptied)s OR %(drawing)s)
+    RETURNING o.step),
+size AS MATERIALIZED (
+    SELECT x.rows AS counted,
+           CASE WHEN x.rows > {counted} THEN pg_stat_get_live_tuples('{table}'::regclass) END AS about,
+           CASE WHEN x.rows > 0 THEN pg_relation_size('{table}'::regclass) ELSE 0 END AS bytes
+      FROM (SELECT count(*) AS rows FROM (SELECT FROM {table} WHERE version > 0 LIMIT {counted} + 1) y) x)
+SELECT h.tick AS tick_before, coalesce(t.step, h.step) AS step, h.emptied, t.step IS NOT NULL AS ticked,
+       pg_current_snapshot()::text AS snapshot, CASE WHEN t.step IS NOT NULL THEN pg_current_xact_id()::text END AS xid,
+       CASE WHEN md5(h.evidence::text) IS DISTINCT FROM %(evidence)s THEN h.evidence END AS evidence,
+       md5(h.evidence::text) AS evidence_hash,
+       h.problem, h.unannounced, h.unguarded, h.moved, c.counted, c.about, c.bytes,
+       l.version, l.is_there, l.entry, l.identity
+  FROM header h
+ CROSS JOIN size c
+  LEFT JOIN ticked t ON true
+  LEFT JOIN looked l ON true
+ ORDER BY l.version
+"""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a visit found, in one snapshot.
+
+    there, gone: entries as text, in the index server's order of columns, that a row projects to, and those that none
+    does. versions: of the outbox rows among them. identities: their texts, in the shard's order, where they were asked
+    for. last: the version to go on after; ended: there were no more rows. tick: this visit's, if it found something;
+    before: the shard's tick before it; step: what the shard knows of the index server. problem: why the capture may
+    miss writes. unannounced: why writers may commit without an announcement. unguarded: why two of the shard's rows may
+    share a key of a unique index. evidence: that the capture is what it was, if it is another one than the claim knows.
+    moved: the partitions aren't those that are captured. pending, bytes: what is in the
+    outbox, about. fits: another shipper has not visited since, and nothing that the index server knows of was lost.
+    """
+
+    tick: int
+    ticked: bool
+    before: int
+    step: int
+    emptied: int
+    snapshot: str
+    xid: str | None
+    problem: str | None
+    unannounced: str | None
+    unguarded: str | None
+    evidence: Mapping[str, Any] | None
+    evidence_hash: str | None
+    moved: bool
+    pending: int
+    bytes: int
+    versions: tuple[int, ...]
+    there: tuple[str, ...]
+    gone: tuple[str, ...]
+    identities: tuple[tuple[str | None, ...], ...]
+    last: int
+    ended: bool
+    fits: bool
+
+    @property
+    def rows(self) -> int:
+        """Entries that were looked at."""
+        return len(self.there) + len(self.gone)
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """What was applied: the versions that may go from the outbox, by whose visit, and the step that applied them."""
+
+    tick: int
+    step: int
+    versions: tuple[int, ...]
+
+
+def begin(connection: Connection) -> None:
+    """Settings of a shipper's session in a shard, which is in autocommit."""
+    execute(connection, SETTINGS)
+
+
+def acknowledge(connection: Connection, route: Route, done: Acknowledged) -> None:
+    """Take away what was applied and not touched since, and write down by which step. A no-op if somebody else visited
+    since: then that one has seen it.
+    """
+    values = {"name": route.lane.outbox, "mine": done.tick, "step": done.step, "acked": list(done.versions)}
+    execute(connection, _acknowledging(route), values)
+
+
+def visit(
+    connection: Connection,
+    route: Route,
+    here: Entry,
+    claim: Claim,
+    after: int,
+    limit: int,
+    named: Sequence[Sequence[str | None]] = (),
+    texts: bool = False,
+    done: Acknowledged | None = None,
+) -> Visit | None:
+    """Look at up to `limit` rows of versions greater than `after`, and at the named entries.
+
+    connection: in the shard, in autocommit. here: the entry as the outbox has it. named: identities as text, in the
+    shard's order; texts: give those of all that was looked at. done: to be acknowledged with the same message. None if
+    the outbox is gone.
+    """
+    name, tick = route.lane.outbox, claim.next_tick()
+    values: dict[str, object] = {
+        "name": name,
+        "shard": route.lane.shard.name,
+        "known": claim.known,
+        "tick": tick,
+        "emptied": claim.emptied,
+        "evidence": claim.evidence,
+        # An idle visit has no transaction id.
+        "drawing": claim.start is not None and not claim.horizon,
+        "after": after,
+        "limit": limit,
+        "names": len(named),
+        "texts": texts,
+    }
+    for i in here.identity_positions:
+        values[f"n{i}"] = [one[i] for one in named]
+    text = _visiting(route, here)
+    if done is None:
+        text = owning(name) + text
+    else:
+        text = _acknowledging(route) + text
+        values |= {"mine": done.tick, "step": done.step, "acked": list(done.versions)}
+    rows = execute(connection, text, values).all()
+    if not rows:
+        return None
+    head = rows[0]
+    looked = [row for row in rows if row.entry is not None] if head.ticked else []
+    fits = claim.known <= head.tick_before < tick
+    versions = tuple(row.version for row in looked if row.version is not None)
+    return Visit(
+        tick=tick,
+        ticked=head.ticked,
+        before=head.tick_before,
+        step=head.step,
+        emptied=head.emptied,
+        snapshot=head.snapshot,
+        xid=head.xid,
+        problem=head.problem,
+        unannounced=head.unannounced,
+        unguarded=head.unguarded,
+        evidence=head.evidence,
+        evidence_hash=head.evidence_hash,
+        moved=head.moved,
+        pending=head.counted if head.about is None else max(head.counted, head.about),
+        bytes=head.bytes,
+        versions=versions,
+        there=tuple(row.entry for row in looked if row.is_there),
+        gone=tuple(row.entry for row in looked if not row.is_there),
+        identities=tuple(tuple(row.identity) for row in looked) if texts else (),
+        last=versions[-1] if versions else after,
+        ended=fits and len(versions) < limit and len(looked) == sum(row.entry is not None for row in rows),
+        fits=fits,
+    )
+
+
+def own(connection: Connection, name: str) -> None:
+    """Lock the table of an outbox against another owner, for this transaction. An error if it has one already."""
+    execute(connection, owning(name), {"name": name})
+
+
+def owning(name: str) -> str:
+    """SQL, with `name` to bind: as `own`, before what is sent with it."""
+    return OWN.format(schema=SHARD_SCHEMA, view=outbox.view(name))
+
+
+def _acknowledging(route: Route) -> str:
+    return owning(route.lane.outbox) + ACKNOWLEDGE.format(schema=SHARD_SCHEMA, table=outbox.table(route.lane.outbox))
+
+
+def _visiting(route: Route, here: Entry) -> str:
+    name, identity = route.lane.outbox, here.identity_positions
+    columns = here.physical(identity)
+    # The index server's column i is the shard's i-th, without the one that names the shard.
+    there, gone = here.physical(prefix="s."), here.physical(identity, prefix="a.")
+    gone += ["NULL"] * (len(there) - len(gone))
+    for order in (there, gone):
+        order.insert(route.column, "%(shard)s::text")
+    return VISIT.format(
+        schema=SHARD_SCHEMA,
+        table=outbox.table(name),
+        view=outbox.view(name),
+        counted=COUNTED,
+        touched=", ".join(f"t.{column}" for column in columns),
+        named_values=", ".join(_typed(here, i) for i in identity),
+        named_lists=", ".join(f"unnest(%(n{i})s::text[])" for i in identity),
+        named_names=", ".join(columns),
+        same=here.equal("v.", "a."),
+        there=", ".join(there),
+        gone=", ".join(gone),
+        identity=", ".join(_text(here, i) for i in identity),
+    )
+
+
+def _text(here: Entry, position: int) -> str:
+    """SQL: the lossless text of a column: somebody may have made a cast to text that loses something."""
+    name = f"a.c{position + 1}"
+    if "." not in here.columns[position].cast:
+        return f"{name}::text"
+    return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END"
+
+
+def _typed(here: Entry, position: int) -> str:
+    """SQL: a column of a named identity, as the outbox has it."""
+    column = here.columns[position]
+    return f"n.c{position + 1}::{column.type}" + (f" COLLATE {column.collation}" if column.collation else "")

@@ -1,0 +1,234 @@
+"""Shipping: the fold that never ends. Ships all lanes that no one else ships, each in a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.retry.trouble import is_transient, reason_of
+from airflow_roir.errors import HistoryChanged, InvalidInput, RoirError
+from airflow_roir.shards.shard import find
+from airflow_roir.shards.ship import lanes
+from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.ship.feed_thread import LaneThread, note_failed, note_refused
+from airflow_roir.shards.ship.freshness import Alarm
+from airflow_roir.shards.ship.lanes import Found
+
+# How often a shipper looks which lanes there are, and who else ships.
+LOOK_S = 1.0
+# After it gave a lane to nobody it keeps what it has for so long.
+KEEP_S = 60.0
+ENTER = f"SELECT pg_advisory_lock_shared({lanes.PRESENT}, 1)"
+SHIPPERS = f"SELECT l.pid, l.pid = pg_backend_pid() AS own FROM {lanes.SHIPPERS} ORDER BY l.pid"
+
+Report = Callable[[str], None]
+T = TypeVar("T")
+
+
+def own_name() -> str:
+    """A name that no other shipper has."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+@dataclass
+class Shipper:
+    """Ships lanes, until it is told to stop. every_s: how old `fresh_at` may get where nothing is written.
+
+    shards, indexes, generation_id: only these, if they are given. alarm: what is too far behind. shares: gives
+    lanes to other shippers of the database, and takes a share of theirs.
+    """
+
+    database: Database
+    report: Report = lambda line: None
+    every_s: float = 1.0
+    shards: Sequence[str] | None = None
+    indexes: Sequence[int] | None = None
+    generation_id: int | None = None
+    alarm: Alarm | None = None
+    shares: bool = True
+    owner: str = field(default_factory=own_name)
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._work: dict[int, LaneThread] = {}
+        self._session: Connection | None = None
+        self._spare: dict[int, int] = {}
+        self._keep_until = 0.0
+        self._said: str | None = None
+
+    def stop(self) -> None:
+        """End soon; from a signal's handler, or another thread."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Ship until `stop`. What can't be reached is waited for, however long."""
+        try:
+            while not self._stop.is_set():
+                self._try_look()
+                self._stop.wait(LOOK_S)
+        finally:
+            self.end()
+
+    @contextmanager
+    def running(self) -> Iterator[threading.Thread]:
+        """Ship in the background while the block runs. Gives the thread, which ends before if an error won't pass."""
+        thread = threading.Thread(target=self.run, name="roir-ship", daemon=True)
+        thread.start()
+        try:
+            yield thread
+        finally:
+            self.stop()
+            thread.join(2.0)
+
+    def end(self, within_s: float = 0.8) -> None:
+        """Give all lanes back. Who hangs in a network is left behind: another shipper takes its lane over."""
+        self._stop.set()
+        until = time.monotonic() + within_s
+        for one in self._work.values():
+            one.stop()
+        for one in self._work.values():
+            if not one.join(max(0.0, until - within_s / 2 - time.monotonic())):
+                one.shipper.cancel()
+        for one in self._work.values():
+            one.join(max(0.0, until - time.monotonic()))
+        self._leave()
+
+    @property
+    def shipped(self) -> list[int]:
+        """The lanes that it ships now."""
+        return sorted(lane for lane, one in self._work.items() if one.lives)
+
+    def look(self) -> None:
+        """Begin with lanes that are free, as far as they are its share; give some to others."""
+        connection = self._present()
+        with connection.begin():
+            found = lanes.to_ship(connection, _listed(self.shards), _listed(self.indexes), self.generation_id)
+            share = self._share(connection, len(found)) if self.shares else len(found)
+        for lane in [lane for lane, one in self._work.items() if not one.lives]:
+            del self._work[lane]
+        self._begin([one for one in found if not one.away], share)
+        self._give_way([one.id for one in found], share)
+        if self.alarm is not None:
+            with connection.begin():
+                for line in self.alarm.look(connection, self.owner):
+                    self.report(line)
+
+    def _begin(self, found: list[Found], share: int) -> None:
+        free = [one.id for one in found if one.id not in self._work and one.owner in (None, self.owner)]
+        # What nobody takes, since those who share it ship other lanes only, is taken in the end.
+        self._spare = {lane: self._spare.get(lane, 0) + 1 for lane in free}
+        for lane in free:
+            if len(self._work) >= share:
+                if self._spare[lane] <= 3:
+                    continue
+                self._keep_until = time.monotonic() + KEEP_S
+            self._work[lane] = LaneThread(self.database, lane, self.owner, self.every_s, self.report)
+            self._spare.pop(lane)
+
+    def _give_way(self, found: list[int], share: int) -> None:
+        gone = [lane for lane in self._work if lane not in found]
+        for lane in gone:
+            self._work[lane].stop()
+        if time.monotonic() >= self._keep_until:
+            for lane in sorted(set(self._work) - set(gone), reverse=True)[: max(0, len(self._work) - share)]:
+                self._work[lane].stop()
+                self._spare.pop(lane, None)
+
+    def _share(self, connection: Connection, count: int) -> int:
+        pids = execute(connection, SHIPPERS).all()
+        rank = next((n for n, row in enumerate(pids) if row.own), 0)
+        each, rest = divmod(count, max(1, len(pids)))
+        return each + (1 if rank < rest else 0)
+
+    def _present(self) -> Connection:
+        if self._session is None or self._session.invalidated:
+            self._leave()
+            self._session = self.database.engine.connect()
+            if self.shares:
+                with self._session.begin():
+                    execute(self._session, ENTER)
+        return self._session
+
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                session.close()
+            except DBAPIError:
+                return
+
+    def _try_look(self) -> None:
+        try:
+            self.look()
+        except (DBAPIError, HistoryChanged) as error:
+            self._leave()
+            if isinstance(error, DBAPIError) and not is_transient(error):
+                raise
+            if (said := reason_of(error)) != self._said:
+                self.report(f"the index server doesn't answer: {said}")
+                self._said = said
+        else:
+            if self._said is not None:
+                self.report("the index server answers again")
+                self._said = None
+
+
+def index_ids(connection: Connection, names: Sequence[str]) -> list[int]:
+    """The ids of indexes apart. Raises NotFound, InvalidInput."""
+    found = []
+    for name in names:
+        row = operations.find_index(connection, parse_name(name, "index"))
+        if row.shard_table is None:
+            raise InvalidInput(f"index {name} is over a table of this server; there is nothing to ship to it")
+        found.append(int(row.id))
+    return found
+
+
+def check_shards(connection: Connection, names: Sequence[str]) -> list[str]:
+    """The names of shards that there are. Raises NotFound."""
+    return [find(connection, name).name for name in names]
+
+
+def ship_once(shipper: Shipper) -> int:
+    """Ship each lane that is free to its end, one after the other; returns how many entries that were.
+
+    Raises RoirError if a shard couldn't be shipped: the others were.
+    """
+    rows, failed = 0, []
+    with shipper.database.transaction() as connection:
+        found = lanes.to_ship(connection, _listed(shipper.shards), _listed(shipper.indexes), shipper.generation_id)
+    for one in found:
+        lane = LaneShipper(shipper.database, one.id, shipper.owner)
+        try:
+            if lane.claim():
+                rows += lane.ship_pass()
+        except InShard as error:
+            note_failed(lane, error)
+            failed.append(str(error))
+        except DBAPIError as error:
+            if is_transient(error):
+                raise
+            if (refused := note_refused(shipper.database, one.id, error)) is not None:
+                failed.append(refused)
+        finally:
+            lane.release()
+    if failed:
+        raise RoirError("; ".join(dict.fromkeys(failed)))
+    return rows
+
+
+def _listed(given: Sequence[T] | None) -> list[T] | None:
+    return None if given is None else list(given)

@@ -1,0 +1,1 @@
+"""Unique indexes over shards: which shard holds a key."""

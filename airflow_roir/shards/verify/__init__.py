@@ -1,0 +1,1 @@
+"""Verifies an index over shards, and repairs it."""

@@ -1,0 +1,219 @@
+"""Looks at single entries on both sides, so that what differs really does (docs/architecture.md#apart).
+
+No snapshot spans both sides. What a shard shows is compared with what the index server has at that moment only where
+the shard's outbox doesn't name the entry: all that it says was applied then. And nothing else may have been applied
+meanwhile: no more than one visit's truth, which left the entry as it was; or none at all, under the lock of the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import product
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry, is_null
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.verify import comparison, damage
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import Lane
+from airflow_roir.shards.ship import poll
+from airflow_roir.shards.verify.sums import whole
+
+# The texts of an identity, in the order of the index server's entries, with the shard's name.
+Identity = tuple[str | None, ...]
+
+# A look under the lane's lock keeps it from being shipped: for this long at the most.
+LOCKED_MS = 5_000
+
+
+class Verdict(str, Enum):
+    """What a look says of an entry. undecided: it is on its way. busy: too much was shipped during the look."""
+
+    EQUAL = "equal"
+    MISSING = "missing"
+    EXTRA = "extra"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+    BUSY = "busy"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An entry on both sides. ours, theirs: all columns in the shard and on the index server, None if it isn't."""
+
+    identity: Identity
+    verdict: Verdict
+    ours: list[str | None] | None
+    theirs: list[str | None] | None
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What an entry is on both sides. position: of the column that tells the shard, on the index server."""
+
+    generation_id: int
+    entry: Entry
+    position: int
+    lane: Lane
+    # None: the table was dropped, with the view of it.
+    theirs: Entry | None
+
+    def here(self, identity: Identity) -> list[str | None]:
+        """An identity as the shard has it."""
+        return [value for i, value in enumerate(identity) if i != self.position]
+
+    def there(self, values: Sequence[str | None]) -> list[str | None]:
+        """Columns of a shard's entry, or an identity, as the index server has it."""
+        return [*values[: self.position], self.lane.shard.name, *values[self.position :]]
+
+
+ON_INDEX = """
+SELECT s.n, l.step, l.emptied, e.present IS TRUE AS present, e.texts, e.whole
+  FROM roir.lane l CROSS JOIN ({identities}) s LEFT JOIN LATERAL ({found}) e ON true WHERE l.id = %(lane)s
+"""
+IN_SHARD = """
+SELECT s.n, o.emptied, o.leaves = roir_shard.leaves(o.source) AS leaves, w.present IS TRUE AS touched,
+       e.present IS TRUE AS present, e.texts, e.whole
+  FROM roir_shard.outbox o CROSS JOIN ({identities}) s
+  LEFT JOIN LATERAL ({found}) e ON true LEFT JOIN LATERAL ({touched}) w ON true
+ WHERE o.name = %(outbox)s
+"""
+
+
+def look(index: Connection, shard: Connection | None, sides: Sides, wanted: Sequence[Identity]) -> list[Seen]:
+    """Look at entries; no transaction is open in either session before and after. shard: None if its table is gone."""
+    if sides.theirs is None or shard is None:
+        # A table that was dropped has no rows, and never will.
+        with index.begin():
+            there = on_index(index, sides, wanted)
+        return [_of_none(one, row) for one, row in zip(wanted, there, strict=True)]
+    with index.begin():
+        before = on_index(index, sides, wanted)
+    ours = _in_shard(shard, sides, wanted)
+    if all(_is_equal(mine, yours) for mine, yours in zip(ours, before, strict=True)):
+        return [_seen(one, mine, then, settled=True) for one, mine, then in zip(wanted, ours, before, strict=True)]
+    with index.begin():
+        after = on_index(index, sides, wanted)
+    quiet = bool(after) and after[0].step - before[0].step <= 1
+    return [
+        _seen(one, mine, now, settled=quiet and now.whole == then.whole)
+        for one, mine, then, now in zip(wanted, ours, before, after, strict=True)
+    ]
+
+
+def look_locked(index: Connection, shard: Connection, sides: Sides, wanted: Sequence[Identity]) -> list[Seen]:
+    """As `look`, while nothing can be shipped: for entries of a lane that is never quiet. Few at once."""
+    with index.begin():
+        execute(index, f"SET LOCAL lock_timeout = {limits_of(index).table_lock_ms}")
+        execute(index, "SELECT FROM roir.lane WHERE id = %(lane)s FOR UPDATE", {"lane": sides.lane.id})
+        there = on_index(index, sides, wanted)
+        ours = _in_shard(shard, sides, wanted, LOCKED_MS)
+    return [_seen(one, mine, now, settled=True) for one, mine, now in zip(wanted, ours, there, strict=True)]
+
+
+def on_index(connection: Connection, sides: Sides, wanted: Sequence[Identity]) -> list[Row[Any]]:
+    """What the index server has of these identities."""
+    base = physical.base(sides.generation_id)
+    execute(connection, damage.BY_INDEX)
+    values: dict[str, Any] = {"lane": sides.lane.id}
+    query = ON_INDEX.format(
+        identities=identities(sides.entry, wanted, values),
+        found=_found(sides.entry, base, _without(sides.entry, sides.position)),
+    )
+    return _in_order(connection, query, values)
+
+
+def _in_shard(
+    connection: Connection, sides: Sides, wanted: Sequence[Identity], timeout_ms: int | None = None
+) -> list[Row[Any]]:
+    theirs = sides.theirs
+    assert theirs is not None
+    values: dict[str, Any] = {"outbox": sides.lane.outbox}
+    query = IN_SHARD.format(
+        identities=identities(theirs, [tuple(sides.here(one)) for one in wanted], values),
+        found=_found(theirs, outbox.view(sides.lane.outbox), theirs.physical(prefix="b.")),
+        touched=by_identity(theirs, outbox.table(sides.lane.outbox), "true AS present"),
+    )
+    with connection.begin():
+        if timeout_ms is not None:
+            execute(connection, f"SET LOCAL statement_timeout = {timeout_ms}")
+        execute(connection, damage.BY_INDEX)
+        poll.own(connection, sides.lane.outbox)
+        return _in_order(connection, query, values)
+
+
+def _in_order(connection: Connection, query: str, values: dict[str, Any]) -> list[Row[Any]]:
+    return sorted(execute(connection, query, values).all(), key=lambda row: int(row.n))
+
+
+def _is_equal(mine: Row[Any], yours: Row[Any]) -> bool:
+    return bool(mine.whole == yours.whole)
+
+
+def _seen(identity: Identity, mine: Row[Any], yours: Row[Any], settled: bool) -> Seen:
+    if _is_equal(mine, yours):
+        verdict = Verdict.EQUAL
+    elif mine.touched or not mine.leaves or yours.emptied < mine.emptied:
+        verdict = Verdict.UNDECIDED
+    elif not settled:
+        verdict = Verdict.BUSY
+    elif not yours.present:
+        verdict = Verdict.MISSING
+    else:
+        verdict = Verdict.DIFFERENT if mine.present else Verdict.EXTRA
+    return Seen(identity, verdict, mine.texts, yours.texts)
+
+
+def _of_none(identity: Identity, yours: Row[Any]) -> Seen:
+    return Seen(identity, Verdict.EXTRA if yours.present else Verdict.EQUAL, None, yours.texts)
+
+
+def identities(entry: Entry, wanted: Sequence[Identity], values: dict[str, Any]) -> str:
+    """SELECT of identities as `n` and their columns; puts what must be bound into `values`."""
+    columns = []
+    for i in entry.identity_positions:
+        column = entry.columns[i]
+        values[f"i{i}"] = [one[i] for one in wanted]
+        # From text to regclass there is a cast of its own, which takes names only.
+        part = f"q.t{i}::oid" if column.oid_alias else f"q.t{i}"
+        columns.append(
+            f"({part}::{column.cast})" + (f" COLLATE {column.collation}" if column.collation else "") + f" AS c{i + 1}"
+        )
+    bound = ", ".join(f"%(i{i})s::text[]" for i in entry.identity_positions)
+    named = ", ".join(f"t{i}" for i in entry.identity_positions)
+    # OFFSET: it is evaluated once, not in each lookup.
+    return f"SELECT q.n, {', '.join(columns)} FROM unnest({bound}) WITH ORDINALITY q ({named}, n) OFFSET 0"
+
+
+def _without(entry: Entry, position: int) -> list[str]:
+    return [name for i, name in enumerate(entry.physical(prefix="b.")) if i != position]
+
+
+def _found(entry: Entry, table: str, digested: Sequence[str]) -> str:
+    """SELECT of the entry of the outer row `s`: its texts, and what it is as a whole without the shard's name."""
+    chosen = [
+        column for column, name in zip(entry.columns, entry.physical(prefix="b."), strict=True) if name in digested
+    ]
+    # Renumbered, since `whole` names columns by their places.
+    inner = ", ".join(f"{name} AS c{i + 1}" for i, name in enumerate(digested))
+    of_whole = whole(replace(entry, columns=tuple(chosen)), "w.")
+    texts = comparison.texts(entry, "b.")
+    select = f"true AS present, {texts} AS texts, (SELECT {of_whole} FROM (SELECT {inner}) w) AS whole"
+    return by_identity(entry, table, select)
+
+
+def by_identity(entry: Entry, table: str, select: str) -> str:
+    """SELECT by index of what in `b` has the identity of the outer row `s`."""
+    nullable = entry.nullable_positions[: comparison.MOST_NULLABLE]
+    arms = []
+    for pattern in product((False, True), repeat=len(nullable)):
+        nulls = dict(zip(nullable, pattern, strict=True))
+        of_this = [is_null(f"s.c{i + 1}") for i, null in nulls.items() if null]
+        arms.append(f"SELECT {select} FROM {table} b WHERE {' AND '.join([entry.equal('b.', 's.', nulls), *of_this])}")
+    return " UNION ALL ".join(arms) + " LIMIT 1"

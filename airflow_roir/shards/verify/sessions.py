@@ -1,0 +1,160 @@
+"""A worker's sessions in the shards of an index that is verified, and how pieces of their tables are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.control.job import Job
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source.source import Source
+from airflow_roir.engine.verify.job import UnitClaim
+from airflow_roir.errors import NotFound, SourceChanged
+from airflow_roir.scan_range import ScanRange
+from airflow_roir.shards import home, sources
+from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, set_away, set_reached
+from airflow_roir.shards.verify import sums
+
+# Under the lock: to read what somebody else owns is to run his code.
+OWNERS = f"SELECT {SHARD_SCHEMA}.check_owners(%(outbox)s)"
+
+
+class ShardAway(Exception):
+    """A shard can't be reached now."""
+
+
+@dataclass
+class InShard:
+    """A session in a shard, and what its lane is there. entry, source: None if the table was dropped."""
+
+    connection: Connection
+    lane: Lane
+    source: Source | None
+    entry: Entry | None
+    utf8: bool
+
+
+class Sessions:
+    """One in each shard that was asked for; connection: the worker's, on the index server."""
+
+    def __init__(self, connection: Connection, database: Database, job: Job) -> None:
+        self.connection = connection
+        self.database = database
+        self.job = job
+        self._shards: dict[int, InShard] = {}
+
+    def of(self, lane: Lane) -> InShard:
+        """A session in a lane's shard, which is kept. Raises ShardAway, which is written down, and SourceChanged."""
+        if lane.id in self._shards:
+            return self._shards[lane.id]
+        with self.reaching(lane):
+            database = lane.shard.database(self.database.application_name, self.database.limits)
+            connection = database.engine.connect()
+            try:
+                with connection.begin():
+                    home.check(connection, lane.shard)
+                    entry = outbox.read_entry(connection, lane.outbox)
+                    try:
+                        source = sources.read_by_oid(connection, lane)
+                    except NotFound:
+                        source = None
+                if source is None:
+                    entry = None
+                elif entry is None:
+                    raise SourceChanged(
+                        f"index {self.job.run.index}: the capture of shard {quote(lane.shard.name)} is gone; rebuild "
+                        "the index"
+                    )
+                else:
+                    entry = sums.followed(entry, source)
+            except BaseException:
+                connection.close()
+                raise
+            found = InShard(connection, lane, source, entry, sums.is_utf8(connection))
+        with self.connection.begin():
+            set_reached(self.connection, lane.shard.id)
+        self._shards[lane.id] = found
+        return found
+
+    @contextmanager
+    def reaching(self, lane: Lane) -> Iterator[None]:
+        """Around what asks a shard: if it can't be reached that is written down. Raises ShardAway."""
+        try:
+            yield
+        except DBAPIError as error:
+            held = self._shards.get(lane.id)
+            # An error of the index server, or a lock that somebody holds, is another matter.
+            if trouble_of(error) is None or not (held is None or held.connection.invalidated):
+                raise
+            self._forget(lane)
+            with self.connection.begin():
+                set_away(self.connection, lane.shard.id, reason_of(error))
+            raise ShardAway(lane.shard.name) from error
+
+    def _forget(self, lane: Lane) -> None:
+        found = self._shards.pop(lane.id, None)
+        if found is not None:
+            found.connection.invalidate()
+            found.connection.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        for found in self._shards.values():
+            found.connection.close()
+        self._shards.clear()
+
+    def read(
+        self, lane: Lane, claim: UnitClaim, read: Callable[[InShard, str, str, dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """Read a unit's piece of a lane's table; None if it is gone. Raises ShardAway."""
+        one = self.of(lane)
+        with self.reaching(lane), one.connection.begin():
+            name = self._hold(one, claim)
+            if name is None or one.source is None:
+                return None
+            values: dict[str, Any] = {}
+            where = ScanRange(claim.lower, claim.upper).condition(
+                one.source.primary_key, one.source.comparands, None, values
+            )
+            if values:
+                execute(one.connection, "SET LOCAL enable_seqscan = off")
+            return read(one, name, where, values)
+
+    def _hold(self, one: InShard, claim: UnitClaim) -> str | None:
+        if one.source is None:
+            return None
+        path = ", ".join(["pg_catalog", *map(quote, one.source.operator_schemas), "pg_temp"])
+        execute(
+            one.connection,
+            f"SET LOCAL lock_timeout = {limits_of(one.connection).table_lock_ms}; SET LOCAL search_path = {path}; "
+            "SET LOCAL max_parallel_workers_per_gather = 0",
+        )
+        there = "SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid = %(relation)s"
+        name: str | None = execute(one.connection, there, {"relation": claim.relation}).scalar()
+        if name is None or not self._locked(one.connection, name):
+            return None
+        execute(one.connection, OWNERS, {"outbox": one.lane.outbox})
+        after = execute(one.connection, there, {"relation": claim.relation}).scalar()
+        return name if name == after else None
+
+    @staticmethod
+    def _locked(connection: Connection, name: str) -> bool:
+        """Lock a leaf by its name; False if it doesn't have that name any more."""
+        try:
+            with connection.begin_nested():
+                execute(connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")
+            return True
+        except DBAPIError as error:
+            if trouble_of(error) is not None:
+                raise
+            return False

@@ -1,0 +1,84 @@
+"""The SQL that hashes and sums rows in a shard and entries on the index server, so that equal ones have equal sums.
+
+The sides may be of other versions, encodings and collations. So a row is hashed through records alone, whose hash is
+made of those of its columns: numbers, times and bytes have had the same hash since there is one, text is hashed as
+bytes (collation "C") in UTF8, and all else by its text, under pinned settings. Were a hash another one somewhere, all
+would be looked into, and nothing found: only texts decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.generation.entry import Entry, EntryColumn
+from airflow_roir.engine.source.source import Source
+from airflow_roir.engine.verify import comparison
+from airflow_roir.errors import SourceChanged
+
+# Of each lane, so that a bucket's number is its lane's place and its own.
+MOST_BUCKETS = 65_536
+
+
+def is_utf8(connection: Connection) -> bool:
+    """Whether the bytes of its texts are those of UTF8, or it isn't known what they are."""
+    raw: Any = connection.connection.dbapi_connection
+    return raw.get_parameter_status("server_encoding") in ("UTF8", "SQL_ASCII")
+
+
+def without(entry: Entry, position: int) -> Entry:
+    """An entry of the index server without the column that tells the shard: as a shard has it."""
+    columns = entry.columns[:position] + entry.columns[position + 1 :]
+    return replace(entry, columns=columns, identity=entry.identity - 1, key=entry.key - (position < entry.key))
+
+
+def followed(entry: Entry, source: Source) -> Entry:
+    """A shard's entry with the names that its columns have now. Raises SourceChanged."""
+    names = {column.attnum: column.name for column in source.columns.values()}
+    for column in entry.columns:
+        if column.attnum not in names:
+            raise SourceChanged(f"column {column.source} of {source.name}, which is in an index, was dropped")
+    return replace(entry, columns=tuple(replace(one, source=names[one.attnum]) for one in entry.columns))
+
+
+def image(column: EntryColumn, value: str, utf8: bool) -> str:
+    """SQL for something that has one hash on all servers, and for two values only where they are the same."""
+    if column.cast == "boolean":
+        return f"{value}::int"
+    found = comparison.image(column, value)
+    if found.endswith('COLLATE "C"') and not utf8:
+        return f"convert_to({found}::text, 'UTF8')"
+    return found
+
+
+def key_hash(entry: Entry, values: Sequence[str], utf8: bool) -> str:
+    """SQL for the hash of the primary key."""
+    key = [
+        image(column, value, utf8) for column, value in zip(entry.columns, values, strict=True) if column.primary_key
+    ]
+    return f"hash_record_extended(ROW({', '.join(key)}), 0)"
+
+
+def row_hash(entry: Entry, values: Sequence[str], utf8: bool) -> str:
+    """SQL for the hash of all columns, seeded by the primary key: values that two rows have swapped change the sum."""
+    images = []
+    for column, value in zip(entry.columns, values, strict=True):
+        images.append(image(column, value, utf8))
+        if column.cast == "bigint":
+            # The hash of a bigint folds its halves into one: 1 and 2^32 have the same.
+            images.append(f"{value} >> 32")
+    return f"hash_record_extended(ROW({', '.join(images)}), {key_hash(entry, values, utf8)})"
+
+
+def bucket(entry: Entry, values: Sequence[str], utf8: bool, buckets: int, place: str) -> str:
+    """SQL for a row's bucket. place: SQL for its lane's. buckets: of each lane, a power of two."""
+    return f"({place} * {MOST_BUCKETS} + ({key_hash(entry, values, utf8)} & {buckets - 1}))::int"
+
+
+def whole(entry: Entry, prefix: str) -> str:
+    """SQL for what tells whether two rows are the same, on any server: of the texts of all columns."""
+    listed = ", ".join(comparison.text(column, f"{prefix}c{i + 1}") for i, column in enumerate(entry.columns))
+    return f"encode(sha256(convert_to(ARRAY[{listed}]::text[]::text, 'UTF8')), 'hex')"

@@ -1,0 +1,177 @@
+"""Cuts a verification of an index apart from its source into units: pieces of tables in shards, and of segments."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.cut import Piece, cut_source
+from airflow_roir.engine.retry.trouble import reason_of, trouble_of
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source.files import segments_of
+from airflow_roir.engine.verify import units
+from airflow_roir.errors import NotFound, RoirError, ShardUnreachable
+from airflow_roir.options import VerifyOptions
+from airflow_roir.shards import home, sources
+from airflow_roir.shards.shard import Lane, lanes_of, set_away
+from airflow_roir.shards.verify import sums
+
+# A unit of a part costs a round trip to a shard and more: fewer rows aren't worth it.
+LEAST_OF_PARTS = 50
+
+REMOVED = """
+SELECT l.id FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+ WHERE l.generation_id = %(generation)s AND (l.removed_at IS NOT NULL OR s.removed_at IS NOT NULL)
+"""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a verification will read in the shards. pieces: by lane; none of a table that was dropped."""
+
+    generation_id: int
+    rows: int
+    pieces: tuple[tuple[int, Piece], ...]
+
+
+def survey(database: Database, generation_id: int, options: VerifyOptions) -> Survey | None:
+    """Cut the shards' tables by primary key; None if the index isn't apart.
+
+    Raises ShardUnreachable, which names all that can't be reached, and what else a shard can't be read for.
+    """
+    with database.transaction() as connection:
+        lanes = live_lanes(connection, generation_id)
+        if not lanes_of(connection, generation_id):
+            return None
+    rows, pieces, away = 0, list[tuple[int, Piece]](), dict[str, str]()
+    for lane in lanes:
+        try:
+            counted, cut = _cut(database, lane, options)
+        except DBAPIError as error:
+            if trouble_of(error) is None:
+                raise
+            away[lane.shard.name] = reason_of(error)
+            with database.transaction() as connection:
+                set_away(connection, lane.shard.id, away[lane.shard.name])
+            continue
+        except RoirError as error:
+            where = f"shard {quote(lane.shard.name)}"
+            if where in str(error):
+                raise
+            raise type(error)(f"{where}: {error}") from error
+        rows += counted
+        pieces += [(lane.id, piece) for piece in cut]
+    if away:
+        listed = "; ".join(f"shard {quote(name)} can't be reached: {problem}" for name, problem in away.items())
+        raise ShardUnreachable(
+            f"the verification can't begin: {listed}. Nothing was changed. Begin it once all shards are there, or "
+            "correct the DSN: roir shard add NAME --dsn …",
+            next(iter(away)),
+        )
+    return Survey(generation_id, rows, tuple(pieces))
+
+
+def _cut(database: Database, lane: Lane, options: VerifyOptions) -> tuple[int, list[Piece]]:
+    with lane.shard.database(database.application_name, database.limits).transaction() as connection:
+        home.check(connection, lane.shard)
+        try:
+            source = sources.read_by_oid(connection, lane)
+        except NotFound:
+            return 0, []
+        most = units.UNITS_OF_PARTS if options.in_parts else units.MOST_UNITS
+        least = LEAST_OF_PARTS if options.in_parts else limits_of(connection).unit_rows
+        counted, cut = cut_source(connection, source, partial(_rows_per_unit, least, most))
+        return counted, list(cut)
+
+
+def _rows_per_unit(least: int, most: int, rows: int) -> int:
+    return max(least, rows // most)
+
+
+def live_lanes(connection: Connection, generation_id: int) -> list[Lane]:
+    """The lanes of a generation whose shards weren't removed."""
+    removed = set(execute(connection, REMOVED, {"generation": generation_id}).scalars())
+    return [lane for lane in lanes_of(connection, generation_id) if lane.id not in removed]
+
+
+def plan(
+    connection: Connection, index_id: int, operation_id: int, surveyed: Survey, options: VerifyOptions, mode: str
+) -> tuple[int, int]:
+    """As `units.plan`, of an index apart from its source."""
+    generation_id = surveyed.generation_id
+    verification_id = units.write_down(connection, index_id, operation_id, generation_id, options, mode, surveyed.rows)
+    walking = 0
+    if options.slices is not None:
+        walking = units.walk_on(connection, verification_id, index_id, generation_id)
+    if not walking:
+        listed = [{"lane_id": None, **unit} for unit in units.entry_units(connection, generation_id, options.in_parts)]
+        listed += [
+            {"side": "source", "relation": piece.relation, "lower": piece.lower, "upper": piece.upper, "lane_id": lane}
+            for lane, piece in surveyed.pieces
+        ]
+        if options.sample is not None:
+            listed = random.sample(listed, max(1, math.ceil(len(listed) * options.sample / 100)))
+        segments = [] if options.is_partial else [("reach", one) for one in segments_of(connection, generation_id)]
+        if options.amcheck:
+            segments += [("tree", one) for one in segments_of(connection, generation_id)]
+        listed += [
+            {"side": side, "relation": one, "lower": None, "upper": None, "lane_id": None} for side, one in segments
+        ]
+        units.write_units(connection, verification_id, "check" if options.is_partial else "total", listed)
+        walking = len(listed)
+    if options.slices is not None:
+        units.set_quota(connection, verification_id, walking, options.slices)
+    return verification_id, surveyed.rows
+
+
+# The same units, of the sides that have sums.
+NEXT_UNITS = """
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, lane_id)
+SELECT verification_id, %(new)s, ordinal, side, relation, lower, upper, lane_id FROM roir.verification_unit
+ WHERE verification_id = %(id)s AND stage = %(old)s AND side IN ('source', 'entry')
+   AND (side = 'entry' OR lane_id = ANY (%(lanes)s))
+"""
+LOOKS_DUE = """
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lane_id)
+SELECT %(id)s, 'whole', row_number() OVER (ORDER BY lane_id), 'both', 0, lane_id
+  FROM (SELECT DISTINCT lane_id FROM roir.suspect WHERE verification_id = %(id)s) s
+"""
+
+
+def next_units(
+    connection: Connection, verification_id: int, generation_id: int, old: str, new: str, suspicious: Sequence[int]
+) -> None:
+    """The units of a stage once more, for the next one: of shards without a suspicious bucket none."""
+    lanes = sorted(lane.id for lane in lanes_of(connection, generation_id))
+    # In stage total a lane's bucket is its place.
+    places = set(suspicious) if old == "total" else {one // sums.MOST_BUCKETS for one in suspicious}
+    values = {"id": verification_id, "old": old, "new": new, "lanes": [n for i, n in enumerate(lanes) if i in places]}
+    execute(connection, NEXT_UNITS, values)
+
+
+SUMMED = """
+SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'total' AND side = 'source'
+EXCEPT
+SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'sum' AND side = 'source'
+"""
+
+
+def of_summed(connection: Connection, verification_id: int, generation_id: int, suspicious: list[int]) -> list[int]:
+    """Of the buckets that differ after stage sum, those of shards that were summed: of others one side was alone."""
+    left_out = set(execute(connection, SUMMED, {"id": verification_id}).scalars())
+    lanes = sorted(lane.id for lane in lanes_of(connection, generation_id))
+    places = {place for place, lane in enumerate(lanes) if lane in left_out}
+    return [one for one in suspicious if one // sums.MOST_BUCKETS not in places]
+
+
+def plan_looks(connection: Connection, verification_id: int) -> bool:
+    """After the check: a unit for each shard with suspects; True if there is one."""
+    return execute(connection, LOOKS_DUE, {"id": verification_id}).rowcount > 0
