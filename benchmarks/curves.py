@@ -203,7 +203,7 @@ def control(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def plan(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a rehearsal, by partitions."""
+    """Seconds of a dry run, by partitions."""
     head, rows = plan_cost.measure(chosen.pg, chosen.shared_buffers, chosen.partitions, chosen.rounds)
     return head | {"table": rows}
 

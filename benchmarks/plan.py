@@ -72,7 +72,7 @@ def measure(dsn: str, shape: str, rows: int) -> None:
     install.init(database)
     definition, options = IndexDefinition.parse("ix", "t", keys, include), BuildOptions(parallelism=1)
     begun = time.monotonic()
-    planned = dry_run.rehearse(database, definition, options, with_trial=True)
+    planned = dry_run.run(database, definition, options, with_trial=True)
     plan_s = time.monotonic() - begun
     assert isinstance(planned.trial, Trial), planned.trial
     with database.transaction() as connection:

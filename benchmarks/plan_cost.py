@@ -21,7 +21,7 @@ ROWS = 1_000_000
 def measure(
     version: int, shared_buffers: str, partitions: list[int], rounds: int, rows: int = ROWS
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Facts, and a row for each number of partitions: the median seconds of a rehearsal, which changes nothing."""
+    """Facts, and a row for each number of partitions: the median seconds of a dry run, which changes nothing."""
     found = []
     for count in partitions:
         with bench_server(version, shared_buffers) as server:
@@ -36,7 +36,7 @@ def measure(
             taken = []
             for _ in range(rounds):
                 begun = time.perf_counter()
-                rehearsal = dry_run.rehearse(
+                dry = dry_run.run(
                     database, IndexDefinition.parse("ix", "orders", "customer"), BuildOptions(ranges=RANGES)
                 )
                 taken.append(time.perf_counter() - begun)
@@ -45,8 +45,8 @@ def measure(
             found.append(
                 {
                     "partitions": count,
-                    "ranges": rehearsal.plan.ranges,
-                    "segments": rehearsal.plan.segments,
+                    "ranges": dry.plan.ranges,
+                    "segments": dry.plan.segments,
                     "plan, s": round(statistics.median(taken), 2),
                 }
             )

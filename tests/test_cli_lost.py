@@ -44,13 +44,13 @@ class Spark:
         """Nothing to end."""
 
 
-@pytest.mark.parametrize("lost", [1, execute.MOST])
+@pytest.mark.parametrize("lost", [1, execute.MOST_FAILOVERS])
 def test_what_was_lost_is_done_again_and_never_taken_for_done(dsn: str, lost: int) -> None:
     steps.make_table(dsn)
     database = Database(dsn)
     prepare.prepare(database, IndexDefinition.parse("ix", "t", "k", None), BuildOptions(), "test")
     spark: Any = Spark(database, lost)
-    if lost < execute.MOST:
+    if lost < execute.MOST_FAILOVERS:
         execute.carry_on(database, "ix", spark, False, True)
         assert operations.find_operation(database, "ix").status == "completed"
         steps.assert_exact(database)

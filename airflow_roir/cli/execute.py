@@ -41,7 +41,7 @@ LOOK_EVERY_S = 0.5
 WAIT_S = 5.0
 LOST = "the server has lost its last commits, by a failover or a restore; continuing with what it has"
 # Failovers that lose something, during one command.
-MOST = 5
+MOST_FAILOVERS = 5
 
 
 def carry_on(database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool, as_json: bool) -> None:
@@ -167,7 +167,7 @@ def _turns(
     """
     said, turns, begun = "", 0, False
     try:
-        while turns <= MOST:
+        while turns <= MOST_FAILOVERS:
             row, beats = database.retry(partial(_now, database, operation_id))
             # Whoever begins lifts any pause; afterwards only that of the window.
             stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW

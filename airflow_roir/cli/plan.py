@@ -31,7 +31,7 @@ from airflow_roir.quantity import counted, size
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.dry_run import Rehearsal
+    from airflow_roir.engine.dry_run import DryRun
     from airflow_roir.engine.forecast.locks import Lock
     from airflow_roir.engine.forecast.space import Space
     from airflow_roir.engine.source.source import Source
@@ -80,41 +80,41 @@ def plan(
         for refused in against.refused:
             say(f"refused: {refused}")
         raise typer.Exit(InvalidInput.exit_code)
-    rehearsal = dry_run.rehearse(database, definition, options, with_trial=not sql)
-    if sql and rehearsal.survey is not None:
+    dry = dry_run.run(database, definition, options, with_trial=not sql)
+    if sql and dry.survey is not None:
         raise InvalidInput("the DDL of an index over shards isn't foreseen: leave --sql out")
     if sql:
-        show_as_it_is(ddl.as_script(ddl.foresee(database, rehearsal, options)))
+        show_as_it_is(ddl.as_script(ddl.foresee(database, dry, options)))
         return
-    foresee = locks.foresee if rehearsal.survey is None else locks.foresee_apart
-    foreseen = foresee(_locked(rehearsal), rehearsal.index, rehearsal.kind, options, database.limits)
-    space = _space(database, rehearsal, options, measure)
+    foresee = locks.foresee if dry.survey is None else locks.foresee_apart
+    foreseen = foresee(_locked(dry), dry.index, dry.kind, options, database.limits)
+    space = _space(database, dry, options, measure)
     # Replicas that have DSNs of their own are asked, too.
     seen = signals.look(database, Surroundings.of_environment())
-    facts = _facts(database, rehearsal, options, as_json)
+    facts = _facts(database, dry, options, as_json)
     if as_json:
         room = space.as_dict() if space is not None else {}
-        told = {"trial": _trial(rehearsal), **room, "locks": [lock.as_dict() for lock in foreseen]}
-        print_json(facts | rehearsal.expectation.as_dict() | told | seen.as_dict() | against.as_dict())
+        told = {"trial": _trial(dry), **room, "locks": [lock.as_dict() for lock in foreseen]}
+        print_json(facts | dry.expectation.as_dict() | told | seen.as_dict() | against.as_dict())
         return
     # As the seal counts them.
     facts["segments"] = f"{facts['segments']}, and one for keys that are NULL"
-    facts |= space.lines() if space is not None else {"space": f"unknown: {_trial(rehearsal)}"}
-    facts["throttle"] = seen.line() if rehearsal.survey is None else f"of the index server: {seen.line()}"
+    facts |= space.lines() if space is not None else {"space": f"unknown: {_trial(dry)}"}
+    facts["throttle"] = seen.line() if dry.survey is None else f"of the index server: {seen.line()}"
     for name, value in facts.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
         show(f"{name.replace('_', ' '):16} {shown}")
     _show_locks(foreseen)
 
 
-def _locked(rehearsal: Rehearsal) -> Source:
+def _locked(dry: DryRun) -> Source:
     """The user's table that is locked: of any shard, where it is there."""
-    return rehearsal.source if rehearsal.survey is None else rehearsal.survey.any_source
+    return dry.source if dry.survey is None else dry.survey.any_source
 
 
-def _shards(rehearsal: Rehearsal, as_json: bool) -> Any:
-    assert rehearsal.survey is not None
-    plans = {one.shard.name: one.plan for one in rehearsal.survey.shards}
+def _shards(dry: DryRun, as_json: bool) -> Any:
+    assert dry.survey is not None
+    plans = {one.shard.name: one.plan for one in dry.survey.shards}
     if as_json:
         return {
             name: {"rows_estimate": plan.rows, "source_bytes": plan.source_bytes, "ranges": plan.ranges}
@@ -156,20 +156,20 @@ def _strict(database: Database, found: Survey, as_json: bool) -> dict[str, Any]:
     return {"strict_reads": f"possible later, by roir announce --by client; --by server needs more: {told}"}
 
 
-def _space(database: Database, rehearsal: Rehearsal, options: BuildOptions, measure: int) -> Space | None:
+def _space(database: Database, dry: DryRun, options: BuildOptions, measure: int) -> Space | None:
     from airflow_roir.engine.forecast import space, writes
 
-    if rehearsal.trial is None or isinstance(rehearsal.trial, str):
+    if dry.trial is None or isinstance(dry.trial, str):
         return None
-    rate = writes.counted(database, rehearsal.source, measure) if measure else None
+    rate = writes.counted(database, dry.source, measure) if measure else None
     with database.transaction() as connection:
-        rate = rate or writes.by_statistics(connection, rehearsal.source)
-        return space.foresee(connection, rehearsal.plan, options, rehearsal.trial, rate, rehearsal.index_id)
+        rate = rate or writes.by_statistics(connection, dry.source)
+        return space.foresee(connection, dry.plan, options, dry.trial, rate, dry.index_id)
 
 
-def _trial(rehearsal: Rehearsal) -> Any:
+def _trial(dry: DryRun) -> Any:
     """For JSON: what was measured, or why nothing was."""
-    trial = rehearsal.trial
+    trial = dry.trial
     if trial is None or isinstance(trial, str):
         return trial
     return {"rows": trial.rows, "row_microseconds": round(trial.row_s * 1e6, 2)}
@@ -182,7 +182,7 @@ def _show_locks(foreseen: list[Lock]) -> None:
         show(f"{'' if place else 'locks':16} {line}")
 
 
-def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_json: bool) -> dict[str, Any]:
+def _facts(database: Database, dry: DryRun, options: BuildOptions, as_json: bool) -> dict[str, Any]:
     from airflow_roir.engine.forecast import slow
     from airflow_roir.engine.readers import view
     from airflow_roir.engine.schema import schema
@@ -192,36 +192,36 @@ def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_j
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
         untried = checks.untried_server(connection)
-        untold = hashing.untold(connection, rehearsal.entry)
-    entry = rehearsal.entry
+        untold = hashing.untold(connection, dry.entry)
+    entry = dry.entry
     uncovered = [entry.columns[i].source for i in entry.included_positions if not entry.columns[i].covered]
     facts: dict[str, Any] = {
-        "index": str(rehearsal.index),
-        "kind": rehearsal.kind,
-        "source": str(rehearsal.source.name),
-        "key": list(rehearsal.definition.key),
-        "primary_key": list(rehearsal.source.primary_key),
-        "include": list(rehearsal.definition.include),
+        "index": str(dry.index),
+        "kind": dry.kind,
+        "source": str(dry.source.name),
+        "key": list(dry.definition.key),
+        "primary_key": list(dry.source.primary_key),
+        "include": list(dry.definition.include),
         "not_covered": uncovered,
-        **_uniqueness(rehearsal.definition, options, as_json),
-        "entry_size": str(rehearsal.entry_size),
-        "rows_estimate": rehearsal.plan.rows,
-        "source_bytes": rehearsal.plan.source_bytes,
-        "ranges": rehearsal.plan.ranges,
-        "segments": rehearsal.plan.segments,
-        "scan": f"{rehearsal.choice.scan.value}: {rehearsal.choice.why}",
+        **_uniqueness(dry.definition, options, as_json),
+        "entry_size": str(dry.entry_size),
+        "rows_estimate": dry.plan.rows,
+        "source_bytes": dry.plan.source_bytes,
+        "ranges": dry.plan.ranges,
+        "segments": dry.plan.segments,
+        "scan": f"{dry.choice.scan.value}: {dry.choice.why}",
         "parallelism": options.parallelism,
-        "expects": str(rehearsal.expectation),
+        "expects": str(dry.expectation),
         # DDL that removes or brings rows, past every trigger.
         "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
-        "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
+        "view": view.statement(dry.index, 0, entry, dry.kind == "rebuild").replace("g0", "g<id>"),
     }
-    if rehearsal.survey is not None:
+    if dry.survey is not None:
         facts |= {
-            "source": str(rehearsal.survey.table),
-            "shards": _shards(rehearsal, as_json),
+            "source": str(dry.survey.table),
+            "shards": _shards(dry, as_json),
             **_sessions(options, as_json),
-            **_strict(database, rehearsal.survey, as_json),
+            **_strict(database, dry.survey, as_json),
         }
         # Each visit looks at the capture there.
         del facts["uncaptured_ddl"]
@@ -229,7 +229,7 @@ def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_j
         facts["early"] = untold
     if untried:
         facts["server"] = untried
-    if warnings := slow.slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):
+    if warnings := slow.slow(options, dry.plan.rows, dry.plan.ranges):
         facts["slow"] = warnings
     return facts
 

@@ -61,7 +61,7 @@ BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text 
 # What a batch begins with: the operation as workers look at it, and how the claim stands: held; out, where the leaf was
 # taken out of the source meanwhile; or lost to another worker. And the name of what the range is a piece of as it is
 # now, fully qualified under the pinned search_path.
-STANDING = f"""
+CLAIM_STATE = f"""
 SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
        o.throttle <> '{{}}' OR o.granted_at IS NOT NULL AS is_governed,
        CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
@@ -242,7 +242,7 @@ class BuildWorker(Worker):
             self.connection,
             f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}; SET LOCAL search_path = {path}; "
             # A scan must come out of the key's index, or of its blocks alone, whatever the statistics say.
-            f"SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off; {STANDING}",
+            f"SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off; {CLAIM_STATE}",
             {"range": claim.id, "token": claim.token, "epoch": self.job.run.epoch},
         ).one()
 

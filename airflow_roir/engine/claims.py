@@ -55,7 +55,7 @@ GIVE_BACK = """
 UPDATE {table} SET claim_epoch = CASE WHEN NOT ({undone}) THEN 0 END, claim_worker = NULL
  WHERE {of} AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
 """
-LEFT = """
+WORK_LEFT = """
 SELECT count(*) FILTER (WHERE {due} AND NOT ({elsewhere}) AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)) AS free,
        count(*) FILTER (WHERE {due} OR claim_epoch = %(epoch)s) AS undone
   FROM {table} WHERE {of} AND ({undone} OR claim_epoch IS NOT NULL)
@@ -175,7 +175,7 @@ class Pieces:
         """
         bound = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy), **(values or {})}
         execute(connection, self._sql(GIVE_BACK), bound)
-        row = execute(connection, self._sql(LEFT), bound).one()
+        row = execute(connection, self._sql(WORK_LEFT), bound).one()
         return WorkLeft(row.free, row.undone)
 
     @contextmanager

@@ -36,7 +36,7 @@ from airflow_roir.shards.copy.survey import Survey
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRun:
     """Everything that prepare would do, found out without changing anything.
 
     trial: None if none was wanted, a text if none was possible. index_id: of the index that is rebuilt. survey: of the
@@ -57,7 +57,7 @@ class Rehearsal:
     survey: Survey | None = None
 
 
-def rehearse(
+def run(
     database: Database,
     definition: IndexDefinition,
     options: BuildOptions,
@@ -65,7 +65,7 @@ def rehearse(
     patience_s: float = 5.0,
     command: str | None = None,
     with_trial: bool = False,
-) -> Rehearsal:
+) -> DryRun:
     """Validate a definition against the database and plan its ranges and segments. Changes nothing.
 
     patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
@@ -76,10 +76,10 @@ def rehearse(
     with database.transaction() as connection:
         existing, definition, found = look(connection, definition, options)
     if found is None:
-        return _rehearse_apart(database, existing, definition, options, report, with_trial)
+        return _run_apart(database, existing, definition, options, report, with_trial)
     source = found
 
-    def plan(connection: Connection) -> Rehearsal:
+    def plan(connection: Connection) -> DryRun:
         checks.check_definition(connection, source, definition)
         if existing is None:
             check_name_is_free(connection, index)
@@ -93,14 +93,14 @@ def rehearse(
         known = tried if isinstance(tried, Trial) else None
         expectation = expect(connection, source, found, options, index_id, known)
         kind = "rebuild" if existing else "create"
-        return Rehearsal(index, source, definition, entry, found, choice, kind, size, expectation, tried, index_id)
+        return DryRun(index, source, definition, entry, found, choice, kind, size, expectation, tried, index_id)
 
     index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
     waiter = None if command is None else Waiter(command, str(index))
     timeout_ms = options.lock_timeout_ms
     readers = Attempts(database, source.sql, source.relations, timeout_ms, patience_s, EXCLUSIVE, waiter)
 
-    def plan_as_owner(connection: Connection) -> Rehearsal:
+    def plan_as_owner(connection: Connection) -> DryRun:
         # By its owner of now, which it then keeps.
         lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
         check_columns(connection, source, definition)
@@ -113,36 +113,36 @@ def rehearse(
         return readers.run(plan_as_owner, report)
 
 
-def _rehearse_apart(
+def _run_apart(
     database: Database,
     existing: Row[Any] | None,
     definition: IndexDefinition,
     options: BuildOptions,
     report: Callable[[str], None],
     with_trial: bool,
-) -> Rehearsal:
-    """As `rehearse`, of an index apart from its table: a face that is taken back holds a sample of all shards."""
+) -> DryRun:
+    """As `run`, of an index apart from its table: a shape table that is taken back holds a sample of all shards."""
     survey, _ = surveys.survey(database, definition, options, report)
     index = QualifiedName(definition.name.schema or survey.table.schema, definition.name.name)
     definition = replace(definition, name=index, source=survey.table, shard_column=survey.shard_column)
     with database.transaction() as connection:
         if existing is None:
             check_name_is_free(connection, index)
-        with surveys.sampled_face(connection, database, survey, definition, options) as (face, entry):
+        with surveys.sampled_shape(connection, database, survey, definition, options) as (shape, entry):
             if existing is not None:
-                _check_shape(connection, existing, face)
-            found = surveys.whole_plan(connection, survey, face, definition, options)
+                _check_shape(connection, existing, shape)
+            found = surveys.whole_plan(connection, survey, shape, definition, options)
             entry = replace(entry, partition=found.partition)
-            size = entry_size.measure(connection, index, face, entry)
+            size = entry_size.measure(connection, index, shape, entry)
             tried = "nothing of a shard's rows is tried" if with_trial else None
-            expectation = expect(connection, face, found, options, existing.id if existing else None)
+            expectation = expect(connection, shape, found, options, existing.id if existing else None)
         if existing is not None:
-            face = catalog.read_source_by_oid(connection, existing.source_oid)
-            surveys.check_face(face, survey, definition)
+            shape = catalog.read_source_by_oid(connection, existing.source_oid)
+            surveys.check_shape(shape, survey, definition)
     choice = Choice(Scan.KEY, "shards are read by key")
     kind = "rebuild" if existing else "create"
     index_id = existing.id if existing else None
-    return Rehearsal(index, face, definition, entry, found, choice, kind, size, expectation, tried, index_id, survey)
+    return DryRun(index, shape, definition, entry, found, choice, kind, size, expectation, tried, index_id, survey)
 
 
 def look(

@@ -20,7 +20,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import adopt, insert_operation, refuse_ended
 from airflow_roir.engine.control.stored_definition import existing_index, stored_definition, uniqueness
 from airflow_roir.engine.database import Database, execute, to_json
-from airflow_roir.engine.dry_run import Rehearsal, check_columns
+from airflow_roir.engine.dry_run import DryRun, check_columns
 from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Piece
@@ -126,23 +126,23 @@ def _begin(
     if adopted is not None:
         _capture_shards(database, adopted, options, report)
         return adopted
-    rehearsal = dry_run.rehearse(database, definition, options, report, options.lock_patience_s, "prepare")
-    report(f"expected: {rehearsal.expectation}")
+    dry = dry_run.run(database, definition, options, report, options.lock_patience_s, "prepare")
+    report(f"expected: {dry.expectation}")
     with database.transaction() as connection:
-        if (untold := hashing.untold(connection, rehearsal.entry)) is not None:
+        if (untold := hashing.untold(connection, dry.entry)) is not None:
             report(untold)
     begun = time.monotonic()
     try:
         with telling_of_names():
-            if rehearsal.survey is not None and rehearsal.kind == "create":
+            if dry.survey is not None and dry.kind == "create":
                 with database.transaction() as connection:
-                    # Nobody else knows the face: there is nobody to drain.
+                    # Nobody else knows the shape: there is nobody to drain.
                     prepared = _prepare(
-                        connection, lambda: None, apart.with_face(connection, rehearsal), options, actor, begun
+                        connection, lambda: None, apart.with_shape(connection, dry), options, actor, begun
                     )
             else:
-                prepared = _drain(database, rehearsal, options).run(
-                    lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report
+                prepared = _drain(database, dry, options).run(
+                    lambda connection, lock: _prepare(connection, lock, dry, options, actor, begun), report
                 )
     except IntegrityError:
         # Somebody else has begun an operation of this index meanwhile.
@@ -152,16 +152,16 @@ def _begin(
             raise
         _capture_shards(database, adopted, options, report)
         return adopted
-    if rehearsal.survey is not None:
+    if dry.survey is not None:
         _capture_shards(database, prepared, options, report)
-    for line in slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):
+    for line in slow(options, dry.plan.rows, dry.plan.ranges):
         report(line)
     return prepared
 
 
-def _drain(database: Database, rehearsal: Rehearsal, options: BuildOptions) -> Drain:
-    source = rehearsal.source
-    waiter = Waiter("prepare", str(rehearsal.index))
+def _drain(database: Database, dry: DryRun, options: BuildOptions) -> Drain:
+    source = dry.source
+    waiter = Waiter("prepare", str(dry.index))
     return Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s, waiter)
 
 
@@ -187,17 +187,17 @@ def is_rebuild(database: Database, definition: IndexDefinition) -> bool:
 def _prepare(
     connection: Connection,
     lock: Callable[[], None],
-    rehearsal: Rehearsal,
+    dry: DryRun,
     options: BuildOptions,
     actor: str,
     begun: float,
 ) -> PreparedOperation:
-    source, plan, name = rehearsal.source, rehearsal.plan, rehearsal.index
-    index_id = _index_row(connection, rehearsal)
-    values = {"index": index_id, "mode": CAPTURE, "entry": to_json(rehearsal.entry.as_json())}
-    values["scan"] = rehearsal.choice.scan.value
+    source, plan, name = dry.source, dry.plan, dry.index
+    index_id = _index_row(connection, dry)
+    values = {"index": index_id, "mode": CAPTURE, "entry": to_json(dry.entry.as_json())}
+    values["scan"] = dry.choice.scan.value
     generation_id = int(execute(connection, INSERT_GENERATION, values).scalar_one())
-    entry = physical.create(connection, generation_id, rehearsal.entry, plan)
+    entry = physical.create(connection, generation_id, dry.entry, plan)
     execute(connection, SET_ENTRY, {"generation": generation_id, "entry": to_json(entry.as_json())})
     bounds = [(None, None), *physical.segment_bounds(plan)]
     segments = [
@@ -207,45 +207,45 @@ def _prepare(
     lock()
     # From here to the commit writers wait: install the capture, look once more, write the operation.
     _check_other_builds(connection, source)
-    check_columns(connection, source, rehearsal.definition)
+    check_columns(connection, source, dry.definition)
     installation.install(connection, source)
     execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
     # Now that nothing is missing of any generation that is being built.
-    shared, pieces = _cut(connection, rehearsal, index_id, options)
+    shared, pieces = _cut(connection, dry, index_id, options)
     warnings = slow(options, plan.rows, plan.ranges)
     operation_id = insert_operation(
         connection,
         index_id=index_id,
         generation_id=generation_id,
-        kind=Kind(rehearsal.kind),
+        kind=Kind(dry.kind),
         phase=Phase.BUILD,
         options=options,
         source=source,
         entry=entry,
         actor=actor,
-        format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,
+        format_version=BLOCK_FORMAT_VERSION if dry.choice.scan.by_blocks else FORMAT_VERSION,
         scan_of=shared.of if shared else None,
         rows_estimate=plan.rows,
         notice=" ".join(warnings) or None,
         phase_seconds=to_json({"prepare": round(time.monotonic() - begun, 3)}),
     )
     changes.register(connection, source, generation_id)
-    if rehearsal.survey is not None:
-        apart.create_lanes(connection, generation_id, rehearsal)
+    if dry.survey is not None:
+        apart.create_lanes(connection, generation_id, dry)
         intents.create(connection, generation_id, entry)
-        if rehearsal.definition.unique:
+        if dry.definition.unique:
             holders.create(connection, generation_id)
     ranges = [{"ordinal": n, **asdict(piece)} for n, piece in pieces]
     execute(connection, INSERT_RANGES, {"operation": operation_id, "ranges": to_json(ranges)})
-    what = rehearsal.kind
-    if rehearsal.definition.unique:
-        what += f", {'census' if options.census else uniqueness(rehearsal.definition)},"
-    over = source.sql if rehearsal.survey is None else rehearsal.survey.listed
-    said = f"{what} over {over}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
+    what = dry.kind
+    if dry.definition.unique:
+        what += f", {'census' if options.census else uniqueness(dry.definition)},"
+    over = source.sql if dry.survey is None else dry.survey.listed
+    said = f"{what} over {over}, scan by {dry.choice.scan.value}: {dry.choice.why}"
     if shared is not None:
         said += f"; {sharing.told([shared.name])}"
     operations.record_event(connection, index_id, operation_id, actor, "prepare", said)
-    return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
+    return PreparedOperation(operation_id, generation_id, str(name), dry.kind, adopted=False)
 
 
 def _check_other_builds(connection: Connection, source: Source) -> None:
@@ -261,14 +261,14 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
 
 
 def _cut(
-    connection: Connection, rehearsal: Rehearsal, index_id: int, options: BuildOptions
+    connection: Connection, dry: DryRun, index_id: int, options: BuildOptions
 ) -> tuple[sharing.Cut | None, Sequence[tuple[int, Piece]]]:
     """The ranges with their numbers: those of a build that is under way, so that one scan does for both, or its own."""
-    source, leaves = rehearsal.source, _leaves(connection, rehearsal.source)
-    own = list(enumerate(_pieces(connection, rehearsal, index_id, leaves)))
+    source, leaves = dry.source, _leaves(connection, dry.source)
+    own = list(enumerate(_pieces(connection, dry, index_id, leaves)))
     if options.ranges is None:
         least = min(options.parallelism, len(own))
-        shared = sharing.cut_under_way(connection, source, rehearsal.choice.scan, leaves, least)
+        shared = sharing.cut_under_way(connection, source, dry.choice.scan, leaves, least)
         if shared is not None:
             return shared, shared.pieces
     return None, own
@@ -281,12 +281,12 @@ def _leaves(connection: Connection, source: Source) -> list[int]:
     return [row.relation for row in execute(connection, catalog.PARTITIONS, {"oid": source.oid}) if row.leaf]
 
 
-def _pieces(connection: Connection, rehearsal: Rehearsal, index_id: int, leaves: list[int]) -> list[Piece]:
+def _pieces(connection: Connection, dry: DryRun, index_id: int, leaves: list[int]) -> list[Piece]:
     """The plan's pieces, for the leaves that there are under the drain lock: one that came since is a piece itself.
 
     Blocks are cut again: what was written until now must be within them, what is written from now on is captured.
     """
-    source, plan, choice = rehearsal.source, rehearsal.plan, rehearsal.choice
+    source, plan, choice = dry.source, dry.plan, dry.choice
     if choice.scan.by_blocks:
         return choosing.pieces(connection, source, choice, leaves, index_id, plan.ranges)
     if not source.partitioned:
@@ -325,17 +325,17 @@ def _adopt(
     return PreparedOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
 
 
-def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
-    if rehearsal.kind == "rebuild":
-        found = operations.find_index(connection, rehearsal.index)
+def _index_row(connection: Connection, dry: DryRun) -> int:
+    if dry.kind == "rebuild":
+        found = operations.find_index(connection, dry.index)
         # A drop may have been faster.
         dry_run.refuse_kept(connection, found)
         return int(found.id)
-    survey, definition = rehearsal.survey, rehearsal.definition
+    survey, definition = dry.survey, dry.definition
     values = {
-        "schema": rehearsal.index.schema,
-        "name": rehearsal.index.name,
-        "source": rehearsal.source.oid,
+        "schema": dry.index.schema,
+        "name": dry.index.name,
+        "source": dry.source.oid,
         "key": to_json(list(definition.key)),
         "include": to_json(list(definition.include)),
         "is_unique": definition.unique,

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # Runs whose forms are read for the connections that they name.
 RUNS = 300
-MOST = 16
+MOST_CONNECTIONS = 16
 # Of a login; an attempt to connect has no SQLSTATE.
 REFUSALS = ("authentication failed", "no password supplied", "not permitted to log in", "no pg_hba.conf entry")
 # A look is short; one that isn't shall not go on when nobody waits for it any more.
@@ -41,7 +41,7 @@ def connection_ids() -> list[str]:
             select(DagRun.conf).where(DagRun.dag_id.in_(our_dags())).order_by(DagRun.id.desc()).limit(RUNS)
         ).all()
     ids = [connection_of(form) for form in forms]
-    return list(dict.fromkeys([DEFAULT_CONNECTION, *ids]))[:MOST]
+    return list(dict.fromkeys([DEFAULT_CONNECTION, *ids]))[:MOST_CONNECTIONS]
 
 
 def connection_of(form: Any) -> str:

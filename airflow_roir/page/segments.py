@@ -8,7 +8,7 @@ from typing import Any
 from airflow_roir.engine.compact.segment import Segment, worst_first
 
 # An index may have hundreds; those that would give most back if they were built now are worth a row.
-MOST = 20
+MOST_SEGMENTS = 20
 
 
 def shown_segments(found: Sequence[Segment]) -> dict[str, Any] | None:
@@ -22,5 +22,5 @@ def shown_segments(found: Sequence[Segment]) -> dict[str, Any] | None:
         "rows": sum(rows) if len(rows) == len(found) else None,
         "bytes": sum(one.bytes for one in found),
         "needed": sum(needed) if len(needed) == len(found) else None,
-        "worst": [one.as_dict() for one in worst_first(found)[:MOST]],
+        "worst": [one.as_dict() for one in worst_first(found)[:MOST_SEGMENTS]],
     }

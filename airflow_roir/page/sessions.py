@@ -24,7 +24,7 @@ IDLE_S = 20.0
 # After a failover the address may lead to another server, and the old one may still answer.
 RENEW_S = 120
 # Of databases.
-MOST = 16
+MOST_DATABASES = 16
 # No look takes longer than its statements may; the kernel of a server that hangs goes on to answer for it.
 HUNG_S = 30.0
 
@@ -58,7 +58,7 @@ class Sessions:
         self,
         open_database: Callable[..., Database],
         idle_s: float = IDLE_S,
-        most: int = MOST,
+        most: int = MOST_DATABASES,
         hung_s: float = HUNG_S,
     ) -> None:
         self._open, self._idle_s, self._most, self._hung_s = open_database, idle_s, most, hung_s

@@ -23,7 +23,7 @@ from airflow_roir.page.databases import connection_of
 from airflow_roir.page.settings import COMPACT_DAG, CONTROL_DAG, VERIFY_DAG, our_dags
 
 # Of one run; a DAG of groups has one per index.
-MOST = 50
+MOST_OPERATIONS = 50
 PREPARE = "prepare"
 ENDED = ("success", "failed")
 # As `Run.owner` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
@@ -201,7 +201,7 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             "name": None if index is None else index.name,
             "schema": None if index is None else index.schema,
             "fresh": operations.HEARTBEAT_FRESH_S,
-            "most": MOST,
+            "most": MOST_OPERATIONS,
         },
     ).all()
     return [

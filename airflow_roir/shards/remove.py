@@ -28,7 +28,7 @@ SELECT g.id FROM roir.generation g
  ORDER BY g.id
 """
 
-LEFT = """
+DROPPED_LANES = """
 SELECT l.id, l.outbox, l.shard_id, i.schema_name, i.name, s.removed_at
   FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
   JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
@@ -53,7 +53,7 @@ def release(
     """
     waiting = _drop_faces(database)
     with database.transaction() as connection:
-        rows: list[Row[Any]] = list(execute(connection, LEFT, {"index": index_id, "shard": shard_id}))
+        rows: list[Row[Any]] = list(execute(connection, DROPPED_LANES, {"index": index_id, "shard": shard_id}))
         left = [(row, by_id(connection, row.shard_id)) for row in rows]
     # One that is away once is away for all that it has, and each try would take its time.
     away: dict[int, str] = {}
@@ -94,13 +94,13 @@ def _drop_faces(database: Database) -> list[str]:
     try:
         with database.transaction() as connection:
             execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
-            # A face is made in the transaction that makes its index: none of them is only being prepared.
+            # A shape table is made in the transaction that makes its index: none of them is only being prepared.
             for name in shape_table.left_over(connection):
                 shape_table.drop(connection, name)
     except DBAPIError as error:
         if trouble_of(error) is None or error.connection_invalidated:
             raise
-        return [f"the face of an index that was dropped is left: {reason_of(error)}"]
+        return [f"the shape table of an index that was dropped is left: {reason_of(error)}"]
     return []
 
 

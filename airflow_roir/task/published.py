@@ -27,7 +27,7 @@ SELECT i.schema_name, i.name, n.nspname AS source_schema, c.relname AS source_na
  WHERE o.id = %(operation)s
 """
 # The lock: two runs that share the operation announce it one after the other.
-STANDING = """
+SHOWN = """
 SELECT o.index_id, g.status = 'active' AS is_shown
   FROM roir.operation o JOIN roir.generation g ON g.id = o.generation_id WHERE o.id = %(operation)s FOR UPDATE OF o
 """
@@ -46,7 +46,7 @@ def claim_announcement(
     which a mark, a timeout or a kill can have prevented. Raises NotFound.
     """
     with database.transaction() as connection:
-        row = execute(connection, STANDING, {"operation": operation_id}).first()
+        row = execute(connection, SHOWN, {"operation": operation_id}).first()
         if row is None:
             raise NotFound(f"there is no operation {operation_id}")
         if not row.is_shown:
@@ -89,7 +89,7 @@ def published_facts(database: Database, operation_id: int) -> dict[str, Any]:
         verified = {name: getattr(report, name) for name in COUNTS}
     return {
         "index": str(QualifiedName(row.schema_name, row.name)),
-        # The face is nobody's data set.
+        # The shape table is nobody's data set.
         "source": row.shard_table or (row.source_name and str(QualifiedName(row.source_schema, row.source_name))),
         "kind": now.kind,
         "operation_id": operation_id,

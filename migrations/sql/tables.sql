@@ -29,7 +29,7 @@ CREATE TABLE roir.index (
     created_at timestamptz NOT NULL DEFAULT now(),
     dropped_at timestamptz,
     -- Of an index apart from its source: the table in each shard, and the column that names the shard. Its source here
-    -- is the face, an empty table of the same columns.
+    -- is the shape table, an empty table of the same columns.
     shard_table text,
     shard_column text,
     -- Who puts intents before a commit: the shard's server or its clients; null: nobody, so no strict reads.

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from airflow_roir.engine.compact.segment import Segment
-from airflow_roir.page.segments import MOST, shown_segments
+from airflow_roir.page.segments import MOST_SEGMENTS, shown_segments
 
 pytestmark = pytest.mark.sample(1)
 
@@ -24,7 +24,7 @@ def test_it_gets_the_sum_and_those_with_most_to_win() -> None:
     assert shown is not None
     assert (shown["count"], shown["rows"], shown["bytes"]) == (50, 500, 20_000)
     assert shown["needed"] == sum(one.needed or 0 for one in found)
-    assert [one["ordinal"] for one in shown["worst"]] == list(range(MOST))
+    assert [one["ordinal"] for one in shown["worst"]] == list(range(MOST_SEGMENTS))
     assert shown["worst"][0]["sealed_at"] == AT.isoformat()
 
 

@@ -345,7 +345,7 @@ def verified(database: Database, **more: Any) -> None:
 
 Command = Callable[[Database], object]
 COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
-    "plan": (nothing, lambda database: dry_run.rehearse(database, definition(), options(), patience_s=1)),
+    "plan": (nothing, lambda database: dry_run.run(database, definition(), options(), patience_s=1)),
     "prepare": (nothing, lambda database: prepare.prepare(database, definition(), options(), "test")),
     "prepare by blocks": (
         nothing,

@@ -27,7 +27,7 @@ def table(dsn: str, rows: int) -> None:
 
 def expected(database: Database, rows: int, **options: object) -> Expectation:
     definition = IndexDefinition.parse(f"s{rows}_by_k", f"s{rows}", "k")
-    return dry_run.rehearse(database, definition, BuildOptions.asked(**options)).expectation
+    return dry_run.run(database, definition, BuildOptions.asked(**options)).expectation
 
 
 def build(database: Database, rows: int, beside_s: float, seconds: float) -> None:

@@ -59,7 +59,7 @@ def compare(
     """With what a build sends, its clean-up included."""
     definition = IndexDefinition.parse(index, of.get("table"), of.get("keys"), of.get("include"), unique)
     there = triggers(database)
-    parts = ddl.foresee(database, dry_run.rehearse(database, definition, options), options)
+    parts = ddl.foresee(database, dry_run.run(database, definition, options), options)
     foreseen = [one for part in parts for one in part.statements if ddl.is_ddl(one)]
     named = {"table": None, "keys": None, "include": None} | of
     chosen = {"scan": options.scan, "segments": options.segments, "revert_window_s": 0}
@@ -105,7 +105,7 @@ def test_psql_runs_it_on_an_empty_copy_which_then_follows_writes(
     table, key, included = NAMED.get(shape, ("t", "k", "v"))
     run_sql(dsn, *SHAPES[shape], ROWS.format(table), f"ANALYZE {table}")
     definition, options = IndexDefinition.parse("public.ix", table, key, included), BuildOptions(segments=3)
-    script = ddl.as_script(ddl.foresee(database, dry_run.rehearse(database, definition, options), options))
+    script = ddl.as_script(ddl.foresee(database, dry_run.run(database, definition, options), options))
     copy = database_dsn(server, "copy_of_a_schema")
     run_sql(server, "CREATE DATABASE copy_of_a_schema TEMPLATE roir_template")
     try:
@@ -124,6 +124,6 @@ def test_nothing_of_it_stays(database: Database, dsn: str) -> None:
     look = "SELECT array_agg(relname ORDER BY 1), (SELECT array_agg(proname ORDER BY 1) FROM pg_proc) FROM pg_class"
     before = sql(session(dsn), look)
     definition, options = IndexDefinition.parse("ix", "t", "k"), BuildOptions()
-    rehearsal = dry_run.rehearse(database, definition, options, with_trial=True)
-    assert ddl.foresee(database, rehearsal, options)
+    dry = dry_run.run(database, definition, options, with_trial=True)
+    assert ddl.foresee(database, dry, options)
     assert sql(session(dsn), look) == before

@@ -86,7 +86,7 @@ def watch_build(database: Database, definition: IndexDefinition, options: BuildO
         phases[name] = seen
         return done
 
-    planned = phase("plan", partial(dry_run.rehearse, database, definition, options, with_trial=True))
+    planned = phase("plan", partial(dry_run.run, database, definition, options, with_trial=True))
     prepared = phase("prepare", partial(prepare.prepare, database, definition, options, "test"))
     run = start_run(database, prepared.index, "test")
     run_sql(database.dsn, f"UPDATE {table} SET k = k || 'x' WHERE id % 3 = 0")

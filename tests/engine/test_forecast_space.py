@@ -53,10 +53,10 @@ SELECT sum(pg_table_size(oid))::bigint, sum(pg_indexes_size(oid))::bigint
 
 
 def foreseen(database: Database, definition: IndexDefinition, options: BuildOptions) -> Space:
-    rehearsal = dry_run.rehearse(database, definition, options, with_trial=True)
-    assert isinstance(rehearsal.trial, Trial), rehearsal.trial
+    dry = dry_run.run(database, definition, options, with_trial=True)
+    assert isinstance(dry.trial, Trial), dry.trial
     with database.transaction() as connection:
-        return space.foresee(connection, rehearsal.plan, options, rehearsal.trial, RATE, rehearsal.index_id)
+        return space.foresee(connection, dry.plan, options, dry.trial, RATE, dry.index_id)
 
 
 @pytest.mark.parametrize("analyzed", [True, False])
@@ -111,8 +111,8 @@ def test_an_empty_table_and_one_without_partitions_have_no_trial(database: Datab
     definition = IndexDefinition.parse("ix", "t", "k")
     for made in ((), ("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (9)",)):
         run_sql(dsn, *made)
-        rehearsal = dry_run.rehearse(database, definition, BuildOptions(), with_trial=True)
-        assert rehearsal.trial == "the table has no rows"
+        dry = dry_run.run(database, definition, BuildOptions(), with_trial=True)
+        assert dry.trial == "the table has no rows"
 
 
 def test_a_trial_that_fails_says_why_and_stops_no_plan(
@@ -120,8 +120,8 @@ def test_a_trial_that_fails_says_why_and_stops_no_plan(
 ) -> None:
     steps.make_table(dsn)
     monkeypatch.setattr(trial, "_copy", lambda connection, *_: connection.exec_driver_sql("SELECT 1 / 0"))
-    rehearsal = dry_run.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(), with_trial=True)
-    assert rehearsal.trial == "division by zero"
+    dry = dry_run.run(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(), with_trial=True)
+    assert dry.trial == "division by zero"
 
 
 def test_a_trial_of_duplicates_and_of_thousands_of_small_partitions_is_bounded(database: Database, dsn: str) -> None:
@@ -133,7 +133,7 @@ def test_a_trial_of_duplicates_and_of_thousands_of_small_partitions_is_bounded(d
         "INSERT INTO t SELECT i, 7 FROM generate_series(0, 2999) i",
     )
     definition = IndexDefinition.parse("ix", "t", "k", unique=True)
-    found = dry_run.rehearse(database, definition, BuildOptions(), with_trial=True).trial
+    found = dry_run.run(database, definition, BuildOptions(), with_trial=True).trial
     assert isinstance(found, Trial)
     # Of each partition ten rows.
     assert 0 < found.rows <= trial.MOST_PLACES * 10
@@ -141,7 +141,7 @@ def test_a_trial_of_duplicates_and_of_thousands_of_small_partitions_is_bounded(d
 
 def test_writes_are_counted_by_the_statistics_or_for_a_while(database: Database, dsn: str) -> None:
     steps.make_table(dsn, 100)
-    source = dry_run.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).source
+    source = dry_run.run(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).source
     with database.transaction() as connection:
         assert writes.by_statistics(connection, source, least_s=10**9) is None
 

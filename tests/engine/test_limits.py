@@ -28,7 +28,7 @@ RANDOM = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, {0}) i)"
 
 def plan(database: Database, keys: str, include: str | None = None, **options: str) -> str:
     definition = IndexDefinition.parse("ix", "t", keys, include)
-    return str(dry_run.rehearse(database, definition, BuildOptions(**options)).entry_size)  # type: ignore[arg-type]
+    return str(dry_run.run(database, definition, BuildOptions(**options)).entry_size)  # type: ignore[arg-type]
 
 
 def test_an_entry_that_is_too_big_for_a_b_tree_is_refused_at_plan(database: Database, dsn: str) -> None:
@@ -199,9 +199,9 @@ def test_no_write_fails_because_of_an_included_column(database: Database, dsn: s
     definition = IndexDefinition.parse("ix", "t", keys, include)
     if COVERING[case] is None:
         with pytest.raises(InvalidInput, match=r"public.ix: covering is all, but included column .*auto.*none"):
-            dry_run.rehearse(database, definition, BuildOptions(covering=covering))
+            dry_run.run(database, definition, BuildOptions(covering=covering))
         return
-    entry = dry_run.rehearse(database, definition, BuildOptions(covering=covering)).entry
+    entry = dry_run.run(database, definition, BuildOptions(covering=covering)).entry
     assert [c.source for c in entry.columns if c.covered] == COVERING[case]
     stage = Stage(database, "published", keys=keys, include=include, covering=covering)
     wide = "(SELECT string_agg(chr(65536 + (hashint4(i) & 65535)), '') FROM generate_series(1, {0}) i)"

@@ -228,7 +228,7 @@ def test_a_plan_writes_nothing_while_it_waits(database: Database, dsn: str) -> N
         seen.append(sql(steps.session(dsn), "SELECT count(*) FROM roir.lock_wait")[0][0])
         holder.rollback()
 
-    dry_run.rehearse(database, DEFINITION, IMPATIENT, look)
+    dry_run.run(database, DEFINITION, IMPATIENT, look)
     assert seen == [0]
 
 

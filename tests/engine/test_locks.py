@@ -271,7 +271,7 @@ def test_who_holds_the_whole_table_is_named_before_anything_is_planned(database:
     sql(user, "TRUNCATE t")
     definition = IndexDefinition.parse("ix", "t", "k")
     with pytest.raises(LockNotAcquired, match=rf"pid {user.info.backend_pid} "):
-        dry_run.rehearse(database, definition, BuildOptions(lock_timeout_ms=20), patience_s=0)
+        dry_run.run(database, definition, BuildOptions(lock_timeout_ms=20), patience_s=0)
     user.rollback()
     user.close()
-    assert dry_run.rehearse(database, definition, BuildOptions()).kind == "create"
+    assert dry_run.run(database, definition, BuildOptions()).kind == "create"

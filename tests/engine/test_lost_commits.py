@@ -8,7 +8,7 @@ from airflow_roir.engine import abort, seal
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.sessions.server_timeline import MOST, in_one_history, one_history
+from airflow_roir.engine.sessions.server_timeline import MOST_FAILOVERS, in_one_history, one_history
 from airflow_roir.errors import Fenced, HistoryChanged
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -71,7 +71,7 @@ def test_in_another_history_a_function_begins_anew_and_gives_up_in_the_end(
         pass
     begun = 0
     with pytest.raises(HistoryChanged, match="Run it again"):
-        two_sessions(database, MOST)
+        two_sessions(database, MOST_FAILOVERS)
 
 
 def test_the_history_of_a_server_can_be_read_by_anybody(database: Database, dsn: str) -> None:

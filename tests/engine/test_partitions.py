@@ -102,7 +102,7 @@ def test_writes_by_the_parent_and_by_a_leaf_in_each_mode(database: Database, dsn
 def test_a_level_of_partitions_is_no_source(database: Database, dsn: str) -> None:
     make(dsn, "two levels")
     with pytest.raises(InvalidInput, match="is a partition and has partitions"):
-        dry_run.rehearse(database, IndexDefinition.parse("other", "tx", "k"), BuildOptions())
+        dry_run.run(database, IndexDefinition.parse("other", "tx", "k"), BuildOptions())
 
 
 @shapes

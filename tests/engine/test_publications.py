@@ -129,7 +129,7 @@ def test_prepare_refuses_what_would_publish_the_indexs_own_tables(database: Data
     run_sql(dsn, PLAIN.format("t"), PLAIN.format("twin"), f'CREATE PUBLICATION "my P" {KINDS[kind]}')
     definition = IndexDefinition.parse("ix", "t", "k")
     if kind not in OURS:
-        dry_run.rehearse(database, definition, BuildOptions())
+        dry_run.run(database, definition, BuildOptions())
         return
     with pytest.raises(InvalidInput, match=r'publication "my P".*subscriber stops.*ignore_publications'):
         prepare.prepare(database, definition, BuildOptions())

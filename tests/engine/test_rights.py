@@ -248,7 +248,7 @@ def test_a_row_that_is_too_big_is_tried_as_the_owner(scene: Scene) -> None:
 def test_who_may_only_look_makes_nothing(scene: Scene) -> None:
     """`roir plan` reads the source as its owner, and leaves no function behind."""
     scene.as_owner(PLAIN, ROWS, "CREATE INDEX ON evil.t (k) WHERE evil.constant(1)")
-    dry_run.rehearse(scene.database, IndexDefinition.parse("evil.ix", "evil.t", "k", None), BuildOptions())
+    dry_run.run(scene.database, IndexDefinition.parse("evil.ix", "evil.t", "k", None), BuildOptions())
     assert scene.tried()
     assert not scene.gains()
     assert sql(steps.session(scene.dsn), "SELECT proname FROM pg_proc WHERE proname ~ '^read_[0-9]'") == []

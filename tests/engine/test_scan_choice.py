@@ -38,7 +38,7 @@ def test_many_small_partitions_are_sampled(dsn: str) -> None:
         "INSERT INTO t SELECT i, i % 1000 FROM generate_series(0, 19999) i",
         "ANALYZE t",
     )
-    found = dry_run.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(ranges=400, segments=8)).plan
+    found = dry_run.run(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(ranges=400, segments=8)).plan
     assert found.segments == 8
     assert found.ranges > 100
 
@@ -53,7 +53,7 @@ def filled(dsn: str, rows: int, key: str) -> None:
 
 
 def chosen(database: Database, **options: object) -> tuple[str, str]:
-    found = dry_run.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(**options)).choice  # type: ignore[arg-type]
+    found = dry_run.run(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(**options)).choice  # type: ignore[arg-type]
     return found.scan.value, found.why
 
 
@@ -139,5 +139,5 @@ def test_who_holds_the_view_of_an_index_is_not_waited_for(database: Database, ds
     holder = steps.session(dsn)
     steps.sql(holder, "ALTER VIEW ix SET SCHEMA public")
     with pytest.raises(InvalidInput, match="can't be checked now"):
-        dry_run.rehearse(database, IndexDefinition.parse("ix", None, None), BuildOptions(scan="index"))
+        dry_run.run(database, IndexDefinition.parse("ix", None, None), BuildOptions(scan="index"))
     holder.close()

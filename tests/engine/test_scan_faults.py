@@ -165,7 +165,7 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
     with pytest.raises(VerificationFailed):
         steps.finish_all(database, run)
     abort.abort(database, "ix", "test")
-    found = dry_run.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).choice
+    found = dry_run.run(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).choice
     assert found.scan.value != "index", found.why
 
 

@@ -17,7 +17,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.operations import read_operation
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.dry_run import rehearse
+from airflow_roir.engine.dry_run import run as dry_run
 from airflow_roir.engine.governor import turn
 from airflow_roir.engine.governor.governing import Governor
 from airflow_roir.engine.governor.readings import SignalReader
@@ -386,7 +386,7 @@ def test_segments_are_smaller_under_a_throttle_since_no_worker_rests_within_one(
 
     def segments(throttle: str | None) -> int:
         definition = IndexDefinition.parse("ix", "big", "k")
-        return rehearse(database, definition, BuildOptions(throttle=throttle)).plan.segments
+        return dry_run(database, definition, BuildOptions(throttle=throttle)).plan.segments
 
     assert segments(None) == segments("off") < segments("commit_latency=20ms") == 10
 

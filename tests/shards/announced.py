@@ -204,7 +204,7 @@ def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) ->
         name = shape_table.create(connection, source, definition, "shard")
         on_face = replace(definition, source=name)
         faced = catalog.read_source(connection, name)
-        # As a face's key columns are ordered: key, then the primary key, whose first column is the shard.
+        # As a shape table's key columns are ordered: key, then the primary key, whose first column is the shard.
         entry = Entry.of(faced, on_face, "none", 1)
         index_id = execute(
             connection,

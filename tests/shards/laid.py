@@ -1,4 +1,4 @@
-"""An index over shards as its build leaves it, made by hand: face, generation, outboxes, lanes; and its oracle."""
+"""An index over shards as its build leaves it, by hand: shape table, generation, outboxes, lanes; and its oracle."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def lay(
     with first.database("t", database.limits).transaction() as connection:
         source = sources.read(connection, source_name)
     with database.transaction() as connection:
-        face_name = shape_table.create(connection, source, definition, "shard")
-        fronted = catalog.read_source(connection, face_name)
+        shape_name = shape_table.create(connection, source, definition, "shard")
+        fronted = catalog.read_source(connection, shape_name)
         entry = Entry.of(fronted, definition, "auto", 1)
         index_id = execute(
             connection,

@@ -122,7 +122,7 @@ def test_a_type_or_a_collation_is_a_name_and_no_sql(shards: Make, song: str, mon
             patched.setattr(catalog, "columns_of", told)
             wanted = IndexDefinition.parse("public.ix", "t", "k", "v", shards=made.names)
             with pytest.raises((InvalidInput, DBAPIError)):
-                dry_run.rehearse(made.database, wanted, BuildOptions())
+                dry_run.run(made.database, wanted, BuildOptions())
     assert not has_sung(made)
 
 
@@ -140,10 +140,10 @@ def test_a_domain_of_another_role_on_the_index_server_is_not_checked_as_us(shard
         )
         wanted = IndexDefinition.parse("public.ix", "t", "k", "v", shards=made.names)
         with pytest.raises(InvalidInput, match=r"domain public\.one, which belongs to \"domains\""):
-            dry_run.rehearse(made.database, wanted, BuildOptions())
+            dry_run.run(made.database, wanted, BuildOptions())
         made.ask("DROP TYPE pair; SET ROLE domains; CREATE DOMAIN public.pair AS text CHECK (public.sing())")
         with pytest.raises(InvalidInput, match="a domain"):
-            dry_run.rehearse(made.database, wanted, BuildOptions())
+            dry_run.run(made.database, wanted, BuildOptions())
     finally:
         made.ask("DROP OWNED BY domains CASCADE; DROP ROLE domains")
     assert not has_sung(made)

@@ -19,7 +19,7 @@ from tests.shards.reading import engine
 
 pytestmark = pytest.mark.sample(1)
 
-FACES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'face%'"
+SHAPES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'shape%'"
 OUTBOXES = "SELECT count(*) FROM roir_shard.outbox"
 
 
@@ -30,12 +30,12 @@ def made(shards: Make) -> Shards:
     return made
 
 
-def test_a_published_index_is_dropped_with_its_face_and_its_captures(made: Shards) -> None:
+def test_a_published_index_is_dropped_with_its_shape_table_and_its_captures(made: Shards) -> None:
     _, run = apart.begin(made)
     apart.finish_all(made, run)
     assert made.ask("SELECT count(*) FROM public.ix") == [(40,)]
     drop.drop_index(made.database, "public.ix", "test")
-    assert made.ask(FACES) == [(0,)]
+    assert made.ask(SHAPES) == [(0,)]
     assert [made.ask(OUTBOXES, shard=name) for name in made.names] == [[(0,)], [(0,)]]
     made.run("DELETE FROM t")
     _, again = apart.begin(made)

@@ -157,7 +157,7 @@ def test_refused(shards: Make, given: dict[str, Any], options: dict[str, Any], s
 def test_a_plan_changes_nothing_and_says_what_each_shard_has(shards: Make) -> None:
     made = apart.add_all(shards(2, TABLE, ROWS, "ANALYZE t"))
     made.run("DELETE FROM t WHERE id > 40", "ANALYZE t", only="s1")
-    found = dry_run.rehearse(made.database, definition(made), BuildOptions(ranges=8, segments=3))
+    found = dry_run.run(made.database, definition(made), BuildOptions(ranges=8, segments=3))
     assert found.survey is not None
     assert {one.shard.name: one.plan.rows for one in found.survey.shards} == {"s0": 100, "s1": 40}
     assert (found.plan.rows, found.plan.ranges) == (140, 8)

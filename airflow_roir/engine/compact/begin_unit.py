@@ -41,7 +41,7 @@ SELECT t.spcname AS tablespace,
 NOT_BETWEEN = ("42P17", "42P16")
 BEGUN = """status = 'copying', files = %(files)s::jsonb, cuts = %(cuts)s::jsonb, parts = %(parts)s,
        watermark = '[0, 0]', blocks = %(blocks)s, blocks_done = 0, rows = 0"""
-LEFT = "status = 'left', note = %(note)s"
+LEFT_OUT = "status = 'left', note = %(note)s"
 GONE = "segments of it are gone, or aren't sealed"
 WASTE = """
 SELECT bytes_before - bytes_expected >= %(share)s * bytes_before FROM roir.compaction_unit WHERE id = %(unit)s
@@ -69,7 +69,7 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
     names = [physical.segment(claim.generation_id, ordinal) for ordinal in claim.segments]
 
     def leave_out(connection: Connection, note: str) -> bool:
-        UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": note}, "p.status = 'waiting'")
+        UNITS.commit(connection, job.run, worker, claim, LEFT_OUT, {"note": note}, "p.status = 'waiting'")
         return False
 
     def body(connection: Connection) -> bool:

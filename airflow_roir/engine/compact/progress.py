@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from airflow_roir.engine.database import execute
 from airflow_roir.quantity import counted, size
 
-STANDING = """
+PROGRESS = """
 SELECT u.operation_id, count(*) AS units, count(*) FILTER (WHERE u.status = 'done') AS done,
        count(*) FILTER (WHERE u.status = 'left') AS left_out,
        coalesce(sum(u.bytes_before) FILTER (WHERE u.status = 'done'), 0)::bigint AS bytes_before,
@@ -47,7 +47,7 @@ class Standing:
 
 def standings(connection: Connection, operations: Sequence[int]) -> dict[int, Standing]:
     """Of those of the operations that are compactions."""
-    rows = execute(connection, STANDING, {"operations": list(operations)})
+    rows = execute(connection, PROGRESS, {"operations": list(operations)})
     return {
         row.operation_id: Standing(
             row.units, row.done, row.left_out, row.bytes_before, row.bytes_after, tuple(row.at_hand)

@@ -20,7 +20,7 @@ from airflow_roir.engine.capture.row_function import function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.dry_run import Rehearsal
+from airflow_roir.engine.dry_run import DryRun
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Bound
 from airflow_roir.engine.generation.entry import Entry
@@ -82,19 +82,19 @@ def recorded(target: Any) -> Iterator[list[str]]:
 
 
 def foresee(
-    database: Database, rehearsal: Rehearsal, options: BuildOptions, report: Callable[[str], None] = lambda line: None
+    database: Database, dry: DryRun, options: BuildOptions, report: Callable[[str], None] = lambda line: None
 ) -> list[Part]:
     """The DDL of all phases, with the numbers that the next generation gets. Changes nothing.
 
     Raises LockNotAcquired if a session holds the whole table.
     """
-    source = rehearsal.source
+    source = dry.source
 
     def attempt(connection: Connection) -> list[Part]:
         catalog.hold(connection, source)
         savepoint = connection.begin_nested()
         try:
-            return list(_parts(connection, rehearsal))
+            return list(_parts(connection, dry))
         finally:
             savepoint.rollback()
 
@@ -113,8 +113,8 @@ def as_script(parts: Sequence[Part]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _parts(connection: Connection, rehearsal: Rehearsal) -> Iterator[Part]:
-    source, plan = rehearsal.source, rehearsal.plan
+def _parts(connection: Connection, dry: DryRun) -> Iterator[Part]:
+    source, plan = dry.source, dry.plan
     asked = {"function": f"{function_name(source.oid)}()", "owner": source.owner}
     standing = execute(connection, NEXT, asked).one()
     stand_in = STAND_IN + int(standing.pid)
@@ -124,7 +124,7 @@ def _parts(connection: Connection, rehearsal: Rehearsal) -> Iterator[Part]:
         return tuple(statement.replace(str(stand_in), str(number)) for statement in statements)
 
     with recorded(connection) as made:
-        entry = physical.create(connection, stand_in, rehearsal.entry, plan)
+        entry = physical.create(connection, stand_in, dry.entry, plan)
     # As they come off the claims.
     ordinals = [*range(1, plan.segments + 1), physical.DEFAULT_SEGMENT]
     seals: list[str] = []
@@ -135,23 +135,23 @@ def _parts(connection: Connection, rehearsal: Rehearsal) -> Iterator[Part]:
             sealed.clear()
     former = installation.targets(connection, source.oid)
     bounds = tuple(tuple(lower) for lower in plan.segment_bounds)
-    capture = _Capture(connection, source, entry, stand_in, former, standing, rehearsal, bounds)
+    capture = _Capture(connection, source, entry, stand_in, former, standing, dry, bounds)
     yield Part("prepare", "in one transaction; from the LOCK on writers wait", named([*made, *capture.install()]))
     yield Part("seal", "each segment by itself, when all is copied", named(seals), whole=False)
     lock = f"LOCK TABLE {source.sql} IN SHARE ROW EXCLUSIVE MODE"
     yield Part("switch", "writes maintain the new tables themselves", named([lock, *capture.functions(DIRECT)]))
-    replace = view.lock_statement(rehearsal.index)
-    shown = view.statement(rehearsal.index, stand_in, entry, rehearsal.kind == "rebuild")
+    replace = view.lock_statement(dry.index)
+    shown = view.statement(dry.index, stand_in, entry, dry.kind == "rebuild")
     guard = f" WHERE (SELECT roir.published({stand_in}))"
     yield Part(
         "publish",
         "readers see the new entries; the view refuses transactions that are older",
-        named([lock, *([replace] if rehearsal.kind == "rebuild" else []), shown + guard, *capture.functions(ACTIVE)]),
+        named([lock, *([replace] if dry.kind == "rebuild" else []), shown + guard, *capture.functions(ACTIVE)]),
     )
-    plain = view.statement(rehearsal.index, stand_in, entry, replace=True)
+    plain = view.statement(dry.index, stand_in, entry, replace=True)
     yield Part("clean-up", "when no transaction is older", named([replace, plain]))
     yield Part("clean-up", "what writers left in the delta is in the entries", named([_drop(physical.delta(stand_in))]))
-    if (old := _active(connection, rehearsal.index_id)) is not None:
+    if (old := _active(connection, dry.index_id)) is not None:
         left = [target for target in former if target.generation_id != old]
         yield Part(
             "clean-up",
@@ -190,14 +190,12 @@ class _Capture:
     number: int
     former: Sequence[Target]
     standing: Any
-    rehearsal: Rehearsal
+    dry: DryRun
     bounds: tuple[Bound, ...]
 
     def functions(self, mode: str, former: Sequence[Target] | None = None) -> list[str]:
         """Both, with the new generation in that mode."""
-        new = Target(
-            self.number, self.entry, mode, self.rehearsal.choice.scan, self.bounds, self.rehearsal.definition.name.name
-        )
+        new = Target(self.number, self.entry, mode, self.dry.choice.scan, self.bounds, self.dry.definition.name.name)
         targets = [*(self.former if former is None else former), new]
         found = [render(self.source, targets), render_truncate(self.source, targets)]
         if execute(self.connection, installation.VIEWS_MAY_BE_BARRED).scalar_one():

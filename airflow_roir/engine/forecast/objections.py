@@ -1,6 +1,6 @@
 """All that speaks against a build, at once: rights that are missing, and what it will be refused for.
 
-`rehearse` and `prepare` raise the first of it. Here each check is made by itself, whatever the others say.
+`dry_run.run` and `prepare` raise the first of it. Here each check is made by itself, whatever the others say.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from airflow_roir.engine.control.run import Run, check_epoch
 from airflow_roir.engine.database import execute
 
 LOOK_EVERY_S = 0.5
-STANDING = """
+GRANT = """
 SELECT o.epoch, o.owner, o.status, o.parallelism, o.max_rows_per_second, roir.granted(o) AS granted
   FROM roir.operation o WHERE o.id = %(operation)s
 """
@@ -84,7 +84,7 @@ class Turn:
 
     def _look(self) -> Row[Any]:
         with self._connection.begin():
-            row = execute(self._connection, STANDING, {"operation": self._run.operation_id}).first()
+            row = execute(self._connection, GRANT, {"operation": self._run.operation_id}).first()
         if row is None:
             raise operations.no_operation(self._run.operation_id)
         check_epoch(row, self._run)

@@ -73,7 +73,7 @@ class Copier(Protocol):
         """Before the transaction of a batch. Raises Away."""
 
     def copy(self, row: Row[Any], claim: Claim, limit: Limit) -> Copied | None:
-        """The copy. None if another operation's worker does it. row: `build.STANDING`.
+        """The copy. None if another operation's worker does it. row: `build.CLAIM_STATE`.
 
         Raises Away, SourceChanged, LockNotAcquired.
         """

@@ -20,7 +20,7 @@ UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
 # be written, then none of the functions that captures and the DDL guard call by now, then none that lists the options,
 # then none that pauses an operation for whoever asks, the last none that says an operation's options.
 # whole: a dump's section post-data has keys and triggers.
-STANDING = """
+COMPLETENESS = """
 SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
        AND to_regprocedure('roir.options_in_effect(roir.operation)') IS NOT NULL AS released,
        EXISTS (SELECT FROM pg_index WHERE indrelid = to_regclass('roir.operation') AND indisprimary)
@@ -145,7 +145,7 @@ def moved_database(connection: Connection) -> str | None:
 def check_known(connection: Connection, revision: str) -> None:
     """Raise SchemaVersionMismatch if this code can't upgrade a schema of that revision."""
     known = revision in revisions()
-    standing = execute(connection, STANDING).one()
+    standing = execute(connection, COMPLETENESS).one()
     if (not known and revision in UNRELEASED) or not standing.released:
         raise SchemaVersionMismatch(
             f"the control schema is at version {revision} of before 0.1.0, the first release; this code can't "

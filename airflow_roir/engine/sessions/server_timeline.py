@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # So many failovers during one command are one that can't be worked with.
-MOST = 5
+MOST_FAILOVERS = 5
 # A promotion, and a recovery to an earlier moment, begin a new timeline. A standby has none of its own.
 HISTORY = """
 SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()) || '/'
@@ -91,7 +91,7 @@ def in_one_history(work: Callable[Concatenate[Database, P], T]) -> Callable[Conc
     def begun_again(database: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if database.look is not None:
             return work(database, *args, **kwargs)
-        for left in range(MOST, 0, -1):
+        for left in range(MOST_FAILOVERS, 0, -1):
             try:
                 with one_history(database):
                     return work(database, *args, **kwargs)

@@ -325,7 +325,7 @@ def _relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterato
         what = _RELATION_KINDS.get(kind, "no table")
         yield InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
     # Of our own tables the faces alone are sources.
-    ours = name.schema == "roir_data" and not name.name.startswith("face_")
+    ours = name.schema == "roir_data" and not name.name.startswith("shape_")
     if (
         ours
         or name.schema in ("pg_catalog", "information_schema", "roir")

@@ -24,7 +24,7 @@ from airflow_roir.errors import RightMissing, SourceChanged
 
 # Whoever owns our schema is us, whoever else may create in it could put a function of his in our function's place. What
 # is sent plainly reads tables: should a view have taken the name, the server refuses it, where it knows that setting.
-STANDING = """
+RIGHTS = """
 SELECT s.*, CASE WHEN s.trusted AND current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL
                  THEN set_config('restrict_nonsystem_relation_kind', 'view', true) END AS barred
   FROM roir.standing(%(source)s::oid, %(others)s::oid[], %(names)s::text[], %(body)s) s
@@ -241,7 +241,7 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
         "names": [source.sql] if reads is None else list(reads),
         "body": _body(source),
     }
-    row = execute(connection, STANDING, values).one()
+    row = execute(connection, RIGHTS, values).one()
     if row.owner is not None and row.owner != source.owner and row.owners == 1:
         return _standing(connection, replace(source, owner=row.owner), reads)
     if not row.trusted and row.owners > 1:

@@ -51,7 +51,7 @@ UPDATE roir.duplicate d SET healed_at = clock_timestamp()
 WRITE = WITH_MEMBERS + WRITTEN
 # Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
 RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED}"
-LEFT = """
+UNHEALED = """
 SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
@@ -392,5 +392,5 @@ def _text(entry: Entry, i: int, prefix: str) -> str:
 
 def groups(connection: Connection, operation_id: int) -> tuple[int, int]:
     """How many keys several rows share that aren't healed, and how many rows that are."""
-    row = execute(connection, LEFT, {"operation": operation_id}).one()
+    row = execute(connection, UNHEALED, {"operation": operation_id}).one()
     return int(row.groups), int(row.rows)

@@ -21,7 +21,7 @@ from airflow_roir.shards.ship import lanes
 OUTBOX = f"SELECT announced_by FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 # What still announces in shards though it was turned off. What is dropped with its generation isn't.
 IS_LEFT = """l.announced_by IS NOT NULL AND i.announced_by IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped'"""
-LEFT = f"""
+STILL_ANNOUNCED = f"""
 SELECT l.id, l.generation_id, format('%%I.%%I', i.schema_name, i.name) AS index
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
  WHERE {IS_LEFT} AND (%(index)s::bigint IS NULL OR i.id = %(index)s) ORDER BY l.id
@@ -43,7 +43,7 @@ def end_left(
     Returns a line for each shard where it couldn't be ended: its writers need this server still.
     """
     with database.transaction() as connection:
-        rows = execute(connection, LEFT, {"index": index_id}).all()
+        rows = execute(connection, STILL_ANNOUNCED, {"index": index_id}).all()
         left = [(row, next(one for one in lanes_of(connection, row.generation_id) if one.id == row.id)) for row in rows]
     waiting, away = [], dict[str, str]()
     for row, lane in left:

@@ -54,7 +54,7 @@ o.shard_parallelism <= (SELECT count(*) FROM roir.scan_range h
 # To be counted one after the other.
 COUNTED = "SELECT pg_advisory_xact_lock(hashtext('roir claims'), %(operation)s::int)"
 # What is read by name: whether it is still what it was, beside what the capture has to say.
-STANDING = """
+SOURCE_STATE = """
 SELECT roir.capture_problem(%(outbox)s) AS problem, c.oid::regclass::text AS name,
        c.oid = %(source)s OR EXISTS (SELECT FROM roir.partition_tree(%(source)s::oid) t
                                       WHERE t.relation = c.oid AND t.leaf) AS is_leaf,
@@ -223,7 +223,7 @@ class ShardCopier:
             return self._gone(side, relation, piece.scan)
         lock_table(side.connection, name, relation, "ACCESS SHARE", only=True)
         values = {"outbox": side.lane.outbox, "source": side.lane.source_oid, "relation": relation}
-        row = execute(side.connection, STANDING, values).one()
+        row = execute(side.connection, SOURCE_STATE, values).one()
         if row.name != name:
             raise LockNotAcquired(f"table {name} was renamed meanwhile. Try again")
         if row.problem is not None:

@@ -13,7 +13,7 @@ from airflow_roir.definition import IndexDefinition, argument, quote
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.stored_definition import stored_definition
 from airflow_roir.engine.database import Database, execute, to_json
-from airflow_roir.engine.dry_run import Rehearsal
+from airflow_roir.engine.dry_run import DryRun
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.source import catalog
 from airflow_roir.errors import InvalidInput, LockNotAcquired
@@ -31,12 +31,12 @@ SELECT l.captured_at IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped' 
 """
 
 
-def with_face(connection: Connection, rehearsal: Rehearsal) -> Rehearsal:
-    """Make the face of a new index, in the transaction of its prepare: it never stays behind alone."""
-    assert rehearsal.survey is not None
-    survey = rehearsal.survey
-    name = shape_table.create(connection, survey.any_source, rehearsal.definition, survey.shard_column)
-    return replace(rehearsal, source=catalog.read_source(connection, name))
+def with_shape(connection: Connection, dry: DryRun) -> DryRun:
+    """Make the shape table of a new index, in the transaction of its prepare: it never stays behind alone."""
+    assert dry.survey is not None
+    survey = dry.survey
+    name = shape_table.create(connection, survey.any_source, dry.definition, survey.shard_column)
+    return replace(dry, source=catalog.read_source(connection, name))
 
 
 CREATE_LANE = """
@@ -55,10 +55,10 @@ SELECT i.* FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g
 """
 
 
-def create_lanes(connection: Connection, generation_id: int, rehearsal: Rehearsal) -> None:
+def create_lanes(connection: Connection, generation_id: int, dry: DryRun) -> None:
     """Write down what will be made in the shards, before any of it is."""
-    assert rehearsal.survey is not None
-    for one in rehearsal.survey.shards:
+    assert dry.survey is not None
+    for one in dry.survey.shards:
         values = {"generation": generation_id, "shard": one.shard.id, "source": one.source.oid}
         execute(connection, CREATE_LANE, {**values, "outbox": f"o_{secrets.token_hex(8)}"})
 

@@ -1,4 +1,4 @@
-"""The face of an index apart: an empty table on the index server that has the columns of the shards' tables."""
+"""The shape table of an index apart: an empty table on the index server that has the columns of the shards' tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_roir.engine.source.source import Column, Source
 from airflow_roir.errors import InvalidInput
 from airflow_roir.shards.sources import indexed_columns
 
-PREFIX = "face_"
+PREFIX = "shape_"
 # Undefined object, schema, type; what isn't a type's name at all.
 UNKNOWN = ("42704", "3F000", "42P01", "42601")
 # A type's name is the shard's word, so it is read as a name before it stands in a statement. It must be the same here.
@@ -29,12 +29,12 @@ CHECKED = """
 SELECT a.attname AS name, t.oid::regtype::text AS domain, pg_get_userbyid(t.typowner) AS owner
   FROM pg_attribute a CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid)
   JOIN pg_type t ON t.oid = x.oid JOIN pg_roles o ON o.oid = t.typowner
- WHERE a.attrelid = %(face)s::regclass AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE a.attrelid = %(shape)s::regclass AND a.attnum > 0 AND NOT a.attisdropped
    AND t.typtype = 'd' AND NOT o.rolsuper AND o.rolname <> current_user LIMIT 1
 """
-OID = "SELECT %(face)s::regclass::oid::bigint"
+OID = "SELECT %(shape)s::regclass::oid::bigint"
 # Of no index, and older than a prepare takes.
-LEFT = f"""
+ORPHANS = f"""
 SELECT c.relname FROM pg_class c
  WHERE c.relnamespace = '{DATA_SCHEMA}'::regnamespace AND c.relkind = 'r' AND starts_with(c.relname, '{PREFIX}')
    AND NOT EXISTS (SELECT FROM roir.index i WHERE i.source_oid = c.oid AND i.dropped_at IS NULL)
@@ -42,7 +42,7 @@ SELECT c.relname FROM pg_class c
 
 
 def create(connection: Connection, source: Source, definition: IndexDefinition, shard_column: str) -> QualifiedName:
-    """Make the face for the table of one shard, which is alike in all. Raises InvalidInput."""
+    """Make the shape table for the table of one shard, which is alike in all. Raises InvalidInput."""
     columns = [source.columns[name] for name in indexed_columns(source, definition)]
     if shard_column in source.columns:
         raise InvalidInput(
@@ -84,8 +84,8 @@ def _check_names(connection: Connection, source: Source, columns: Sequence[Colum
         )
 
 
-def _check_alike(connection: Connection, source: Source, face: QualifiedName, columns: Sequence[Column]) -> None:
-    made = columns_of(connection, execute(connection, OID, {"face": face.sql}).scalar_one())
+def _check_alike(connection: Connection, source: Source, shape: QualifiedName, columns: Sequence[Column]) -> None:
+    made = columns_of(connection, execute(connection, OID, {"shape": shape.sql}).scalar_one())
     for one in columns:
         found = made[one.name]
         if (found.type, found.collation, found.domain) != (one.type, one.collation, False):
@@ -93,7 +93,7 @@ def _check_alike(connection: Connection, source: Source, face: QualifiedName, co
                 f"column {quote(one.name)} of {source.name} is of type {one.type}, which is something else on the "
                 f"index server{': a domain' if found.domain else ''}. Create it there as it is in the shards"
             )
-    row = execute(connection, CHECKED, {"face": face.sql}).first()
+    row = execute(connection, CHECKED, {"shape": shape.sql}).first()
     if row is not None:
         raise InvalidInput(
             f"column {quote(row.name)} of {source.name} has values of domain {row.domain}, which belongs to "
@@ -103,13 +103,13 @@ def _check_alike(connection: Connection, source: Source, face: QualifiedName, co
 
 
 def drop(connection: Connection, name: QualifiedName) -> None:
-    """Drop a face that no index has any more."""
+    """Drop a shape table that no index has any more."""
     execute(connection, f"DROP TABLE IF EXISTS {name.sql}")
 
 
 def left_over(connection: Connection) -> list[QualifiedName]:
     """Faces of no index: of a prepare that was killed or is under way, or of an index that was dropped."""
-    return [QualifiedName(DATA_SCHEMA, name) for name in execute(connection, LEFT).scalars()]
+    return [QualifiedName(DATA_SCHEMA, name) for name in execute(connection, ORPHANS).scalars()]
 
 
 def _definition(column: Column) -> str:

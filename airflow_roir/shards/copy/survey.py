@@ -158,13 +158,13 @@ def survey(
     return Survey(tuple(planned), table, definition.shard_column or DEFAULT_COLUMN), [s for _, _, s in found]
 
 
-def check_face(face: Source, found: Survey, definition: IndexDefinition) -> None:
+def check_shape(shape: Source, found: Survey, definition: IndexDefinition) -> None:
     """Raise InvalidInput if the shards' tables aren't any more what the index was made for."""
     for one in found.shards:
         alike = one.source.columns
-        if face.primary_key[1:] != one.source.primary_key or any(
+        if shape.primary_key[1:] != one.source.primary_key or any(
             name not in alike or (alike[name].type, alike[name].collation) != (column.type, column.collation)
-            for name, column in face.columns.items()
+            for name, column in shape.columns.items()
             if name != found.shard_column
         ):
             raise InvalidInput(
@@ -174,10 +174,10 @@ def check_face(face: Source, found: Survey, definition: IndexDefinition) -> None
 
 
 @contextmanager
-def sampled_face(
+def sampled_shape(
     connection: Connection, index_server: Database, found: Survey, definition: IndexDefinition, options: BuildOptions
 ) -> Iterator[tuple[Source, Entry]]:
-    """A face that holds a sample of all shards, and its entry. No other session sees it, and it is taken back."""
+    """A shape table that holds a sample of all shards, and its entry. Only this session sees it; it is taken back."""
     with connection.begin_nested() as savepoint:
         name = shape_table.create(connection, found.any_source, definition, found.shard_column)
         source = catalog.read_source(connection, name)
@@ -197,7 +197,7 @@ def sampled_face(
 def whole_plan(
     connection: Connection, found: Survey, sampled: Source, definition: IndexDefinition, options: BuildOptions
 ) -> Plan:
-    """The plan over all shards. sampled: the face with a sample, by whose order the segments are cut: this server's."""
+    """The plan over all shards. sampled: the shape table with a sample; its order, this server's, cuts the segments."""
     wanted = plans.segments_for(options, found.rows)
     partition, bounds = plans.cut_segments(connection, sampled, definition, "", wanted)
     size = sum(one.plan.source_bytes for one in found.shards)
@@ -257,12 +257,12 @@ def _check_equality(
     connection: Connection,
     there: Connection,
     one: ShardPlan,
-    face: QualifiedName,
+    shape: QualifiedName,
     columns: Sequence[str],
     definition: IndexDefinition,
 ) -> None:
     """Raise InvalidInput if values of the key or the primary key may be equal on one server, and not on the other."""
-    ours = rules.read(connection, catalog.read_source(connection, face).oid, columns)
+    ours = rules.read(connection, catalog.read_source(connection, shape).oid, columns)
     theirs = rules.read(there, one.source.oid, columns)
     for column in catalog.identity_columns(one.source, definition):
         unlike = rules.unlike(ours[column], theirs[column])
@@ -284,7 +284,7 @@ def _sample(
     columns: Sequence[str],
     definition: IndexDefinition,
 ) -> None:
-    """Copy a sample of a shard's rows, as many as its share of all rows, into the face."""
+    """Copy a sample of a shard's rows, as many as its share of all rows, into the shape table."""
     share = one.plan.rows / found.rows if found.rows else 1.0
     most = max(1, round(index_server.limits.sample_rows * share))
     read = [name for name in columns if name != found.shard_column]

@@ -22,7 +22,7 @@ SELECT v.schema_name, v.index, v.shard, v.generation, v.fresh_at, extract(epoch 
  WHERE (%(indexes)s::bigint[] IS NULL OR v.index_id = ANY (%(indexes)s))
  ORDER BY v.schema_name, v.index, v.generation_id DESC, v.shard
 """
-LEFT = """
+NOT_CAUGHT_UP = """
 SELECT s.name, s.problem, l.pending, l.fresh_at > %(began)s AS fresh
   FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
  WHERE l.generation_id = %(generation)s AND l.removed_at IS NULL
@@ -183,7 +183,7 @@ class Waiting:
     def left(self, connection: Connection, few: int) -> str | None:
         """Whom it waits for; None if every lane has been shipped to its end since, and has few rows left."""
         values = {"generation": self.generation_id, "began": self.began, "few": few}
-        found = execute(connection, LEFT, values).all()
+        found = execute(connection, NOT_CAUGHT_UP, values).all()
         if not found:
             return None
         told = [f"{quote(row.name)} ({row.problem})" if row.problem else f"{quote(row.name)}" for row in found[:5]]

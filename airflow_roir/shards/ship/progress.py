@@ -11,7 +11,7 @@ from airflow_roir.engine.as_json import plain_fields
 from airflow_roir.engine.database import execute
 
 # Of a verification there are no ranges. shipper: as in roir.shard_lag.
-STANDING = """
+PROGRESS = """
 SELECT s.name AS shard, s.problem, l.doubt, l.captured_at IS NOT NULL AS captured,
        coalesce(r.ranges, 0) AS ranges, coalesce(r.done, 0) AS ranges_done, coalesce(r.rows, 0)::bigint AS rows,
        coalesce(r.readers, 0) AS readers, extract(epoch FROM clock_timestamp() - l.fresh_at)::float8 AS lag_seconds,
@@ -56,5 +56,5 @@ def standing(connection: Connection, operation_id: int, generation_id: int, epoc
     values = {"operation": operation_id, "generation": generation_id, "epoch": epoch}
     return tuple(
         ShardStanding(**{**row._mapping, "is_shipped": bool(row.is_shipped)})
-        for row in execute(connection, STANDING, values)
+        for row in execute(connection, PROGRESS, values)
     )
