@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from airflow_roir.engine import drop
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotFound
 from benchmarks import peers, sides
 from benchmarks.apart import Apart

@@ -24,8 +24,8 @@ from rich.table import Table
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.schema import install
-from airflow_roir.engine.status import OperationStatus
-from airflow_roir.engine.status import status as read_status
+from airflow_roir.engine.snapshot.operation import OperationStatus
+from airflow_roir.engine.snapshot.operation import status as read_status
 from airflow_roir.engine.verify.report import VerifyReport
 from demo.dataset import Dataset, Unique, analyze, flights, lineitem
 from demo.writer import Felt, Writer

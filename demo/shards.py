@@ -29,8 +29,8 @@ from sqlalchemy import column as new_column
 from sqlalchemy import create_engine
 from sqlalchemy import table as new_table
 
-from airflow_roir.engine.status import OperationStatus
-from airflow_roir.engine.status import status as read_status
+from airflow_roir.engine.snapshot.operation import OperationStatus
+from airflow_roir.engine.snapshot.operation import status as read_status
 from airflow_roir.errors import NotFound, NotStrict, StaleAnswer
 from airflow_roir.reading import ShardedIndex
 from airflow_roir.shards.shard import AWAY_S

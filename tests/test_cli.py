@@ -288,7 +288,7 @@ def test_the_help_imports_nothing_of_the_engine_and_the_status_nothing_that_buil
     assert "airflow_roir.cli.app" in found
     assert not found & {*HEAVY, "psycopg2", "sqlalchemy", "airflow_roir.engine"}
     found = imported_by(dsn, "status")
-    assert "airflow_roir.engine.status" in found
+    assert "airflow_roir.engine.snapshot.operation" in found
     unwanted = {f"airflow_roir.engine.{name}" for name in ("build", "seal", "fold", "prepare", "clean_up", "verify")}
     assert not found & {*HEAVY, *unwanted}
 

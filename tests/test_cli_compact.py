@@ -14,7 +14,7 @@ from airflow_roir.engine.compact.compaction import BegunCompaction
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.progress.snapshot import progress
+from airflow_roir.engine.snapshot.details import progress
 from airflow_roir.errors import Fenced, OperationFailed
 from airflow_roir.options import CompactOptions
 from tests.conftest import run_sql

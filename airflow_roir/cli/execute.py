@@ -28,7 +28,7 @@ from airflow_roir.engine.control import admission, long_pause, operations
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry.repeat import meanwhile
-from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
 from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Status

@@ -21,9 +21,9 @@ from airflow_roir.operation import Status
 from airflow_roir.quantity import counted, duration, left, percent, rate, size
 
 if TYPE_CHECKING:
-    from airflow_roir.engine.progress.bars import Bars
-    from airflow_roir.engine.progress.snapshot import Progress
-    from airflow_roir.engine.status import OperationStatus
+    from airflow_roir.engine.snapshot.bars import Bars
+    from airflow_roir.engine.snapshot.details import Progress
+    from airflow_roir.engine.snapshot.operation import OperationStatus
 
 NARROWEST = 20
 # What each row of a map is at most: more is a wall of signs.

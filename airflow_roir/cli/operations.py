@@ -15,7 +15,7 @@ from airflow_roir.definition import argument
 def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index. Workers commit their open batch, then stop."""
     from airflow_roir.engine.control import operations
-    from airflow_roir.engine.status import operation_status
+    from airflow_roir.engine.snapshot.operation import operation_status
     from airflow_roir.quantity import percent
 
     database = database_of(context)

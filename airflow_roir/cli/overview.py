@@ -19,9 +19,9 @@ from airflow_roir.quantity import counted, duration, left, lost, percent, rate, 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from airflow_roir.engine.indexes import IndexFacts
-    from airflow_roir.engine.progress.snapshot import Progress
-    from airflow_roir.engine.status import OperationStatus
+    from airflow_roir.engine.snapshot.details import Progress
+    from airflow_roir.engine.snapshot.index import IndexFacts
+    from airflow_roir.engine.snapshot.operation import OperationStatus
 
 INDEX_COLUMNS = ("index", "generation", "published", "verified", "rows", "size", "of a table of")
 INDEX_TEXTS = 4

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_roir.engine.compact.segment import Segment
-    from airflow_roir.engine.indexes import IndexFacts
+    from airflow_roir.engine.snapshot.index import IndexFacts
 
 COLUMNS = (
     "segment",

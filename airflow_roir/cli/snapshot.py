@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import sqlstate
-from airflow_roir.engine.progress.snapshot import progress
+from airflow_roir.engine.snapshot.details import progress
+from airflow_roir.engine.snapshot.operation import OperationStatus, Overview, overview
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT
-from airflow_roir.engine.status import OperationStatus, Overview, overview
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Status
 from airflow_roir.quantity import duration
@@ -19,7 +19,7 @@ from airflow_roir.quantity import duration
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.locks.lock_waits import LockWait
-    from airflow_roir.engine.progress.snapshot import Progress
+    from airflow_roir.engine.snapshot.details import Progress
 
 ENDED = (Status.COMPLETED, Status.ABORTED)
 PAUSING = "pausing"

@@ -59,7 +59,7 @@ def status(
 def print_segments(database: Database, index: str, exact: bool, as_json: bool) -> None:
     """The segments of what readers see; as JSON in the order of their numbers."""
     from airflow_roir.cli.segments import segment_lines
-    from airflow_roir.engine.indexes import indexes
+    from airflow_roir.engine.snapshot.index import indexes
 
     [facts] = indexes(database, index, exact)
     if as_json:

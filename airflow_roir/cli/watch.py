@@ -28,7 +28,7 @@ from airflow_roir.errors import NotFound
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.status import OperationStatus
+    from airflow_roir.engine.snapshot.operation import OperationStatus
 
 EVERY_S = 1.0
 # A look that takes longer is said.

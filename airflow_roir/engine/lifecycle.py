@@ -35,7 +35,7 @@ from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.sessions.server_timeline import in_one_history
-from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.unique import census, duplicate_report
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify import report as reports

@@ -448,7 +448,7 @@ def _choose(found: list[Found], kind: str, connection: str | None, operation: in
 
 
 def _progress(connection_id: str, operation: int) -> dict[str, Any]:
-    from airflow_roir.engine.progress.snapshot import progress
+    from airflow_roir.engine.snapshot.details import progress
 
     with databases.reading(connection_id) as database:
         return progress(database, operation_id=operation).as_dict()
@@ -462,7 +462,7 @@ def _duplicates(connection_id: str, operation: int, after: int) -> dict[str, Any
 
 
 def _indexes(connection_id: str) -> list[dict[str, Any]]:
-    from airflow_roir.engine.indexes import indexes
+    from airflow_roir.engine.snapshot.index import indexes
 
     with databases.reading(connection_id) as database:
         found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]

@@ -9,11 +9,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import status
 from airflow_roir.engine.control import admission, long_pause, operations
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
@@ -227,7 +227,7 @@ class DrivingOperator(RoirOperator):
             row = self.read(database)
             if row.status in (Status.ABORTING, Status.ABORTED):
                 raise AirflowFailException(was_aborted(row.id, self._aborted(database, row)))
-        percent = status.operation_status(database, row.id).percent_complete
+        percent = operation_status(database, row.id).percent_complete
         self.log.info("Operation on index %s at %.0f %%, %s", self.index, percent, why)
         raise leave(seconds)
 

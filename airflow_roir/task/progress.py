@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from airflow_roir.engine.status import OperationStatus
+from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.quantity import counted, left, percent, rate
 
 # Often enough to see that it moves, seldom enough to read the log of a night.

@@ -9,9 +9,9 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.context import InletEventsAccessor
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import status
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import NotFound
 
@@ -79,7 +79,7 @@ def published_facts(database: Database, operation_id: int) -> dict[str, Any]:
         row = execute(connection, PARTS, {"operation": operation_id}).first()
     if row is None:
         raise NotFound(f"there is no operation {operation_id}")
-    now = status.operation_status(database, operation_id)
+    now = operation_status(database, operation_id)
     verified = None
     try:
         report = report_of(database, operation_id)

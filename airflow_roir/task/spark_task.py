@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import status
 from airflow_roir.engine.control import live_options, operations
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.forecast.slow import slow_operation
 from airflow_roir.engine.governor.signals import throttle_text
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark
@@ -134,7 +134,7 @@ class SparkDrivingOperator(DrivingOperator):
         command = driver_command(self.index, owner, target, **wish)
         self._driver = Driver(command, driver_environment(dsn, surroundings=known), forward=self._tell)
         try:
-            progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
+            progress = Progress(lambda: operation_status(database, row.id), self.log.info)
             with (
                 sending(database, row.id, ti) as send,
                 Watcher(ti, store, (*self.live_options, IN_EFFECT)) as watcher,

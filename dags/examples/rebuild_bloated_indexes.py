@@ -63,7 +63,7 @@ with DAG(
     @task
     def bloated(params: dict[str, Any]) -> list[str]:
         """The indexes to rebuild, those that win most first. One that has an unfinished operation is left alone."""
-        from airflow_roir.engine.indexes import indexes
+        from airflow_roir.engine.snapshot.index import indexes
         from airflow_roir.task.open_database import open_database
         from airflow_roir.task.roir_operator import failing_clearly
 

@@ -60,7 +60,7 @@ with DAG(
     @task
     def published(params: dict[str, Any]) -> list[str]:
         """The indexes that readers see. The comparison of one that is being rebuilt waits for that."""
-        from airflow_roir.engine.indexes import indexes
+        from airflow_roir.engine.snapshot.index import indexes
         from airflow_roir.task.open_database import open_database
         from airflow_roir.task.roir_operator import failing_clearly
 

@@ -1,4 +1,4 @@
--- How far an operation is, and how long it will take: what roir.resumable_operations and the page (`engine/progress/`)
+-- How far an operation is, and how long it will take: what roir.resumable_operations and the page (`engine/snapshot/`)
 -- show. Everything is derived from committed rows, so that it can't fall; what is forgotten (the units of a verification
 -- that ended) is kept by the samples, whose greatest percentage is a mark that is never undercut.
 

@@ -12,10 +12,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from test_operators import INDEX, SEALS, TAKE_UP, WHAT, build, context, driver_code, prepare
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import status
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.prepare import prepare as prepare_index
+from airflow_roir.engine.snapshot.operation import OperationStatus, status
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.sample(1)
 __all__ = ["context", "driver_code"]  # fixtures
 
 
-def standing(shop: Any) -> status.OperationStatus:
-    return status.status(shop.database, INDEX)[0]
+def standing(shop: Any) -> OperationStatus:
+    return status(shop.database, INDEX)[0]
 
 
 def test_a_paused_build_waits_and_goes_on_when_it_is_resumed(

@@ -23,9 +23,9 @@ from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
 
 from airflow_roir.announcing import announce
-from airflow_roir.engine import status
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotStrict
 from airflow_roir.reading import ShardedIndex
 from servers.airflow import AirflowError, StandaloneAirflow, wait_until
@@ -170,7 +170,7 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
         )
 
         def standing() -> Any:
-            return status.status(shop.database, index)[0]
+            return status(shop.database, index)[0]
 
         wait_until(
             lambda: airflow.task_state(DAG, run, "build") == "running" and standing().percent_complete > 15,
@@ -252,7 +252,7 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
     run = airflow.trigger(DAG, conf)
 
     def rows() -> int:
-        return status.status(shop.database, "item_by_price")[0].rows
+        return status(shop.database, "item_by_price")[0].rows
 
     def running() -> bool:
         return airflow.task_state(DAG, run, "build") == "running" and rows() > 0
@@ -279,7 +279,7 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
         return [one for one in runs if one["state"] == "success"]
 
     follower = wait_until(heard, PATIENCE_S, "the DAG that follows the index")[0]["dag_run_id"]
-    operation = status.status(shop.database, "item_by_price")[0].operation_id
+    operation = status(shop.database, "item_by_price")[0].operation_id
     assert airflow.xcoms("follow_index", follower, "heard")["return_value"] == [operation]
 
 
@@ -293,7 +293,7 @@ def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
     run = airflow.trigger(DAG, conf)
 
     def standing() -> Any:
-        return status.status(shop.database, index)[0]
+        return status(shop.database, index)[0]
 
     def page() -> Any:
         return airflow.call("GET", f"/roir/api/run?{urlencode({'dag_id': DAG, 'run_id': run})}")["progress"]
@@ -481,7 +481,7 @@ def test_a_run_whose_operation_is_unknown_fails_and_announces_nothing(
 
     built = airflow.trigger(DAG, conf)
     assert ended(built) == "success"
-    operation, told = status.status(shop.database, "item_by_price")[0].operation_id, len(airflow.asset_events())
+    operation, told = status(shop.database, "item_by_price")[0].operation_id, len(airflow.asset_events())
 
     prepare = f"/api/v2/dags/{DAG}/dagRuns/{quote(built, safe='')}/taskInstances/prepare"
     airflow.call("DELETE", f"{prepare}/xcomEntries/return_value")
@@ -498,7 +498,7 @@ def test_a_run_whose_operation_is_unknown_fails_and_announces_nothing(
     airflow.unpause(DAG)
     assert ended(marked) == "failed"
     assert "the operation's id is missing" in airflow.task_log(DAG, marked, "build")
-    assert status.status(shop.database, "item_by_price")[0].operation_id == operation
+    assert status(shop.database, "item_by_price")[0].operation_id == operation
     assert len(airflow.asset_events()) == told
 
 

@@ -20,9 +20,10 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import lifecycle, status
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import end_run, start_run
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import OperationRunning
 from airflow_roir.operators.abort import AbortIndexBuildOperator
@@ -171,7 +172,7 @@ def build(context: dict[str, Any], operation: int | None = None, **more: Any) ->
 def test_prepare_returns_the_operations_id_and_adopts_its_own(context: dict[str, Any], shop: Any) -> None:
     first = prepare(context)
     assert prepare(context) == first
-    found = status.status(shop.database, INDEX)[0]
+    found = status(shop.database, INDEX)[0]
     assert (found.operation_id, found.phase, found.options["parallelism"]) == (first, "build", 2)
 
 
@@ -190,7 +191,7 @@ def test_prepare_returns_the_operations_id_and_adopts_its_own(context: dict[str,
 def test_bad_input_fails_at_once_and_changes_nothing(context: dict[str, Any], shop: Any, more: dict[str, Any]) -> None:
     with pytest.raises(AirflowFailException):
         prepare(context, **more)
-    assert status.status(shop.database) == []
+    assert status(shop.database) == []
 
 
 def test_a_build_whose_end_the_server_has_lost_is_not_taken_for_done(
@@ -218,7 +219,7 @@ def test_nothing_is_prepared_while_the_dag_is_paused(context: dict[str, Any], sh
     context["ti"].paused = True
     with pytest.raises(AirflowRescheduleException):
         prepare(context)
-    assert status.status(shop.database) == []
+    assert status(shop.database) == []
 
 
 def test_a_build_that_starts_paused_leaves_before_spark(context: dict[str, Any], shop: Any, driver_code: Any) -> None:

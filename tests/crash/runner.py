@@ -20,7 +20,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, lifecycle, prepare, seal
 from airflow_roir.engine.control.run import driving, heartbeat, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Status
 from airflow_roir.options import BuildOptions

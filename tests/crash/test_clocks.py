@@ -14,7 +14,7 @@ from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.engine.sessions.limits import Limits
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import Fenced, OperationRunning
 from tests.conftest import run_sql
 from tests.crash.scene import wait_until

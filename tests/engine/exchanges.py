@@ -13,12 +13,13 @@ from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, dry_run, lifecycle, prepare, publish, revert, status, switch
+from airflow_roir.engine import abort, clean_up, drop, dry_run, lifecycle, prepare, publish, revert, switch
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, driving, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
 from airflow_roir.engine.schema import install
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -383,7 +384,7 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
         published,
         lambda database: detach.detach_partition(database, "app.p1", "test", drop=True, patience_s=1),
     ),
-    "status": (rebuilding, lambda database: status.status(database)),
+    "status": (rebuilding, lambda database: status(database)),
     "init": (rebuilding, install.init),
 }
 OF_PARTS = ("clean-up of a partition", "removal", "sync", "attach", "attach in a rebuild", "detach", "detach and drop")

@@ -9,7 +9,7 @@ from airflow_roir.engine.build import Claim
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.status import operation_status, status
+from airflow_roir.engine.snapshot.operation import operation_status, status
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, OperationFailed
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -10,7 +10,7 @@ from airflow_roir.engine import clean_up
 from airflow_roir.engine.control import run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.schema import install
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import InvalidInput, SourceChanged
 from airflow_roir.operation import Status
 from tests.conftest import database_dsn, run_sql

@@ -11,7 +11,7 @@ from airflow_roir.engine.compact.worker import finish as finish_compaction
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import end_run, settle, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import (
     Fenced,
     IllegalTransition,

@@ -20,12 +20,12 @@ from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.lifecycle import carry_on
 from airflow_roir.engine.partitions import changes
+from airflow_roir.engine.snapshot.index import indexes
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.source import catalog, checks, owner
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.status import status
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import ddl, steps

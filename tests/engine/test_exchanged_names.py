@@ -15,10 +15,11 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, prepare, status
+from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, prepare
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.partitions import attach, sync
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotFound, RoirError, VerificationFailed
 from tests.conftest import database_dsn, run_sql
 from tests.engine import exchanges, steps
@@ -149,7 +150,7 @@ class Case:
             self._end()
 
     def _told(self) -> list[str]:
-        status.status(self.database)
+        status(self.database)
         with self.database.transaction() as connection:
             return health.warnings(connection)
 

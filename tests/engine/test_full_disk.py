@@ -19,7 +19,7 @@ from airflow_roir.engine import abort, clean_up, lifecycle
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry import patience
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import WorkerFailed
 from servers.killable import Server
 from tests.conftest import run_sql, with_template

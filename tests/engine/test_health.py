@@ -10,8 +10,8 @@ from airflow_roir.engine import abort, clean_up, drop, health, lifecycle
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import sync
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.source import catalog
-from airflow_roir.engine.status import status
 from airflow_roir.errors import InvalidInput, SourceChanged
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

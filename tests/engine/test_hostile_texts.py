@@ -9,11 +9,12 @@ import psycopg2
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, drop, lifecycle, prepare, revert, status
+from airflow_roir.engine import abort, drop, lifecycle, prepare, revert
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.schema.role import role_sql
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions, VerifyOptions, WorkOptions
 from tests.conftest import database_dsn, run_sql
@@ -92,7 +93,7 @@ def of_role(database: Database, text: str, schemas: tuple[str, ...] = ("public",
 
 
 WAYS: dict[str, Callable[[Database, str], object]] = {
-    "status": lambda database, text: status.status(database, text),
+    "status": lambda database, text: status(database, text),
     "pause, index": lambda database, text: operations.pause(database, text, "test"),
     "pause, reason": lambda database, text: operations.pause(database, "building", "test", text),
     "pause, actor": lambda database, text: operations.pause(database, "building", text),

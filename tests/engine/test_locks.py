@@ -20,7 +20,7 @@ from airflow_roir.engine import dry_run, lifecycle, prepare, publish, switch
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.locks.locks import Drain
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.options import BuildOptions
 from tests.conftest import deadlocks, run_sql

@@ -10,7 +10,7 @@ from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.limits import Limits
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.operation import BY_WINDOW, Status
 from tests.conftest import run_sql
 from tests.engine import compacting, steps

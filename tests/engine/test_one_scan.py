@@ -23,7 +23,7 @@ from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import detach
 from airflow_roir.engine.scan import carrying
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import DuplicatesFound, Fenced, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Phase, Status
 from tests.conftest import run_sql

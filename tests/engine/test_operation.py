@@ -7,7 +7,7 @@ import pytest
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, lifecycle, prepare
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import InvalidInput, InvariantViolated
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql

@@ -13,7 +13,7 @@ from airflow_roir.engine import abort, clean_up
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.schema import install
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import SchemaVersionMismatch
 from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql

@@ -17,8 +17,8 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.control.run import Run, end_run, settle
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.progress import bars
-from airflow_roir.engine.progress.snapshot import MOST_SAMPLES, Progress, progress
+from airflow_roir.engine.snapshot import bars
+from airflow_roir.engine.snapshot.details import MOST_SAMPLES, Progress, progress
 from airflow_roir.engine.work.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
 from airflow_roir.options import LIVE, MAX_PARALLELISM

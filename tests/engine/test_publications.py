@@ -13,7 +13,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, dry_run, prepare
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql

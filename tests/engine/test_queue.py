@@ -11,7 +11,7 @@ from airflow_roir.engine import prepare
 from airflow_roir.engine.control import admission, operations
 from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import InvalidInput, OperationQueued, OperationRunning
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql

@@ -18,7 +18,7 @@ import pytest
 from airflow_roir.engine import abort, clean_up, lifecycle, switch
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from servers.killable import Server
 from tests.conftest import run_sql, with_template
 from tests.engine import steps

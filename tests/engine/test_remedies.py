@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from airflow_roir.cli import app
 from airflow_roir.engine import health
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

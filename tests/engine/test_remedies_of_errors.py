@@ -12,8 +12,8 @@ from psycopg2.extensions import parse_dsn
 
 import airflow_roir
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.progress.snapshot import progress
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.details import progress
+from airflow_roir.engine.snapshot.operation import status
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.following import COMMANDS, Scene

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import clean_up, revert, status
+from airflow_roir.engine import clean_up, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import LockNotAcquired
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -136,7 +137,7 @@ def test_an_older_snapshot_sees_no_entry_that_no_row_has(
     assert any("has ended, whose snapshot is older" in line for line in report.waiting), report
     if way is not go_back:
         # Seen to be told by the clean-up alone.
-        [told] = status.status(database, "ix")
+        [told] = status(database, "ix")
         assert any("has ended, whose snapshot is older" in line for line in told.warnings), told
     assert next(seen) == 0
     assert next(seen, None) is None

@@ -18,7 +18,7 @@ from airflow_roir.engine.health import warnings
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.schema import install
 from airflow_roir.engine.schema import restore as restore_engine
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch
 from airflow_roir.operation import Status
 from servers.postgres import embedded_postgres, programs

@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from airflow_roir.definition import Scan
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import install, schema
-from airflow_roir.engine.status import status
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
 from airflow_roir.generation_state import CaptureMode, GenerationStatus, PartitionStatus, SegmentStatus, UnitStatus

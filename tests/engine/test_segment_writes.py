@@ -8,11 +8,11 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import status
 from airflow_roir.engine.capture import installation, segment_writes
 from airflow_roir.engine.capture.row_function import body
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.source import catalog
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -217,6 +217,6 @@ def test_a_segment_of_another_name_is_told(database: Database, dsn: str) -> None
     make(dsn, KEYS["integer"])
     steps.make_index(database, segments=3)
     name = physical.segment(1, 2)
-    assert not [line for line in status.status(database)[0].warnings if "name" in line]
+    assert not [line for line in status(database)[0].warnings if "name" in line]
     run_sql(dsn, f"ALTER TABLE {name} RENAME TO lost")
-    assert any("segment" in line and "name" in line for line in status.status(database)[0].warnings)
+    assert any("segment" in line and "name" in line for line in status(database)[0].warnings)

@@ -11,7 +11,7 @@ from airflow_roir.engine.compact.bloat import bloat_of
 from airflow_roir.engine.compact.segment import Segment, worst_first
 from airflow_roir.engine.compact.segments import EMPTY_TREE, NO_STATISTICS, NOT_READABLE, segments
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.indexes import indexes
+from airflow_roir.engine.snapshot.index import indexes
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -8,8 +8,9 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import clean_up, drop, indexes, revert
+from airflow_roir.engine import clean_up, drop, revert
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.snapshot import index
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 from airflow_roir.options import VerifyOptions
@@ -34,7 +35,7 @@ def dropped(database: Database) -> None:
         drop.drop_index(database, "ix", "test", patience_s=0)
     report = clean_up.clean_up(database)
     assert (report.generations_dropped, report.warnings) == (1, []), "the older one, which nobody has read"
-    [one] = indexes.indexes(database)
+    [one] = index.indexes(database)
     assert (one.state, one.revert_until) == ("not published", None), "nothing shows it again"
     assert any("its view is dropped" in line and "roir clean-up" in line for line in one.warnings)
     with pytest.raises(LockNotAcquired, match="SERIALIZABLE"):

@@ -21,7 +21,7 @@ from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.sessions import own_session
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.operation import Status
 from tests.conftest import database_dsn, run_sql

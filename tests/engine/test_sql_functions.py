@@ -9,7 +9,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.limits import DEFAULT
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import LIVE
 from tests.conftest import run_sql

@@ -7,9 +7,9 @@ import pytest
 from airflow_roir.engine import clean_up, lifecycle
 from airflow_roir.engine.control import run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions.sync import sync_partitions
+from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.errors import LockNotAcquired, NotFound, PartitionsChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql

@@ -18,8 +18,8 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import Governor
 from airflow_roir.engine.governor.report import MOST_POINTS, lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.progress.snapshot import Progress, progress
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.details import Progress, progress
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.quantity import lost
 from airflow_roir.task.progress import progress_line
 from tests.conftest import run_sql

@@ -11,7 +11,7 @@ from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.partitions import attach, detach
-from airflow_roir.engine.progress.snapshot import Progress, progress
+from airflow_roir.engine.snapshot.details import Progress, progress
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import compare, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, load

@@ -9,8 +9,9 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.cli import overview
-from airflow_roir.engine import indexes, lifecycle
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.snapshot import index
 from airflow_roir.engine.verify import repair
 from airflow_roir.engine.verify.report import described
 from airflow_roir.options import VerifyOptions
@@ -301,7 +302,7 @@ def test_the_status_says_what_to_do_about_a_duplicate(database: Database, dsn: s
     build_index(dsn, database, *TABLE, include="v", unique=True)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0)")
     lifecycle.verify(database, "ix")
-    [one] = [one for one in indexes.indexes(database) if one.index == "public.ix"]
+    [one] = [one for one in index.indexes(database) if one.index == "public.ix"]
     assert one.verified is not None
     assert (one.verified.duplicate, one.verified.found) == (1, 1)
     lines = list(overview.index_notes(one))

@@ -8,10 +8,11 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up, drop, lifecycle, revert, status
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, revert
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import report_of
@@ -45,7 +46,7 @@ def _units(dsn: str) -> int:
 
 
 def _percent(database: Database) -> float:
-    [one] = status.status(database, "ix")
+    [one] = status(database, "ix")
     assert json.loads(json.dumps(one.as_dict()))["kind"] == "verify"
     return one.percent_complete
 
@@ -235,7 +236,7 @@ def test_a_build_that_went_wrong_is_not_published(database: Database, dsn: str, 
     run_sql(dsn, f"UPDATE {wrong} SET c3 = 0 WHERE c2 = 7", f"INSERT INTO {wrong} VALUES ('x', 1000, 1)")
     with pytest.raises(VerificationFailed, match="extra 1, different 1"):
         lifecycle.finalize(database, "ix", "test", take_over=True)
-    [paused] = status.status(database, "ix")
+    [paused] = status(database, "ix")
     assert paused.status == "paused"
     assert "not published" in (paused.pause_reason or "")
     active = "SELECT to_regclass('roir_data.g' || id)::text FROM roir.generation WHERE status = 'active'"

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.indexes import indexes
+from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, RoirError, ShardUnreachable
 from airflow_roir.options import BuildOptions, VerifyOptions

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from airflow_roir.engine import abort, drop, indexes, revert, status
-from airflow_roir.engine.progress import snapshot
+from airflow_roir.engine import abort, drop, revert
+from airflow_roir.engine.snapshot import details, index
+from airflow_roir.engine.snapshot.operation import status
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make
@@ -51,12 +52,12 @@ def test_from_the_build_to_the_drop(shards: Make) -> None:
     assert made.ask("SELECT count(*), count(DISTINCT shard) FROM public.ix WHERE k = 'new'") == [(18, 2)]
 
     # The shape table is nobody's table: it is neither shown, nor missed by anybody.
-    [told] = status.status(made.database)
+    [told] = status(made.database)
     assert told.warnings == ()
-    [facts] = indexes.indexes(made.database)
+    [facts] = index.indexes(made.database)
     assert (facts.source, facts.apart, facts.state) == ("public.t in s0, s1", True, "published")
     assert not [line for line in facts.warnings if "ships" not in line]
-    assert snapshot.progress(made.database, "public.ix").source == "public.t in s0, s1"
+    assert details.progress(made.database, "public.ix").source == "public.t in s0, s1"
 
     second, run = apart.begin(made, shards="s1,s2", keys=None, include=None, table=None)
     assert second.kind == "rebuild"

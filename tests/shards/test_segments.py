@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine.indexes import indexes
+from airflow_roir.engine.snapshot.index import indexes
 from tests.shards import apart
 from tests.shards.conftest import Make
 

@@ -17,8 +17,8 @@ from sqlalchemy import event
 
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.metrics import reading as looking
+from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.errors import RoirError
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.ship import feed, freshness

@@ -10,8 +10,8 @@ from airflow_roir.cli.overview import overview_lines
 from airflow_roir.cli.snapshot import look
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.indexes import IndexFacts, indexes
 from airflow_roir.engine.metrics import reading as looking
+from airflow_roir.engine.snapshot.index import IndexFacts, indexes
 from airflow_roir.shards.announce import announce
 from airflow_roir.shards.ship import lanes
 from airflow_roir.shards.ship.freshness import Alarm

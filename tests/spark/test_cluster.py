@@ -17,7 +17,7 @@ from airflow_roir.engine import build, seal
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.spark.driver_process import Driver, driver_environment
 from tests.spark.cluster import BIN, EXECUTOR_SETTINGS, Cluster, standalone_cluster, ui_of
 from tests.spark.driving import (

@@ -13,7 +13,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.work.phase_log import PhaseLog
 from airflow_roir.options import CompactOptions
 from airflow_roir.spark import task

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from tests.spark.cluster import Server, connect_server, ui_of
 from tests.spark.driving import (
     Running,

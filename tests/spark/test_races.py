@@ -12,7 +12,7 @@ import pytest
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import OperationPaused
 from airflow_roir.spark.session import why
 from tests.spark.driving import (

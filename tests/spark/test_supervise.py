@@ -16,7 +16,7 @@ import pytest
 
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.spark.driver_process import driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions, with_task_failures
 from tests.conftest import run_sql

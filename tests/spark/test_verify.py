@@ -13,7 +13,7 @@ from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.sessions.limits import Limits
-from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.options import VerifyOptions

@@ -16,8 +16,8 @@ from airflow_roir import cli, errors
 from airflow_roir.engine import database, fold
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.generation import entry
-from airflow_roir.engine.indexes import IndexFacts
-from airflow_roir.engine.status import OperationStatus
+from airflow_roir.engine.snapshot.index import IndexFacts
+from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.entry_state import ENTRY_STATES
 from airflow_roir.generation_state import ARROWS
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb
@@ -294,7 +294,7 @@ NOT_FOR_USERS = {
     "metrics.live_figures.measure",
     "metrics.reading.metrics",
     "prepare.is_rebuild",
-    "status.operation_status",
+    "snapshot.operation.operation_status",
     "unique.duplicate_report.first_lines",
     "unique.duplicate_report.page",
     "verify.report.report_of",

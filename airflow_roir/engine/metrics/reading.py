@@ -25,10 +25,10 @@ from airflow_roir.engine import health
 from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.governor.signals import SIGNALS, Reading, Signal
-from airflow_roir.engine.indexes import GONE
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.metrics.families import Samples
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot.index import GONE
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.operation import BUILDS, Phase, Status

@@ -14,11 +14,11 @@ from airflow_roir.engine.as_json import number, plain_fields
 from airflow_roir.engine.compact.progress import Standing, standings
 from airflow_roir.engine.control import long_pause, operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.indexes import IndexFacts, read_indexes
 from airflow_roir.engine.locks.lock_waits import LockWait, lock_waits
-from airflow_roir.engine.progress.bottleneck import cut
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot.bottleneck import cut
+from airflow_roir.engine.snapshot.index import IndexFacts, read_indexes
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import LIVE_OPTIONS

@@ -15,7 +15,7 @@ from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.locks.locks import WAITING
-from airflow_roir.engine.progress.bars import Bars
+from airflow_roir.engine.snapshot.bars import Bars
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import QUEUED, Phase, Status
 
