@@ -64,7 +64,7 @@ java:  ## Find Java 17+, or install it where that needs no question
 	@scripts/ensure-java
 
 .PHONY: lint
-lint: $(STAMP)  ## ruff, mypy (strict), the import contracts
+lint: $(STAMP)  ## ruff, mypy (tests and benchmarks, too), the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -55,8 +55,13 @@ def build_index(database: Database, definition: IndexDefinition, pauses: int = 0
 
 def in_parallel(phase: Any, database: Database, run: Run, parallelism: int) -> None:
     """A phase's workers, until all of them have left."""
+
+    def work(number: int) -> None:
+        for _ in phase.PHASE.work(database, run, number):
+            pass
+
     with ThreadPoolExecutor(max_workers=parallelism) as pool:
-        for done in [pool.submit(lambda n=n: list(phase.PHASE.work(database, run, n))) for n in range(parallelism)]:
+        for done in [pool.submit(work, n) for n in range(parallelism)]:
             done.result()
 
 

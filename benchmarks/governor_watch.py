@@ -71,9 +71,9 @@ class Watch(threading.Thread):
         with primary, standby:
             # The standby first: what it has replayed, the primary had written.
             standby.execute(STANDBY)
-            (replayed,) = standby.fetchone()
+            [(replayed,)] = standby.fetchall()
             primary.execute(PRIMARY)
-            written, at = primary.fetchone()
+            [(written, at)] = primary.fetchall()
             sample: Sample = {"at": round(at, 2), "written": int(written), "replayed": int(replayed)}
             primary.execute(OPERATION, (self.last_operation,))
             commit, _ = self._probe.read()

@@ -273,7 +273,8 @@ class Bench:
             blocks = self.sql(f"SELECT pg_relation_size('{physical.delta(job.generation_id)}') / 8192")[0]
             starts = range(0, blocks + 1, fold.BLOCKS_PER_STEP)
             for start in starts:
-                worker.step(start, start + fold.BLOCKS_PER_STEP)
+                with connection.begin():
+                    worker.blocks(start, start + fold.BLOCKS_PER_STEP)
                 if halt.wait(lasts / len(starts)):
                     return
 

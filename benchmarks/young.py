@@ -88,7 +88,7 @@ class Side:
     def size(self, churn: Churn) -> int:
         """Of an index: bytes of its entries and their B-trees."""
         self.cursor.execute(SIZE, (base_of(self.cursor, churn.index),))
-        [size] = self.cursor.fetchone()
+        [(size,)] = self.cursor.fetchall()
         return int(size)
 
     def look(self, day: int, count: int) -> None:
@@ -101,7 +101,7 @@ class Side:
         with session.cursor() as cursor:
             for churn in self.churns:
                 cursor.execute(f"SELECT count(*) FROM {churn.table}")
-                [entries] = cursor.fetchone()
+                [(entries,)] = cursor.fetchall()
                 ms, touched = self._lookups(cursor, churn, day, count)
                 row["entries"] += entries
                 row[churn.table] = {

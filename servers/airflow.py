@@ -33,6 +33,7 @@ import psutil
 import psycopg2
 
 T = TypeVar("T")
+Airflow = TypeVar("Airflow", bound="StandaloneAirflow")
 
 # Bringing up a cold Airflow on two busy cores: its database is created first.
 READY_S = 240
@@ -104,7 +105,7 @@ class StandaloneAirflow:
 
     # --- life
 
-    def __enter__(self) -> StandaloneAirflow:
+    def __enter__(self: Airflow) -> Airflow:
         self.start()
         return self
 

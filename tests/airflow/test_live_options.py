@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk import NEVER_EXPIRE
+from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 
 from airflow_roir.errors import InvalidInput
 from airflow_roir.task.live_options import IN_EFFECT, LiveOptions, write

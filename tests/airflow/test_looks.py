@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_a_connection_that_is_called_airflow_has_a_lane_of_its_own() -> None:
 
     async def ask() -> list[int]:
         return [
-            await looks.look(lane, "connections", lambda n=number: n)
+            await looks.look(lane, "connections", partial(int, number))
             for number, lane in enumerate(("airflow", shared.AIRFLOW))
         ]
 

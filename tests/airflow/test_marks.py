@@ -109,8 +109,8 @@ class Row:
         return f"{self.task} {self.moment} {self.deed}{'' if self.dag == DAG else ' once'}".replace(" ", "-")
 
 
-def verify_before(moment: str, deed: str, *more: Any, **others: Any) -> Row:
-    return Row("verify_before", moment, deed, *more, rebuild=True, conf=VERIFY, **others)
+def verify_before(moment: str, deed: str, end: End = DONE, then: str = "", dag: str = DAG) -> Row:
+    return Row("verify_before", moment, deed, end, then, dag, rebuild=True, conf=VERIFY)
 
 
 TABLE = [

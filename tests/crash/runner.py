@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from sqlalchemy import event
 
@@ -110,7 +111,7 @@ def _resume(database: Database) -> str:
             for metrics in task.work(database, run, phase, 0):
                 if metrics.error:
                     raise RuntimeError(metrics.error)
-            database.retry(lambda finish=finish: finish(database, run))
+            database.retry(partial(finish, database, run))
         lifecycle.carry_on(database, run)
     return operation_status(database, run.operation_id).status
 

@@ -146,7 +146,7 @@ def sessions(dsn: str, size: int) -> dict[int, Any]:
             connection.autocommit = size == 1
             with connection.cursor() as cursor:
                 cursor.execute(LEFT)
-                pid, *left = cursor.fetchone()
+                [(pid, *left)] = cursor.fetchall()
                 found[pid] = left
     assert len(found) == size
     return found

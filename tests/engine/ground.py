@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import psycopg2
@@ -146,8 +147,10 @@ class Ground:
         for mode, stage in self.stages.items():
             self.refill(mode)
             stage.finish()
-        for session in (*self.sessions, self.connection, self.watcher.connection):
+        for session in self.sessions:
             session.close()
+        self.connection.close()
+        self.watcher.connection.close()
         self.sessions.clear()
 
     def refill(self, mode: str) -> None:
@@ -316,7 +319,7 @@ class Ground:
             # What crossed phases is told as it was found: its stage is gone.
             short = failure
             if mode in self.stages:
-                short = self.shortest(failure, lambda some, twins, mode=mode: self.play(some, twins, mode))
+                short = self.shortest(failure, partial(self.play, mode=mode))
             brief.setdefault((short.where, str(short.schedule)), short)
         return "\n".join([self.count.told(), *map(str, brief.values())])
 

@@ -85,8 +85,10 @@ class _Rewriting(Ground):
 
     def close(self) -> None:
         """What is being built isn't finished: its source was altered."""
-        for session in (*self.sessions, self.connection, self.watcher.connection):
+        for session in self.sessions:
             session.close()
+        self.connection.close()
+        self.watcher.connection.close()
 
     def _unexpected(self, play: Play, twin: Outcomes) -> list[str]:
         if TOO_MANY_COLUMNS in {one.error for outcomes in (play.outcomes, twin) for one in outcomes.values()}:

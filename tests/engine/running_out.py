@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -192,6 +193,6 @@ class Life:
                         raise WorkerFailed(one.error)
                 self.write()
                 finish = lifecycle.PHASES[Phase(phase)].finish
-                persist(database, run, lambda finish=finish: finish(database, run, self.said.append), self.said.append)
+                persist(database, run, partial(finish, database, run, self.said.append), self.said.append)
             self.write()
             lifecycle.carry_on(database, run, self.said.append)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import psycopg2
@@ -129,7 +129,7 @@ def build_by_chance(
     build.finish(database, run)
 
 
-def step_by_step(database: Database, run: Run, phase: PhaseWork, number: int = 0) -> Iterator[Step]:
+def step_by_step(database: Database, run: Run, phase: PhaseWork, number: int = 0) -> Generator[Step, None, None]:
     """Each step of one worker of a phase, until it finds nothing to do."""
     with database.connect() as connection:
         one = phase.worker(database, connection, run, number)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -67,14 +68,15 @@ def rebuild(database: Database) -> None:
     steps.finish_all(database, run)
 
 
+def alter(statement: str, database: Database) -> None:
+    run_sql(database.dsn, statement)
+
+
 DONE: dict[str, Callable[[Database], object]] = {
     # To publish is a rebuild's last step.
     **{name: command for name, command in COMMANDS.items() if name != "publish"},
     "rebuild": rebuild,
-    **{
-        name: lambda database, statement=statement: run_sql(database.dsn, statement)
-        for name, statement in AGAIN.items()
-    },
+    **{name: partial(alter, statement) for name, statement in AGAIN.items()},
 }
 # A drop ends all that there is to see.
 WEIGHTS = [1 if name == "drop" else 5 if name in ("rebuild", "clean-up") else 3 for name in DONE]

@@ -130,10 +130,10 @@ def test_metrics_and_status_count_what_is_swapped_in(database: Database) -> None
     assert found["roir_index_compacted_bytes_total"] == 2 << 20
     assert 0 < found["roir_index_compaction_saved_bytes_total"] < 2 << 20
     assert found["roir_index_compaction_age_seconds"] >= 0
-    [now] = overview(database).operations
-    assert (now.operation_id, now.kind, now.phase) == (operation, "compact", "done")
-    assert now.compaction is not None
-    assert (now.compaction.units, now.compaction.done, now.compaction.left_out) == (2, 2, 0)
+    [shown] = overview(database).operations
+    assert (shown.operation_id, shown.kind, shown.phase) == (operation, "compact", "done")
+    assert shown.compaction is not None
+    assert (shown.compaction.units, shown.compaction.done, shown.compaction.left_out) == (2, 2, 0)
     # What a second one does is added.
     begun(database)
     lifecycle.compact(database, "ix")

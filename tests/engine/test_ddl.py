@@ -291,10 +291,12 @@ def test_every_statement_in_every_phase(database: Database, pg: int, phase: str,
 def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
     """Commit the statement, write, go on to the end. What is wrong then and nobody has told; '' where nothing is."""
     with database.transaction() as connection:
-        oid, generation = execute(
+        newest = execute(
             connection,
-            "SELECT i.source_oid, max(g.id) FROM roir.index i JOIN roir.generation g ON g.index_id = i.id GROUP BY 1",
+            "SELECT i.source_oid AS oid, max(g.id) AS id "
+            "FROM roir.index i JOIN roir.generation g ON g.index_id = i.id GROUP BY 1",
         ).one()
+        oid, generation = newest.oid, newest.id
     user = psycopg2.connect(dsn)
     user.autocommit = True
     try:

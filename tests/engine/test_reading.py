@@ -242,7 +242,7 @@ def test_a_row_that_has_another_key_by_now_is_not_the_entrys(indexed: str) -> No
 
 
 # Values that no row has, until they are cut or rounded to their column's length; and one that has two spellings.
-LENGTHS = {
+LENGTHS: dict[str, tuple[str, list[Any]]] = {
     "numeric(5,2)": ("1.01", ["1.005", "12345678"]),
     "varchar(3)": ("abc", ["abc  ", "abcd"]),
     "char(3)": ("abc", ["abcd", "abc  "]),

@@ -256,5 +256,5 @@ def _only(patch: pytest.MonkeyPatch, maintained: Callable[[str, set[str]], bool]
 @variant
 def forgets_old_readers(patch: pytest.MonkeyPatch) -> None:
     """The view shows a generation to whom can't see it."""
-    show = view.show
+    show: Any = view.show
     patch.setattr(view, "show", lambda *arguments: show(*arguments, guarded=False))

@@ -199,7 +199,8 @@ class State(NamedTuple):
     shippers: tuple[Shipper | None, ...]
     readers: tuple[Reader | None, ...]
     copying: tuple[int, int, Projection] | None  # Shard, primary key, what was read.
-    saved: tuple[tuple[str, int, Shard | Index], ...]  # As of a moment: a side that may come back as it was.
+    # As of a moment: a side that may come back as it was.
+    saved: tuple[tuple[str, int, Shard | Index | None], ...]
     owners: int
     unanswered: int
     truncates: int

@@ -384,7 +384,7 @@ def _take(state: State, bounds: Bounds, variant: Variant, number: int, generatio
         ident for ident, value in mvcc.committed(generation.delta) if value != "ghost"
         and (variant == Variant.FOLD_WITHOUT_LOCKS or _lock_rows(generation, (ident,), me)[1])
     ]  # fmt: skip
-    choices = [(ident,) for ident in lockable]
+    choices: list[tuple[Any, ...]] = [(ident,) for ident in lockable]
     if len(lockable) > 1:
         choices.append(tuple(lockable))
         if bounds.unique and bounds.folds > 1:

@@ -204,8 +204,8 @@ def _put(state: State, number: int, user: User, put: Put, bounds: Bounds, varian
         elif named and variant is not Variant.REFUSED_AT_ONCE:
             yield refused("40001, it may be leaving")
         else:
-            text, after = refused("23505")
-            yield text, after._replace(wrong=_false_refusal(state, put, ident, found[1], home, user))
+            text, failed = refused("23505")
+            yield text, failed._replace(wrong=_false_refusal(state, put, ident, found[1], home, user))
 
 
 def _false_refusal(state: State, put: Put, ident: Ident, other: int, home: int, user: User) -> str:

@@ -325,8 +325,11 @@ def test_a_key_share_sees_through_an_update_in_an_old_snapshot(dsn: str, how: st
     old = session(dsn, "REPEATABLE READ")
     sql(old, "SELECT count(*) FROM x")
     run_sql(dsn, STATEMENTS[how].format(1, "b"))
-    write = mvcc.change if how == "change" else mvcc.delete
-    table = mvcc.commit(write(table, 1, *(["b"] if how == "change" else []), 1, mark(0), False)[0], mark(0), 2)
+    if how == "change":
+        table, _ = mvcc.change(table, 1, "b", 1, mark(0), False)
+    else:
+        table, _ = mvcc.delete(table, 1, 1, mark(0), False)
+    table = mvcc.commit(table, mark(0), 2)
     statement = "SELECT value FROM x WHERE ident = 1 FOR KEY SHARE"
     if how == "change":
         assert sql(old, statement) == [("a",)]

@@ -19,6 +19,7 @@ from airflow_roir.engine.sessions.limits import DEFAULT
 from airflow_roir.engine.source import catalog
 from airflow_roir.shards import home
 from airflow_roir.shards.announce import announce, intents
+from airflow_roir.shards.announce.intents import Look
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy import shape_table
 from airflow_roir.shards.shard import Lane, Shard, lanes_of
@@ -33,7 +34,7 @@ class Visited:
     """What a visit found. rows: (version or None, identity texts, entry texts or None if it isn't there)."""
 
     rows: list[tuple[int | None, tuple[str | None, ...], tuple[str | None, ...] | None]]
-    looked: intents.Look
+    looked: Look
     snapshot: str
     own: str
 
@@ -65,11 +66,11 @@ class Scene:
 
     # Shipping, in steps.
 
-    def look(self, lane: Lane, limit: int = 100) -> intents.Look:
+    def look(self, lane: Lane, limit: int = 100) -> Look:
         with self.database.transaction() as connection:
             return intents.look(connection, lane, limit, old_s=0)
 
-    def visit(self, lane: Lane, looked: intents.Look, limit: int = 100) -> Visited:
+    def visit(self, lane: Lane, looked: Look, limit: int = 100) -> Visited:
         """Outbox rows and named ones, with their truth in one snapshot."""
         with self.made.shard(lane.shard.name).connect() as connection:
             connection = connection.execution_options(isolation_level="REPEATABLE READ")

@@ -115,7 +115,8 @@ def projection(made: Shards, generation_id: int) -> Counter[tuple[str | None, ..
     for name, outbox in lanes:
         columns = ", ".join(f"c{i + 1}::text" for i in range(count))
         for row in made.ask(f"SELECT {columns} FROM roir_shard.{outbox}_source", shard=name):
-            found[(*row[:place], name, *row[place:])] += 1
+            whole = (*row[:place], name, *row[place:])
+            found[whole] += 1
     return found
 
 

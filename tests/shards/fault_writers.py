@@ -146,19 +146,20 @@ class Keeper(Writer):
 
     def _change(self, here: Connection, id_: int, changes: dict[int, State]) -> None:
         before = changes.get(id_, self.traffic.histories.rows[self.shard, id_].last)
-        new: State = (self.chance.choice(KEYS), self.count)
+        key = self.chance.choice(KEYS)
+        new: State = (key, self.count)
         drawn = self.chance.random()
         if before is None:
-            here.exec_driver_sql("INSERT INTO t VALUES (%s, %s, %s)", (id_, *new))
+            here.exec_driver_sql("INSERT INTO t VALUES (%s, %s, %s)", (id_, key, self.count))
         elif drawn < 0.2:
             new = None
             here.exec_driver_sql("DELETE FROM t WHERE id = %s", (id_,))
         elif drawn < 0.3:
             # Only the included column.
             new = (before[0], self.count)
-            here.exec_driver_sql("UPDATE t SET v = %s WHERE id = %s", (new[1], id_))
+            here.exec_driver_sql("UPDATE t SET v = %s WHERE id = %s", (self.count, id_))
         else:
-            here.exec_driver_sql("UPDATE t SET k = %s, v = %s WHERE id = %s", (*new, id_))
+            here.exec_driver_sql("UPDATE t SET k = %s, v = %s WHERE id = %s", (key, self.count, id_))
         changes[id_] = new
 
     def find_out(self) -> None:

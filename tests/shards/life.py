@@ -41,8 +41,8 @@ class Life(Tables):
                 self.step()
             self.rest()
             self.end()
-        except BaseException as error:
-            error.add_note("\n".join([self.told[0], *self.told[-60:]]))
+        except BaseException:
+            print(self.told[0], *self.told[-60:], sep="\n")
             raise
         finally:
             for one in self.shippers.values():

@@ -216,7 +216,7 @@ def _no_intents(ground: Ground, patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_condition(ground: Ground, patch: pytest.MonkeyPatch) -> None:
-    ask = sharded.truth.ask
+    ask: Any = sharded.truth.ask
     patch.setattr(sharded.truth, "ask", lambda *values: ask(*values[:6], text("true"), *values[7:]))
 
 

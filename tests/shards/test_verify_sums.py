@@ -77,7 +77,7 @@ def _hashes(dsn: str) -> dict[int, tuple[int, int]]:
         values = [one.of("t") for one in entry.columns]
         utf8 = sums.is_utf8(connection)
         query = f"SELECT id, {sums.row_hash(entry, values, utf8)}, {sums.key_hash(entry, values, utf8)} FROM public.t t"
-        return {row[0]: (row[1], row[2]) for row in execute(connection, query)}
+        return {id_: (row, key) for id_, row, key in map(tuple, execute(connection, query))}
 
 
 @pytest.mark.slow

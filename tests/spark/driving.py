@@ -87,6 +87,10 @@ class Running:
             assert self.driver.wait(0.05) is None, self.said
             assert time.monotonic() < deadline, self.said
 
+    def wait_to_say(self, words: str) -> None:
+        """Until it has said them."""
+        self.wait_for(lambda: words in self.said)
+
     def __enter__(self) -> Running:
         return self
 

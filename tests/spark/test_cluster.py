@@ -119,7 +119,7 @@ def test_nobody_is_waited_for_once_nothing_is_left(database: Database, cluster: 
     operation = prepared(database)
     with Running(database, cluster.url, EXECUTOR_SETTINGS | {"spark.executor.memory": "8g"}) as driver:
         for phase, work in (("build", build.PHASE.work), ("seal", seal.PHASE.work)):
-            driver.wait_for(lambda phase=phase: f"{phase}: no free slot of Spark's yet for " in driver.said)
+            driver.wait_to_say(f"{phase}: no free slot of Spark's yet for ")
             run = Run(operation.operation_id, one(database, "SELECT epoch FROM roir.operation"), "ix", "test")
             assert list(work(database, run, 0))
         assert driver.wait() == 0, driver.said

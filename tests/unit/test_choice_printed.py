@@ -10,12 +10,13 @@ import pytest
 from airflow_roir.cli.compact import choice_lines, print_choice
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choice import pick
+from airflow_roir.engine.compact.segment import Segment
 from tests.unit.test_choice import TERMS, bloated, emptied, fresh, segment
 
 pytestmark = pytest.mark.sample(2)
 
 
-def aged() -> list[object]:
+def aged() -> list[Segment]:
     segments = fresh(12)
     segments[3] = bloated(segments[3], tree=3)
     segments[5] = replace(segments[5], rows=None, note="it has no\x1b statistics")
