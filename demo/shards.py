@@ -29,11 +29,11 @@ from sqlalchemy import column as new_column
 from sqlalchemy import create_engine
 from sqlalchemy import table as new_table
 
+from airflow_roir.engine.generation.lanes import AWAY_S
 from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.snapshot.operation import status as read_status
 from airflow_roir.errors import NotFound, NotStrict, StaleAnswer
 from airflow_roir.reading import ShardedIndex
-from airflow_roir.shards.shard import AWAY_S
 from demo.dataset import FLIGHTS
 from servers import contrib
 from servers.shards import Shards, run_sql, shard_servers

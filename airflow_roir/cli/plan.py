@@ -31,10 +31,10 @@ from airflow_roir.quantity import counted, size
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.dry_run import DryRun
+    from airflow_roir.engine.forecast.findings import DryRun
     from airflow_roir.engine.forecast.locks import Lock
     from airflow_roir.engine.forecast.space import Space
-    from airflow_roir.engine.source.source import Source
+    from airflow_roir.engine.sessions.limits import Limits
     from airflow_roir.shards.copy.survey import Survey
 
 # Whoever waits for it longer counts writes elsewhere.
@@ -63,7 +63,7 @@ def plan(
 ) -> None:
     """Say what a build will take, what is missing for it, and what it will do. Changes nothing."""
     from airflow_roir.engine import dry_run
-    from airflow_roir.engine.forecast import ddl, locks, objections, signals
+    from airflow_roir.engine.forecast import ddl, objections, signals
     from airflow_roir.engine.governor.surroundings import Surroundings
 
     if not 0 <= measure <= MOST_MEASURED_S:
@@ -86,8 +86,7 @@ def plan(
     if sql:
         show_as_it_is(ddl.as_script(ddl.foresee(database, dry, options)))
         return
-    foresee = locks.foresee if dry.survey is None else locks.foresee_apart
-    foreseen = foresee(_locked(dry), dry.index, dry.kind, options, database.limits)
+    foreseen = _locks(dry, options, database.limits)
     space = _space(database, dry, options, measure)
     # Replicas that have DSNs of their own are asked, too.
     seen = signals.look(database, Surroundings.of_environment())
@@ -107,14 +106,26 @@ def plan(
     _show_locks(foreseen)
 
 
-def _locked(dry: DryRun) -> Source:
-    """The user's table that is locked: of any shard, where it is there."""
-    return dry.source if dry.survey is None else dry.survey.any_source
+def _locks(dry: DryRun, options: BuildOptions, limits: Limits) -> list[Lock]:
+    """On the user's table, and the view."""
+    from airflow_roir.engine.forecast import locks
+
+    if dry.survey is None:
+        return locks.foresee(dry.source, dry.index, dry.kind, options, limits)
+    from airflow_roir.shards.copy import dry_run
+
+    return dry_run.foresee(_surveyed(dry).any_source, dry.index, dry.kind, options, limits)
 
 
-def _shards(dry: DryRun, as_json: bool) -> Any:
-    assert dry.survey is not None
-    plans = {one.shard.name: one.plan for one in dry.survey.shards}
+def _surveyed(dry: DryRun) -> Survey:
+    from airflow_roir.shards.copy.survey import Survey
+
+    assert isinstance(dry.survey, Survey)
+    return dry.survey
+
+
+def _shards(found: Survey, as_json: bool) -> Any:
+    plans = {one.shard.name: one.plan for one in found.shards}
     if as_json:
         return {
             name: {"rows_estimate": plan.rows, "source_bytes": plan.source_bytes, "ranges": plan.ranges}
@@ -217,11 +228,12 @@ def _facts(database: Database, dry: DryRun, options: BuildOptions, as_json: bool
         "view": view.statement(dry.index, 0, entry, dry.kind == "rebuild").replace("g0", "g<id>"),
     }
     if dry.survey is not None:
+        found = _surveyed(dry)
         facts |= {
-            "source": str(dry.survey.table),
-            "shards": _shards(dry, as_json),
+            "source": str(found.table),
+            "shards": _shards(found, as_json),
             **_sessions(options, as_json),
-            **_strict(database, dry.survey, as_json),
+            **_strict(database, found, as_json),
         }
         # Each visit looks at the capture there.
         del facts["uncaptured_ddl"]

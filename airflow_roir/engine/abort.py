@@ -10,12 +10,11 @@ from airflow_roir.engine.compact import undo
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import drop
+from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.operation import Kind, Status, Verb
-from airflow_roir.shards import remove as shards
-from airflow_roir.shards.unique import holders
 
 IS_SHOWN_OR_KEPT = """
 SELECT EXISTS (SELECT FROM roir.generation WHERE index_id = %(index)s AND status IN ('active', 'retired'))
@@ -71,7 +70,7 @@ def finish_abort(
         return
     with database.transaction() as connection:
         # It isn't shipped any more.
-        holders.end(connection, row.generation_id, None, actor)
+        ends().retire(connection, row.generation_id, actor)
 
     def remove(connection: Connection) -> list[int]:
         # Under the lock: whoever was faster has removed it.
@@ -89,7 +88,7 @@ def finish_abort(
             drop.forget_index(connection, row.index_id)
 
     drop.release_source(database, row.index_id, release, report, patience_s)
-    for line in shards.release(database, row.index_id, patience_s, report):
+    for line in ends().release(database, row.index_id, patience_s, report):
         report(f"{line}; the next clean-up tries again")
 
 

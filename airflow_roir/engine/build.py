@@ -16,12 +16,14 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
+from airflow_roir.engine.apart import CopierApart, apart
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.control.run import Run, check_epoch, read_control
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.lanes import NOT_NOW, TOO_MANY
 from airflow_roir.engine.governor.turn import share_of
 from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.scan.copier import Away, Claim, Copier, SourceCopier
@@ -33,8 +35,6 @@ from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, Roir
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange
-from airflow_roir.shards.copy.batch_marks import check_marks
-from airflow_roir.shards.copy.copy_ranges import NOT_NOW, TOO_MANY, ShardCopier
 
 # Of its usual time what a batch takes under a pace. Less would be mostly commit.
 PACED = 0.1
@@ -98,7 +98,7 @@ class Batch:
 class BuildWorker(Worker):
     """One of an operation's parallel workers. worker: its number, from 0; those at or above the parallelism leave."""
 
-    def __init__(self, connection: Connection, job: Job, worker: int, shards: ShardCopier | None = None) -> None:
+    def __init__(self, connection: Connection, job: Job, worker: int, shards: CopierApart | None = None) -> None:
         self.connection = connection
         self.job = job
         self.source = SourceCopier(connection, job, BATCH_DONE, BATCH_STOOD)
@@ -254,7 +254,7 @@ def _has_vanished(error: DBAPIError | RoirError) -> bool:
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> BuildWorker:
     """A worker of a build. Raises Fenced, SourceChanged."""
     job = begin_work(connection, run, load_job)
-    return BuildWorker(connection, job, number, ShardCopier.of(database, connection, job))
+    return BuildWorker(connection, job, number, apart().copier(database, connection, job))
 
 
 def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
@@ -265,7 +265,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
     with database.transaction() as connection:
         row = read_control(connection, run)
     if row.phase == Phase.BUILD:
-        check_marks(database, run.index, row.generation_id, row.id)
+        apart().check_copies(database, run, row.generation_id)
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.BUILD:

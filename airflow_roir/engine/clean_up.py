@@ -22,6 +22,7 @@ from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import DENIED, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.partitions import changes, remove_entries
@@ -36,9 +37,6 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
 from airflow_roir.generation_state import GenerationStatus
-from airflow_roir.shards import remove as shards
-from airflow_roir.shards.announce import end
-from airflow_roir.shards.unique import holders as unique
 
 CLEAN_UP = Waiter("clean-up")
 
@@ -153,8 +151,7 @@ def _drop_invalid(database: Database, result: CleanUpReport, report: Callable[[s
 
 def _release_shards(database: Database, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """The captures in shards of generations that are gone, also of those that were out of reach then."""
-    result.waiting += shards.release(database, None, database.limits.clean_up_s, report)
-    result.waiting += end.end_left(database, None, database.limits.clean_up_s, report)
+    result.waiting += ends().release(database, None, database.limits.clean_up_s, report)
 
 
 def _forget_duplicates(database: Database) -> None:
@@ -419,7 +416,7 @@ def _drop_generation(
         # A revert may have been faster, which shows it again.
         if not changed:
             return False
-        unique.end(connection, row.id, None, actor)
+        ends().retire(connection, row.id, actor)
         if source is not None:
             installation.refresh(connection, source)
         physical.drop(connection, row.id)

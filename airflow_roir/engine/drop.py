@@ -12,11 +12,11 @@ from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import drop
+from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.readers import serializable, view
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationRunning
-from airflow_roir.shards import remove as shards
 
 
 @in_one_history
@@ -99,7 +99,7 @@ def finish_drop(
             drop.forget_index(connection, index_id)
 
     drop.release_source(database, index_id, conclude, report, patience_s)
-    for line in shards.release(database, index_id, patience_s, report):
+    for line in ends().release(database, index_id, patience_s, report):
         report(f"{line}; the next clean-up tries again")
 
 

@@ -3,58 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import IndexDefinition, QualifiedName, Scan, argument, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, argument, quote
 from airflow_roir.engine import health
+from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import live_options, operations
 from airflow_roir.engine.control.stored_definition import existing_index, stored_definition
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.forecast import entry_size
 from airflow_roir.engine.forecast import trial as trials
-from airflow_roir.engine.forecast.entry_size import EntrySize
-from airflow_roir.engine.forecast.expectation import Expectation, expect
+from airflow_roir.engine.forecast.expectation import expect
+from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.forecast.trial import Trial
-from airflow_roir.engine.generation.cut import Plan, make_plan
+from airflow_roir.engine.generation.cut import make_plan
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.scan import choosing
-from airflow_roir.engine.scan.choosing import Choice
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.source import catalog, checks, owner, replication
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, NotFound, RightMissing, SourceChanged
 from airflow_roir.options import BuildOptions
-from airflow_roir.shards.copy import survey as surveys
-from airflow_roir.shards.copy.survey import Survey
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """Everything that prepare would do, found out without changing anything.
-
-    trial: None if none was wanted, a text if none was possible. index_id: of the index that is rebuilt. survey: of the
-    shards, where the index is apart from its table; the source of one that is new isn't there yet then.
-    """
-
-    index: QualifiedName
-    source: Source
-    definition: IndexDefinition
-    entry: Entry
-    plan: Plan
-    choice: Choice
-    kind: str
-    entry_size: EntrySize
-    expectation: Expectation
-    trial: Trial | str | None
-    index_id: int | None
-    survey: Survey | None = None
 
 
 def run(
@@ -76,7 +52,7 @@ def run(
     with database.transaction() as connection:
         existing, definition, found = look(connection, definition, options)
     if found is None:
-        return _run_apart(database, existing, definition, options, report, with_trial)
+        return apart().dry_run(database, existing, definition, options, report, with_trial)
     source = found
 
     def plan(connection: Connection) -> DryRun:
@@ -111,38 +87,6 @@ def run(
 
     with telling_of_names():
         return readers.run(plan_as_owner, report)
-
-
-def _run_apart(
-    database: Database,
-    existing: Row[Any] | None,
-    definition: IndexDefinition,
-    options: BuildOptions,
-    report: Callable[[str], None],
-    with_trial: bool,
-) -> DryRun:
-    """As `run`, of an index apart from its table: a shape table that is taken back holds a sample of all shards."""
-    survey, _ = surveys.survey(database, definition, options, report)
-    index = QualifiedName(definition.name.schema or survey.table.schema, definition.name.name)
-    definition = replace(definition, name=index, source=survey.table, shard_column=survey.shard_column)
-    with database.transaction() as connection:
-        if existing is None:
-            check_name_is_free(connection, index)
-        with surveys.sampled_shape(connection, database, survey, definition, options) as (shape, entry):
-            if existing is not None:
-                _check_shape(connection, existing, shape)
-            found = surveys.whole_plan(connection, survey, shape, definition, options)
-            entry = replace(entry, partition=found.partition)
-            size = entry_size.measure(connection, index, shape, entry)
-            tried = "nothing of a shard's rows is tried" if with_trial else None
-            expectation = expect(connection, shape, found, options, existing.id if existing else None)
-        if existing is not None:
-            shape = catalog.read_source_by_oid(connection, existing.source_oid)
-            surveys.check_shape(shape, survey, definition)
-    choice = Choice(Scan.KEY, "shards are read by key")
-    kind = "rebuild" if existing else "create"
-    index_id = existing.id if existing else None
-    return DryRun(index, shape, definition, entry, found, choice, kind, size, expectation, tried, index_id, survey)
 
 
 def look(
@@ -205,7 +149,7 @@ def of_source(
     yield partial(checks.check_collations, connection, source)
     yield partial(checks.check_bounds, connection, source)
     if existing is not None:
-        yield partial(_check_shape, connection, existing, source)
+        yield partial(check_shape, connection, existing, source)
 
 
 def check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:
@@ -219,7 +163,7 @@ def check_columns(connection: Connection, source: Source, definition: IndexDefin
         raise SourceChanged(f"table {source.name} was altered meanwhile; nothing was changed. Start again")
 
 
-def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> None:
+def check_shape(connection: Connection, existing: Row[Any], source: Source) -> None:
     """What readers see keeps its columns and their types: PostgreSQL replaces no view by another kind of one."""
     active = execute(connection, operations.ACTIVE_GENERATION, {"index": existing.id}).first()
     if active is not None:

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument
 from airflow_roir.engine import build, fold, seal, switch
 from airflow_roir.engine import publish as publishing
+from airflow_roir.engine.apart import apart
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact import worker as compact_worker
 from airflow_roir.engine.compact.action import Action
@@ -31,6 +32,7 @@ from airflow_roir.engine.control.run import Run, driving, heartbeat, read_contro
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.driver import PhaseDriver
+from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
@@ -52,9 +54,6 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import CompactOptions, VerifyOptions
-from airflow_roir.shards.shard import lanes_of
-from airflow_roir.shards.ship.catch_up import catch_up
-from airflow_roir.shards.unique import enforce
 
 
 def _before_fold(database: Database, run: Run, report: Report) -> bool:
@@ -64,7 +63,7 @@ def _before_fold(database: Database, run: Run, report: Report) -> bool:
         census.conclude(database, run, report)
         return False
     if _is_apart(database, run, row, report):
-        persist(database, run, lambda: catch_up(database, run, report), report)
+        persist(database, run, lambda: apart().catch_up(database, run, report), report)
     try:
         persist(database, run, lambda: switch.switch(database, run, report), report)
     except DuplicatesFound:
@@ -106,9 +105,7 @@ def _publish(database: Database, run: Run, report: Report) -> None:
                 f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
     if _is_apart(database, run, row, report):
-        # A verification takes its time, and nobody else may ship.
-        catch_up(database, run, report)
-        enforce.keep_on(database, row.generation_id, report)
+        apart().before_publish(database, run, row.generation_id, report)
     publishing.publish(database, run, report)
 
 
@@ -314,6 +311,6 @@ def _is_verified(row: Any) -> bool:
 def _is_apart(database: Database, run: Run, row: Any, report: Report) -> bool:
     def read() -> bool:
         with database.transaction() as connection:
-            return bool(lanes_of(connection, row.generation_id))
+            return is_apart(connection, row.generation_id)
 
     return persist(database, run, read, report)

@@ -14,13 +14,15 @@ from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import IndexDefinition, argument
 from airflow_roir.engine import dry_run
+from airflow_roir.engine.apart import apart
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import adopt, insert_operation, refuse_ended
-from airflow_roir.engine.control.stored_definition import existing_index, stored_definition, uniqueness
+from airflow_roir.engine.control.stored_definition import check_shards, existing_index, stored_definition, uniqueness
 from airflow_roir.engine.database import Database, execute, to_json
-from airflow_roir.engine.dry_run import DryRun, check_columns
+from airflow_roir.engine.dry_run import check_columns
+from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Piece
@@ -37,10 +39,6 @@ from airflow_roir.engine.unique.early import hashing
 from airflow_roir.errors import InvalidInput, OperationRunning, SourceChanged
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase
 from airflow_roir.options import BuildOptions
-from airflow_roir.shards.announce import intents
-from airflow_roir.shards.copy import prepare as apart
-from airflow_roir.shards.shard import SHARD_PATIENCE_S
-from airflow_roir.shards.unique import holders
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -124,7 +122,7 @@ def _begin(
     with database.transaction() as connection:
         adopted = _adopt(connection, definition, options, actor)
     if adopted is not None:
-        _capture_shards(database, adopted, options, report)
+        apart().capture(database, adopted.generation_id, options, report)
         return adopted
     dry = dry_run.run(database, definition, options, report, options.lock_patience_s, "prepare")
     report(f"expected: {dry.expectation}")
@@ -137,9 +135,8 @@ def _begin(
             if dry.survey is not None and dry.kind == "create":
                 with database.transaction() as connection:
                     # Nobody else knows the shape: there is nobody to drain.
-                    prepared = _prepare(
-                        connection, lambda: None, apart.with_shape(connection, dry), options, actor, begun
-                    )
+                    dry = apart().with_source(connection, dry)
+                    prepared = _prepare(connection, lambda: None, dry, options, actor, begun)
             else:
                 prepared = _drain(database, dry, options).run(
                     lambda connection, lock: _prepare(connection, lock, dry, options, actor, begun), report
@@ -150,10 +147,10 @@ def _begin(
             adopted = _adopt(connection, definition, options, actor)
         if adopted is None:
             raise
-        _capture_shards(database, adopted, options, report)
+        apart().capture(database, adopted.generation_id, options, report)
         return adopted
     if dry.survey is not None:
-        _capture_shards(database, prepared, options, report)
+        apart().capture(database, prepared.generation_id, options, report)
     for line in slow(options, dry.plan.rows, dry.plan.ranges):
         report(line)
     return prepared
@@ -163,14 +160,6 @@ def _drain(database: Database, dry: DryRun, options: BuildOptions) -> Drain:
     source = dry.source
     waiter = Waiter("prepare", str(dry.index))
     return Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s, waiter)
-
-
-def _capture_shards(
-    database: Database, prepared: PreparedOperation, options: BuildOptions, report: Callable[[str], None]
-) -> None:
-    """Nothing for an index whose source is in this database. Whatever is left undone a worker, or a resume, does."""
-    patience_s = min(options.lock_patience_s, SHARD_PATIENCE_S)
-    apart.capture_all(database, prepared.generation_id, options.lock_timeout_ms, patience_s, report)
 
 
 def is_rebuild(database: Database, definition: IndexDefinition) -> bool:
@@ -231,10 +220,7 @@ def _prepare(
     )
     changes.register(connection, source, generation_id)
     if dry.survey is not None:
-        apart.create_lanes(connection, generation_id, dry)
-        intents.create(connection, generation_id, entry)
-        if dry.definition.unique:
-            holders.create(connection, generation_id)
+        apart().write_down(connection, generation_id, dry, entry)
     ranges = [{"ordinal": n, **asdict(piece)} for n, piece in pieces]
     execute(connection, INSERT_RANGES, {"operation": operation_id, "ranges": to_json(ranges)})
     what = dry.kind
@@ -314,7 +300,7 @@ def _adopt(
         )
     refuse_ended(row, name)
     stored = stored_definition(connection, existing, definition)
-    apart.check_lanes(connection, row, str(name), stored)
+    check_shards(connection, row, str(name), stored)
     if bool(row.options.get("census")) != options.census:
         what = "is a census and" if row.options.get("census") else "is no census but a build, and"
         raise InvalidInput(

@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import fold, folding, switch
+from airflow_roir.engine.apart import apart
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.control import operations
@@ -20,7 +21,6 @@ from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.readers import view
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
-from airflow_roir.shards.ship import freshness
 
 # What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
 MOST_ROWS_UNDER_LOCK = 2_000
@@ -103,7 +103,7 @@ def _check_complete(connection: Connection, job: Job) -> None:
         raise InvariantViolated(
             f"index {job.run.index}: {row.ranges} ranges and {row.segments} segments are unfinished; not published"
         )
-    if (problem := freshness.unfit(connection, job.generation_id, float(job.options.get("max_lag_s", 60)))) is not None:
+    if (problem := apart().unfit(connection, job.generation_id, float(job.options.get("max_lag_s", 60)))) is not None:
         raise InvariantViolated(f"index {job.run.index}: {problem}; not published")
     if installation.mode(connection, job.generation_id) != DIRECT:
         raise InvariantViolated(f"index {job.run.index}: the capture is not in direct mode; not published")

@@ -11,13 +11,13 @@ from sqlalchemy import Connection, Row
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Drain, telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.source import catalog
 from airflow_roir.errors import InvariantViolated, NotFound
-from airflow_roir.shards.shard import lanes_of
 
 ACTIVE = """
 SELECT g.id, (o.options ->> 'revert_window_s')::int AS revert_window_s
@@ -91,7 +91,7 @@ def revert(
             )
         view.show(connection, name, found.id, replaced.id)
         _change(connection, RETIRE, shown, revert_window_s=shown.revert_window_s)
-        _change(connection, ACTIVATE, replaced, is_apart=bool(lanes_of(connection, replaced.id)))
+        _change(connection, ACTIVATE, replaced, is_apart=is_apart(connection, replaced.id))
         said = f"generation {replaced.id} is shown again, not {shown.id}" + (f": {reason}" if reason else "")
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)

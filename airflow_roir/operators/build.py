@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.operation import Phase
 from airflow_roir.options import LIVE
-from airflow_roir.shards.shard import lanes_of
 from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator
@@ -39,7 +39,7 @@ class BuildIndexOperator(SparkDrivingOperator):
             self.settle_operation(database, context["ti"])
             generation = self.read(database).generation_id
             with database.transaction() as connection:
-                if lanes_of(connection, generation):
+                if is_apart(connection, generation):
                     self.live_options = tuple(name for name, one in LIVE.items() if one.in_store)
             self.offer_live_options(context, database)
             row = self.take_turn(database, context["ti"])

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.database import Database, check_dsn, execute
+from airflow_roir.engine.generation.lanes import IS_AWAY
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
@@ -19,7 +20,7 @@ from airflow_roir.shards import home, shard
 from airflow_roir.shards import remove as captures
 from airflow_roir.shards.announce.handed import hand_over, handed
 from airflow_roir.shards.capture import strays
-from airflow_roir.shards.shard import IS_AWAY, SHARD_SCHEMA, Shard
+from airflow_roir.shards.shard import SHARD_SCHEMA, Shard
 
 LONGEST_NAME = 63
 # For the locks of what a shard has that no index knows.

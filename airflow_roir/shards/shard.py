@@ -13,29 +13,12 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.lanes import AWAY, AWAY_S
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import InvalidInput, NotFound
 
 SHARD_SCHEMA = "roir_shard"
 
-# SQL, of index i: the table and its shards, where it is apart from them; else NULL.
-TABLE_OF = """
-(i.shard_table || coalesce(' in ' || (
-    SELECT string_agg(s.name, ', ' ORDER BY s.name) FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
-     WHERE l.generation_id = (SELECT max(x.id) FROM roir.generation x
-                               WHERE x.index_id = i.id AND x.status <> 'dropped')), ''))
-"""
-# Of the operation's shards those that can't be read now, and why.
-AWAY = """
-SELECT s.name, s.problem FROM roir.operation o
-  JOIN roir.lane l ON l.generation_id = o.generation_id JOIN roir.shard s ON s.id = l.shard_id
- WHERE o.id = %(operation)s AND s.problem IS NOT NULL ORDER BY s.name
-"""
-
-# So long nobody tries to reach a shard that was out of reach.
-AWAY_S = 15.0
-# SQL, of shard s. Later than that is no moment that was written down: the server's clock was set back since.
-IS_AWAY = f"s.away_until BETWEEN clock_timestamp() AND clock_timestamp() + interval '{AWAY_S} seconds'"
 # For a shard's lock, while a build could already read the other shards.
 SHARD_PATIENCE_S = 30.0
 

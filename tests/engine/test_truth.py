@@ -14,7 +14,8 @@ from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.snapshot.details import Progress, progress
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import compare, units, verification
-from airflow_roir.engine.verify.job import UnitClaim, load
+from airflow_roir.engine.verify.compare import load
+from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

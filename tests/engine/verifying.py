@@ -11,7 +11,8 @@ from airflow_roir.engine.control.run import Run, read_running, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.verify import compare, repair, verification
-from airflow_roir.engine.verify.job import UnitClaim, load
+from airflow_roir.engine.verify.compare import load
+from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import VerifyReport, report_of
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.engine.work.phase_work import WorkerMetrics

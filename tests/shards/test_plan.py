@@ -15,6 +15,7 @@ from airflow_roir.engine.source import catalog
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
 from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.copy import dry_run
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.announced import of_shard
@@ -80,7 +81,7 @@ def test_the_locks_are_those_that_are_taken(shards: Make) -> None:
     [(name,)] = made.ask("SELECT outbox FROM roir.lane")
     with of_shard(made, "s0").transaction() as connection:
         source = catalog.read_source(connection, parse_name("public.t", "table"))
-        foreseen = locks.foresee_apart(source, definition(made).name, "rebuild", BuildOptions(), DEFAULT)
+        foreseen = dry_run.foresee(source, definition(made).name, "rebuild", BuildOptions(), DEFAULT)
         told = {lock.phase: lock.mode for lock in foreseen if lock.of != locks.VIEW}
         execute(connection, f"DROP TRIGGER {outbox.trigger(name)} ON public.t")
         mode = "SELECT mode FROM pg_locks WHERE relation = 'public.t'::regclass AND pid = pg_backend_pid() AND granted"

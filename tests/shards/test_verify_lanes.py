@@ -15,12 +15,13 @@ from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.verify import compare, verification
-from airflow_roir.engine.verify.job import UnitClaim, load
+from airflow_roir.engine.verify.compare import load
+from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.errors import Fenced, VerificationFailed
 from airflow_roir.options import VerifyOptions
 from airflow_roir.shards.shard import Shard
 from airflow_roir.shards.verify import compare as shard_compare
-from airflow_roir.shards.verify.compare import ApartWorker, worker_of
+from airflow_roir.shards.verify.compare import ApartWorker
 from servers.shards import on_server, run_sql
 from tests.engine.verifying import units
 from tests.shards import apart
@@ -178,9 +179,7 @@ def _worker(database: Database, run: Run, number: int = 0) -> ApartWorker:
     connection = database.engine.connect()
     with connection.begin():
         verify_job = load(connection, run)
-    found = worker_of(database, connection, verify_job, number)
-    assert isinstance(found, ApartWorker)
-    return found
+    return ApartWorker(connection, verify_job, number, database)
 
 
 def _finish(database: Database, run: Run) -> None:

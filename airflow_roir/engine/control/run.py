@@ -14,6 +14,7 @@ from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import admission, operations
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.retry.trouble import reason_of
@@ -30,7 +31,6 @@ from airflow_roir.errors import (
     SourceChanged,
 )
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, QUEUED, Status, Verb
-from airflow_roir.shards.unique import holders
 
 # To continue after these would be wrong. OperationFailed: readers see another generation than what is compacted.
 FATAL = (SourceChanged, OperationFailed)
@@ -276,7 +276,7 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
                 operations.fail(connection, row, run.owner, reason, run.epoch)
                 if row.kind in BUILDS:
                     # It isn't shipped any more.
-                    holders.end(connection, row.generation_id, None, run.owner)
+                    ends().retire(connection, row.generation_id, run.owner)
             elif isinstance(error, DuplicatesFound):
                 operations.pause_operation(connection, row, BY_DUPLICATES, reason, run.epoch)
             else:

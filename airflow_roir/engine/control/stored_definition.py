@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import IndexDefinition, QualifiedName, parse_name, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, argument, parse_name, quote
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.source import catalog
@@ -74,6 +74,18 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
                 "index first"
             )
     return stored
+
+
+def check_shards(connection: Connection, row: operations.OperationRow, index: str, definition: IndexDefinition) -> None:
+    """Raise InvalidInput if an unfinished build of an index is over other shards than those that are asked for."""
+    if not definition.shards:
+        return
+    present = list(execute(connection, SHARDS, {"index": row.index_id}).scalars())
+    if sorted(definition.shards) != sorted(present):
+        raise InvalidInput(
+            f"index {index}: operation {row.id} is unfinished, and over the shards {', '.join(map(quote, present))}. "
+            f"Finish it (roir resume {argument(index)}) or abort it (roir abort {argument(index)}) first"
+        )
 
 
 def uniqueness(definition: IndexDefinition) -> str:

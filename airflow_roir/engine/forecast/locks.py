@@ -7,14 +7,13 @@ server says of a build's sessions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.source.source import Source
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, duration
-from airflow_roir.shards.shard import SHARD_PATIENCE_S
 
 ACCESS_SHARE = "ACCESS SHARE"
 SHARE_ROW_EXCLUSIVE = "SHARE ROW EXCLUSIVE"
@@ -49,25 +48,6 @@ class Lock:
 def foresee(source: Source, view: QualifiedName, kind: str, options: BuildOptions, limits: Limits) -> list[Lock]:
     """The locks of a build, in their order. kind: `create` or `rebuild`."""
     return list(_foreseen(source, view, kind, options, limits))
-
-
-def foresee_apart(source: Source, view: QualifiedName, kind: str, options: BuildOptions, limits: Limits) -> list[Lock]:
-    """Those of an index over shards. source: the table of one of them."""
-    found = []
-    for lock in _foreseen(source, view, kind, options, limits):
-        there = replace(lock, on=f"{lock.on} in each shard")
-        match lock.of, lock.phase:
-            case "view", _:
-                found.append(lock)
-            case _, "plan" | "build" | "verify":
-                found.append(there)
-            case _, "prepare":
-                found.append(replace(there, patience_s=min(lock.patience_s, SHARD_PATIENCE_S)))
-            case _, "clean-up":
-                # The former capture is triggers of its own, which are dropped.
-                held = "for a short transaction, which drops the former capture"
-                found.append(replace(there, mode=ACCESS_EXCLUSIVE, held=held, holds_up="readers and writers"))
-    return found
 
 
 def lines(foreseen: Sequence[Lock]) -> list[str]:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.engine import dry_run
+from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import live_options
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.forecast import rights
@@ -23,7 +24,6 @@ from airflow_roir.engine.schema.schema import check_schema, check_writable
 from airflow_roir.engine.source import catalog, checks
 from airflow_roir.errors import InvalidInput, RightMissing, RoirError
 from airflow_roir.options import BuildOptions
-from airflow_roir.shards.copy import survey
 
 T = TypeVar("T")
 
@@ -85,9 +85,9 @@ def find(database: Database, definition: IndexDefinition, options: BuildOptions)
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
         notes = _Notes(connection)
         missing = notes(lambda: rights.missing(connection, definition, catalog.default_schemas(connection))) or []
-        apart = _look(connection, definition, options, notes)
-        if apart is not None:
-            for error in notes(lambda: survey.objections(database, apart, options)) or ():
+        whole = _look(connection, definition, options, notes)
+        if whole is not None:
+            for error in notes(lambda: apart().objections(database, whole, options)) or ():
                 notes.add(error)
         if not missing:
             notes.refused += notes.rights

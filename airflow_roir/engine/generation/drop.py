@@ -10,11 +10,11 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Drain, telling_of_names
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.source import Source
-from airflow_roir.shards.unique import holders
 
 WITH_TABLES = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status <> 'dropped' ORDER BY id"
 RETIRE_FOR_GOOD = """
@@ -91,7 +91,7 @@ def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
     """Mark generations as dropped; the capture maintains them no more as soon as it is rendered again."""
     for generation_id in generation_ids:
         # Nobody ships them any more, while writers of a shard that is away from us announce on.
-        holders.end(connection, generation_id, None, operations.default_actor())
+        ends().retire(connection, generation_id, operations.default_actor())
     execute(connection, RETIRE_FOR_GOOD, {"generations": generation_ids})
 
 

@@ -15,10 +15,10 @@ from airflow_roir.definition import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.cut import Bound, Plan
 from airflow_roir.engine.generation.entry import Entry, equality_operators
+from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.schema import rights
 from airflow_roir.engine.source.catalog import columns_of
 from airflow_roir.engine.source.source import Source
-from airflow_roir.shards.announce import intents
 
 DEFAULT_SEGMENT = 0
 # A publication of all tables has ours too, and then a table without one refuses every UPDATE and DELETE, a user's
@@ -31,7 +31,6 @@ SELECT coalesce(bool_or(t.typtype = 'c' OR b.typtype = 'c'), false)
   FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype
  WHERE a.attrelid = to_regclass(%(parent)s) AND a.attname = ANY (%(columns)s)
 """
-CAPTURED = "SELECT EXISTS (SELECT FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL)"
 
 
 def base(generation_id: int) -> str:
@@ -291,9 +290,7 @@ def drop(connection: Connection, generation_id: int) -> None:
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
     forget_hashes(connection, generation_id)
-    # Shards whose writers announce need the table until they are released.
-    if not execute(connection, CAPTURED, {"id": generation_id}).scalar_one():
-        intents.drop(connection, generation_id)
+    ends().drop(connection, generation_id)
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     if execute(connection, "SELECT to_regclass(%(name)s)", {"name": base(generation_id)}).scalar() is not None:
         # In the order of readers.

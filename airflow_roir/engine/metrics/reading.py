@@ -28,11 +28,11 @@ from airflow_roir.engine.governor.signals import SIGNALS, Reading, Signal
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.metrics.families import Samples
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot import shards
 from airflow_roir.engine.snapshot.index import GONE
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.operation import BUILDS, Phase, Status
-from airflow_roir.shards.ship import freshness
 
 # Of a statement, and of all of them: a scrape has ten seconds, mostly.
 LOOK_MS = 5_000
@@ -243,7 +243,7 @@ class _Look:
                 self._samples.add("roir_index_compaction_saved_bytes_total", row.saved, name)
 
     def _shards(self) -> None:
-        lags = [one for one in freshness.lags(self._connection) if one.generation != "retired"]
+        lags = [one for one in shards.lags(self._connection) if one.generation != "retired"]
         seen = {(one.index, one.shard) for one in lags if one.generation == "active"}
         for one in lags:
             labels = (one.index, one.shard)

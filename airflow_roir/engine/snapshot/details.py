@@ -21,15 +21,15 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.lanes import TABLE_OF
 from airflow_roir.engine.governor.report import Throttle, read_throttle
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.bars import Bars, bars
 from airflow_roir.engine.snapshot.bottleneck import AtWork, HeldUp, Workers, at_work, cut, held_up, is_fresh
+from airflow_roir.engine.snapshot.shards import ShardStanding, standing
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import BUILDS, Kind, Phase, Status
 from airflow_roir.options import LIVE_OPTIONS
-from airflow_roir.shards.shard import TABLE_OF
-from airflow_roir.shards.ship.progress import ShardStanding, standing
 
 MOST_SAMPLES = 240
 MOST_EVENTS = 20

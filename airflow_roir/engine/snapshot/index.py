@@ -21,11 +21,10 @@ from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.lanes import TABLE_OF
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot.shards import ShardLag, lags
 from airflow_roir.engine.source.relation_size import relation_sizes
-from airflow_roir.shards.shard import TABLE_OF
-from airflow_roir.shards.ship import freshness
-from airflow_roir.shards.ship.freshness import ShardLag
 
 # operation: the newest one. An index of which a drop was killed half-way has no generation any more.
 INDEXES = f"""
@@ -200,7 +199,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     leaves = _grouped(execute(connection, LEAVES, {"sources": sorted({row.source_oid for row in rows})}).all())
     sizes = relation_sizes(connection, [oid for of in (stores, leaves) for oids in of.values() for oid in oids])
     verified = {row.index_id: _verified(row) for row in execute(connection, VERIFIED, {"indexes": ids})}
-    behind = freshness.lags(connection, ids)
+    behind = lags(connection, ids)
     gone = _grouped(execute(connection, GONE, {"indexes": ids}).all())
 
     def takes(generation: int) -> int:

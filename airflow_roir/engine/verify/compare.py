@@ -7,29 +7,68 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.job import Job, check_fingerprint
 from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.readers import view_check
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import comparison, units, verification
-from airflow_roir.engine.verify.job import load
+from airflow_roir.engine.verify.job import VerifyJob
+from airflow_roir.engine.verify.units import Units
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
 from airflow_roir.engine.work.phase_work import PhaseWork, begin_work
 from airflow_roir.errors import InvariantViolated
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.options import VerifyOptions
-from airflow_roir.shards.shard import lanes_of
-from airflow_roir.shards.verify import repair
-from airflow_roir.shards.verify import units as apart
-from airflow_roir.shards.verify.compare import worker_of
+
+
+def load(connection: Connection, run: Run) -> VerifyJob:
+    """Read what the workers of a run need. Raises Fenced, NotFound, SourceChanged."""
+    row = read_control(connection, run)
+    found = verification.unfinished(connection, row.id)
+    generation = execute(
+        connection,
+        "SELECT g.entry, g.status, i.source_oid, i.shard_column FROM roir.generation g "
+        "JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(id)s",
+        {"id": found.generation_id},
+    ).one()
+    source = catalog.read_source_by_oid(connection, generation.source_oid)
+    job = Job(
+        run,
+        row.index_id,
+        found.generation_id,
+        source,
+        Entry.from_json(generation.entry),
+        dict(row.options),
+        row.fingerprint,
+        stamp=catalog.stamp(connection, source.oid),
+    )
+    check_fingerprint(connection, job)
+    suspicious = None if found.suspicious is None else tuple(found.suspicious)
+    return VerifyJob(
+        job,
+        found.id,
+        found.buckets,
+        suspicious,
+        generation.status == GenerationStatus.BUILDING,
+        VerifyOptions(**found.options),
+        generation.shard_column,
+    )
 
 
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> VerifyWorker:
     """A worker of a verification. Raises Fenced, SourceChanged."""
-    return worker_of(database, connection, begin_work(connection, run, load), number)
+    job = begin_work(connection, run, load)
+    if job.shard_column is not None:
+        return apart().verify_worker(database, connection, job, number)
+    return VerifyWorker(connection, job, number)
 
 
 NOTHING = {"verification": 0, "spent": True, "until": 0}
@@ -62,10 +101,11 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
             )
         operations.tick(connection, run.operation_id, run.epoch)
         stage = verification.stage(connection, found.id)
-        is_apart = bool(lanes_of(connection, found.generation_id))
+        units_of = apart().units if is_apart(connection, found.generation_id) else Units
+        pieces = units_of(connection, row.index_id, found)
         if stage in ("check", "whole"):
             partial = VerifyOptions(**found.options).is_partial
-            if stage == "check" and not partial and _plan_last(connection, row, found, is_apart):
+            if stage == "check" and not partial and pieces.plan_last():
                 return
             if row.kind == "verify":
                 view_check.verify(connection, found.id, found.generation_id, VerifyOptions(**found.options).repair)
@@ -75,33 +115,19 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
             return
         values = {"verification": found.id, "stage": stage}
         differ = list(execute(connection, comparison.SUSPICIOUS, values).scalars())
-        if is_apart and stage == "sum":
-            differ = apart.of_summed(connection, found.id, found.generation_id, differ)
+        if stage == "sum":
+            differ = pieces.summed(differ)
         mixed = execute(connection, MIXED, values).scalar_one()
         execute(connection, FORGET_SUMS, values)
-
-        def again(new: str) -> None:
-            if is_apart:
-                apart.next_units(connection, found.id, found.generation_id, stage, new, differ)
-            else:
-                units.next_units(connection, found.id, catalog.source_of_index(connection, row.index_id), stage, new)
-
         if stage == "total" and (differ or mixed):
             # Wrong, or written to between two readings.
-            again("sum")
+            pieces.again(stage, "sum", differ)
             return
         execute(connection, SET_SUSPICIOUS, {"verification": found.id, "buckets": differ})
         if differ:
-            again("check")
+            pieces.again(stage, "check", differ)
         if row.kind == "verify":
             operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
-
-
-def _plan_last(connection: Connection, row: Row[Any], found: Row[Any], is_apart: bool) -> bool:
-    """After the check: what explains what it found; True if there is anything."""
-    if is_apart:
-        return apart.plan_looks(connection, found.id)
-    return units.plan_whole(connection, found.id, catalog.source_of_index(connection, row.index_id))
 
 
 # By blocks nothing is known but in one snapshot: a row may move from where it wasn't read yet to where it was.
@@ -122,7 +148,7 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     assert last is not None
     if last.complete and last.found == last.mended:
         tamper.forgive(connection, last.generation_id)
-        repair.trust(connection, last)
+        apart().trust(connection, last)
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"
     said += f", damaged {last.damaged}" if last.damaged else ""
     said += f", duplicate {last.duplicate}" if last.duplicate else ""
@@ -139,7 +165,7 @@ def begin_of_build(database: Database, run: Run, report: Callable[[str], None] =
         with database.transaction() as connection:
             row = read_control(connection, run)
         options = VerifyOptions(parallelism=row.parallelism)
-        surveyed = apart.survey(database, row.generation_id, options)
+        tables = apart().tables(database, row.generation_id, options)
         with database.transaction() as connection:
             row = read_control(connection, run)
             last = verification.last(connection, row.id)
@@ -148,8 +174,8 @@ def begin_of_build(database: Database, run: Run, report: Callable[[str], None] =
             source = catalog.source_of_index(connection, row.index_id)
             if row.phase != Phase.PUBLISH:
                 raise InvariantViolated(f"index {run.index} is in {row.phase}; it is compared once it is folded")
-            if surveyed is not None:
-                return apart.plan(connection, row.index_id, row.id, surveyed, options, "after")[0]
+            if tables is not None:
+                return tables.plan(connection, row.index_id, row.id, options, "after")[0]
             verification_id, _ = units.plan(
                 connection, row.index_id, row.id, row.generation_id, source, options, "after", with_delta=True
             )

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
-
-from airflow_roir.engine.control.job import Job, check_fingerprint
-from airflow_roir.engine.control.run import Run, read_control
-from airflow_roir.engine.database import execute
-from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.source import catalog
-from airflow_roir.engine.verify import verification
-from airflow_roir.generation_state import GenerationStatus
+from airflow_roir.engine.control.job import Job
 from airflow_roir.options import VerifyOptions
 
 
@@ -61,37 +53,3 @@ class UnitMetrics:
     rows: int
     seconds: float
     found: int = 0
-
-
-def load(connection: Connection, run: Run) -> VerifyJob:
-    """Read what the workers of a run need. Raises Fenced, NotFound, SourceChanged."""
-    row = read_control(connection, run)
-    found = verification.unfinished(connection, row.id)
-    generation = execute(
-        connection,
-        "SELECT g.entry, g.status, i.source_oid, i.shard_column FROM roir.generation g "
-        "JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(id)s",
-        {"id": found.generation_id},
-    ).one()
-    source = catalog.read_source_by_oid(connection, generation.source_oid)
-    job = Job(
-        run,
-        row.index_id,
-        found.generation_id,
-        source,
-        Entry.from_json(generation.entry),
-        dict(row.options),
-        row.fingerprint,
-        stamp=catalog.stamp(connection, source.oid),
-    )
-    check_fingerprint(connection, job)
-    suspicious = None if found.suspicious is None else tuple(found.suspicious)
-    return VerifyJob(
-        job,
-        found.id,
-        found.buckets,
-        suspicious,
-        generation.status == GenerationStatus.BUILDING,
-        VerifyOptions(**found.options),
-        generation.shard_column,
-    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.generation import physical
@@ -107,6 +107,29 @@ def set_quota(connection: Connection, verification_id: int, walking: int, slices
     """How many of a walk's units this verification compares."""
     values = {"verification": verification_id, "quota": math.ceil(walking / slices)}
     execute(connection, "UPDATE roir.verification SET quota = %(quota)s WHERE id = %(verification)s", values)
+
+
+class Units:
+    """The units of a verification, when a stage of it ends."""
+
+    def __init__(self, connection: Connection, index_id: int, verification: Row[Any]) -> None:
+        self.connection = connection
+        self.index_id = index_id
+        self.verification = verification
+
+    def summed(self, differ: list[int]) -> list[int]:
+        """Of the buckets that differ after stage `sum`, those that both sides were summed for."""
+        return differ
+
+    def again(self, old: str, new: str, differ: Sequence[int]) -> None:
+        """The units of a stage once more, for the next one. differ: the buckets of the old one that do."""
+        source = catalog.source_of_index(self.connection, self.index_id)
+        next_units(self.connection, self.verification.id, source, old, new)
+
+    def plan_last(self) -> bool:
+        """After the check: what explains what it found; True if there is anything."""
+        source = catalog.source_of_index(self.connection, self.index_id)
+        return plan_whole(self.connection, self.verification.id, source)
 
 
 def next_units(connection: Connection, verification_id: int, source: Source, old: str, new: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import parse_name
+from airflow_roir.engine.apart import TablesApart, apart
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
 from airflow_roir.engine.database import Database, execute
@@ -24,7 +25,6 @@ from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationRunning
 from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import VerifyOptions
-from airflow_roir.shards.verify import units as apart
 
 # For writers that ran a capture function which was replaced.
 PATIENCE_S = 5.0
@@ -56,7 +56,7 @@ def begin(
     """
     if not options.is_partial:
         _await_writers(database, index)
-    surveyed = _survey(database, index, options)
+    tables = _tables(database, index, options)
 
     def insert(connection: Connection) -> BegunVerification:
         found = operations.find_index(connection, parse_name(index, "index"))
@@ -79,10 +79,10 @@ def begin(
             actor=actor,
             batch_rows=database.limits.unit_rows,
         )
-        if (found.shard_column is not None) != (surveyed is not None and surveyed.generation_id == generation.id):
+        if (found.shard_column is not None) != (tables is not None and tables.generation_id == generation.id):
             raise OperationRunning(f"index {name}: something else was done with it just now; try again")
-        if surveyed is not None:
-            verification_id, rows = apart.plan(connection, found.id, operation_id, surveyed, options, mode)
+        if tables is not None:
+            verification_id, rows = tables.plan(connection, found.id, operation_id, options, mode)
         else:
             verification_id, rows = units.plan(
                 connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
@@ -96,7 +96,7 @@ def begin(
     return begin_over_active(database, index, "verify", insert, report)
 
 
-def _survey(database: Database, index: str, options: VerifyOptions) -> apart.Survey | None:
+def _tables(database: Database, index: str, options: VerifyOptions) -> TablesApart | None:
     """Of an index apart, what there is in the shards: asked before anything is locked here."""
     with database.transaction() as connection:
         check_schema(connection)
@@ -107,7 +107,7 @@ def _survey(database: Database, index: str, options: VerifyOptions) -> apart.Sur
         if last is not None and last.status in operations.LIVE:
             return None
         generation = operations.active_generation(connection, found)
-    return apart.survey(database, generation.id, options)
+    return apart().tables(database, generation.id, options)
 
 
 def _await_writers(database: Database, index: str) -> None:

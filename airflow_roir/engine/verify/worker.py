@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.generation.lanes import IS_AWAY
 from airflow_roir.engine.locks.locks import check_name, telling_of_names
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
@@ -26,7 +27,6 @@ from airflow_roir.engine.verify.rows import UnitRows
 from airflow_roir.engine.verify.sums import NO_SUMS, UnitSums
 from airflow_roir.engine.work.phase_work import Step, Worker
 from airflow_roir.operation import Phase, Status
-from airflow_roir.shards.shard import IS_AWAY
 
 # What is due: a unit that is to be compared, or one that is compared and still claimed, with something to mend.
 DUE = "(done AND claim_epoch IS NOT NULL OR NOT done AND NOT %(spent)s AND ordinal < %(until)s)"

@@ -12,12 +12,12 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.lanes import AWAY
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted, shared
-from airflow_roir.shards.shard import AWAY
 
 # How often a phase tells of its pieces, however many it has: of fewer each by its name, of more how many are done.
 LINES = 10

@@ -33,24 +33,8 @@ from airflow_roir.shards import home
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy import batch_marks, prepare
 from airflow_roir.shards.copy.copies import ReadFailed, stream
-from airflow_roir.shards.shard import IS_AWAY, Lane, Shard, by_id, lanes_of, set_away, set_reached
+from airflow_roir.shards.shard import Lane, Shard, by_id, lanes_of, set_away, set_reached
 
-# SQL: of ranges that no worker claims now: their shard is out of reach, or has as many readers as it is to have. Who is
-# one of them keeps its range.
-NOT_NOW = f"""
-scan_range.shard_id IS NOT NULL AND (
-    scan_range.shard_id = ANY (ARRAY(SELECT s.id FROM roir.shard s WHERE {IS_AWAY}))
-    OR claim_epoch IS DISTINCT FROM %(epoch)s AND scan_range.shard_id = ANY (ARRAY(
-        SELECT h.shard_id FROM roir.scan_range h JOIN roir.operation o ON o.id = h.operation_id
-         WHERE o.id = %(operation)s AND NOT h.done AND h.claim_epoch = %(epoch)s
-         GROUP BY h.shard_id, o.shard_parallelism HAVING count(*) >= o.shard_parallelism)))
-"""
-# SQL: whether the holder of range r is a reader too many of its shard, since fewer are wanted now.
-TOO_MANY = """
-o.shard_parallelism <= (SELECT count(*) FROM roir.scan_range h
-                         WHERE h.operation_id = o.id AND h.shard_id = r.shard_id AND NOT h.done
-                           AND h.claim_epoch = o.epoch AND h.id < r.id)
-"""
 # To be counted one after the other.
 COUNTED = "SELECT pg_advisory_xact_lock(hashtext('roir claims'), %(operation)s::int)"
 # What is read by name: whether it is still what it was, beside what the capture has to say.

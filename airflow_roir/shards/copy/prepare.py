@@ -9,34 +9,30 @@ from dataclasses import replace
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import IndexDefinition, argument, quote
+from airflow_roir.definition import IndexDefinition, quote
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.stored_definition import stored_definition
 from airflow_roir.engine.database import Database, execute, to_json
-from airflow_roir.engine.dry_run import DryRun
+from airflow_roir.engine.forecast.findings import DryRun
+from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.source import catalog
-from airflow_roir.errors import InvalidInput, LockNotAcquired
+from airflow_roir.errors import LockNotAcquired
+from airflow_roir.options import BuildOptions
 from airflow_roir.shards import home
-from airflow_roir.shards.announce import announce
+from airflow_roir.shards.announce import announce, intents
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy import shape_table
-from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
+from airflow_roir.shards.copy.survey import Survey
+from airflow_roir.shards.shard import SHARD_PATIENCE_S, SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
 from airflow_roir.shards.ship.lanes import held
+from airflow_roir.shards.unique import holders
 
 EVIDENCE = f"SELECT {SHARD_SCHEMA}.evidence(%(name)s)"
 DUE = """
 SELECT l.captured_at IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped' AS due
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s
 """
-
-
-def with_shape(connection: Connection, dry: DryRun) -> DryRun:
-    """Make the shape table of a new index, in the transaction of its prepare: it never stays behind alone."""
-    assert dry.survey is not None
-    survey = dry.survey
-    name = shape_table.create(connection, survey.any_source, dry.definition, survey.shard_column)
-    return replace(dry, source=catalog.read_source(connection, name))
 
 
 CREATE_LANE = """
@@ -55,37 +51,36 @@ SELECT i.* FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g
 """
 
 
-def create_lanes(connection: Connection, generation_id: int, dry: DryRun) -> None:
-    """Write down what will be made in the shards, before any of it is."""
-    assert dry.survey is not None
+def with_source(connection: Connection, dry: DryRun) -> DryRun:
+    """Make the shape table of a new index, in the transaction of its prepare: it never stays behind alone."""
+    assert isinstance(dry.survey, Survey)
+    name = shape_table.create(connection, dry.survey.any_source, dry.definition, dry.survey.shard_column)
+    return replace(dry, source=catalog.read_source(connection, name))
+
+
+def write_down(connection: Connection, generation_id: int, dry: DryRun, entry: Entry) -> None:
+    """Write down what will be made in the shards, before any of it is, and make what belongs to it on this server."""
+    assert isinstance(dry.survey, Survey)
     for one in dry.survey.shards:
         values = {"generation": generation_id, "shard": one.shard.id, "source": one.source.oid}
         execute(connection, CREATE_LANE, {**values, "outbox": f"o_{secrets.token_hex(8)}"})
-
-
-def check_lanes(connection: Connection, row: operations.OperationRow, index: str, definition: IndexDefinition) -> None:
-    """Raise InvalidInput if an unfinished operation is over other shards than those that are asked for."""
-    if not definition.shards:
-        return
-    present = [lane.shard.name for lane in lanes_of(connection, row.generation_id)]
-    if sorted(definition.shards) != sorted(present):
-        raise InvalidInput(
-            f"index {index}: operation {row.id} is unfinished, and over the shards {', '.join(map(quote, present))}. "
-            f"Finish it (roir resume {argument(index)}) or abort it (roir abort {argument(index)}) first"
-        )
+    intents.create(connection, generation_id, entry)
+    if dry.definition.unique:
+        holders.create(connection, generation_id)
 
 
 def capture_all(
-    database: Database, generation_id: int, timeout_ms: int, patience_s: float, report: Callable[[str], None]
+    database: Database, generation_id: int, options: BuildOptions, report: Callable[[str], None] = lambda line: None
 ) -> None:
     """Begin to capture in every shard that doesn't yet. Safe to call again, and by several at once.
 
     A shard that can't be reached is named, and left to the build's workers; so is one whose lock isn't free in time.
     Raises what isn't a matter of time, such as RightMissing and SourceChanged.
     """
+    patience_s = min(options.lock_patience_s, SHARD_PATIENCE_S)
     for lane in missing(database, generation_id):
         try:
-            capture(database, lane, timeout_ms, patience_s, report)
+            capture(database, lane, options.lock_timeout_ms, patience_s, report)
         except (DBAPIError, LockNotAcquired) as error:
             if isinstance(error, DBAPIError) and trouble_of(error) is None:
                 raise

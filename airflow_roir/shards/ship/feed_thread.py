@@ -9,10 +9,11 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute, said
+from airflow_roir.engine.generation.lanes import AWAY_S
 from airflow_roir.engine.retry.trouble import is_transient, reason_of
 from airflow_roir.engine.sessions.server_timeline import one_history
 from airflow_roir.errors import Fenced, HistoryChanged
-from airflow_roir.shards.shard import AWAY_S, set_away, set_problem
+from airflow_roir.shards.shard import set_away, set_problem
 from airflow_roir.shards.ship.feed import InShard, LaneShipper
 
 # Well within the time after which others take a lane over.

@@ -13,17 +13,10 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.generation.lanes import IS_AWAY
 from airflow_roir.errors import Fenced, LockNotAcquired
-from airflow_roir.shards.shard import IS_AWAY, Lane, by_id
+from airflow_roir.shards.shard import Lane, by_id
 
-# By the sessions that hold this lock, shared, the shippers of a database count each other.
-PRESENT = 1919904115  # 'rois'
-# Their sessions, as `l`.
-SHIPPERS = f"""
-pg_locks l
- WHERE l.locktype = 'advisory' AND l.classid = {PRESENT} AND l.objid = 1 AND l.granted
-   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-"""
 # Longer than an outage of a second or a slow batch; whoever takes over meanwhile does no harm.
 HEARTBEAT_FRESH_S = 10
 # Numbers of a token's visits, which are the lower part of a tick.

@@ -19,6 +19,8 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.retry.trouble import is_transient, reason_of
+from airflow_roir.engine.snapshot.shards import PRESENT
+from airflow_roir.engine.snapshot.shards import SHIPPERS as SHIPPING
 from airflow_roir.errors import HistoryChanged, InvalidInput, RoirError
 from airflow_roir.shards.shard import find
 from airflow_roir.shards.ship import lanes
@@ -31,8 +33,8 @@ from airflow_roir.shards.ship.lanes import Found
 LOOK_S = 1.0
 # After it gave a lane to nobody it keeps what it has for so long.
 KEEP_S = 60.0
-ENTER = f"SELECT pg_advisory_lock_shared({lanes.PRESENT}, 1)"
-SHIPPERS = f"SELECT l.pid, l.pid = pg_backend_pid() AS own FROM {lanes.SHIPPERS} ORDER BY l.pid"
+ENTER = f"SELECT pg_advisory_lock_shared({PRESENT}, 1)"
+SHIPPERS = f"SELECT l.pid, l.pid = pg_backend_pid() AS own FROM {SHIPPING} ORDER BY l.pid"
 
 Report = Callable[[str], None]
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from airflow_roir.definition import quote
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation.lanes import IS_AWAY
 from airflow_roir.engine.verify import comparison, damage
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
 from airflow_roir.engine.verify.sums import NO_SUMS
 from airflow_roir.engine.verify.worker import UNITS, VerifyWorker
-from airflow_roir.shards.shard import IS_AWAY
 from airflow_roir.shards.unique.held_keys import HeldKeys
 from airflow_roir.shards.verify import repair, sums
 from airflow_roir.shards.verify.both_sides import BothSides
@@ -143,10 +143,3 @@ class ApartWorker(VerifyWorker):
         grouped = f"({place})" if buckets is None else sums.bucket(one.entry, read, one.utf8, buckets, place)
         sql = comparison.summed(f"{name} r", where, sums.row_hash(one.entry, read, one.utf8), grouped)
         return {**execute(one.connection, sql, values).one()._mapping, "snapshot": None}
-
-
-def worker_of(database: Database, connection: Connection, verify_job: VerifyJob, worker: int) -> VerifyWorker:
-    """The worker that a verification needs."""
-    if verify_job.shard_column is None:
-        return VerifyWorker(connection, verify_job, worker)
-    return ApartWorker(connection, verify_job, worker, database)

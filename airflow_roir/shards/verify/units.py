@@ -18,6 +18,7 @@ from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source.files import segments_of
 from airflow_roir.engine.verify import units
+from airflow_roir.engine.verify.units import Units
 from airflow_roir.errors import NotFound, RoirError, ShardUnreachable
 from airflow_roir.options import VerifyOptions
 from airflow_roir.shards import home, sources
@@ -34,15 +35,52 @@ SELECT l.id FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
 
 
 @dataclass(frozen=True)
-class Survey:
+class Tables:
     """What a verification will read in the shards. pieces: by lane; none of a table that was dropped."""
 
     generation_id: int
     rows: int
     pieces: tuple[tuple[int, Piece], ...]
 
+    def plan(
+        self, connection: Connection, index_id: int, operation_id: int, options: VerifyOptions, mode: str
+    ) -> tuple[int, int]:
+        """As `units.plan`, of an index apart from its source."""
+        generation_id = self.generation_id
+        verification_id = units.write_down(connection, index_id, operation_id, generation_id, options, mode, self.rows)
+        walking = 0
+        if options.slices is not None:
+            walking = units.walk_on(connection, verification_id, index_id, generation_id)
+        if not walking:
+            listed = [
+                {"lane_id": None, **unit} for unit in units.entry_units(connection, generation_id, options.in_parts)
+            ]
+            listed += [
+                {
+                    "side": "source",
+                    "relation": piece.relation,
+                    "lower": piece.lower,
+                    "upper": piece.upper,
+                    "lane_id": lane,
+                }
+                for lane, piece in self.pieces
+            ]
+            if options.sample is not None:
+                listed = random.sample(listed, max(1, math.ceil(len(listed) * options.sample / 100)))
+            segments = [] if options.is_partial else [("reach", one) for one in segments_of(connection, generation_id)]
+            if options.amcheck:
+                segments += [("tree", one) for one in segments_of(connection, generation_id)]
+            listed += [
+                {"side": side, "relation": one, "lower": None, "upper": None, "lane_id": None} for side, one in segments
+            ]
+            units.write_units(connection, verification_id, "check" if options.is_partial else "total", listed)
+            walking = len(listed)
+        if options.slices is not None:
+            units.set_quota(connection, verification_id, walking, options.slices)
+        return verification_id, self.rows
 
-def survey(database: Database, generation_id: int, options: VerifyOptions) -> Survey | None:
+
+def read_tables(database: Database, generation_id: int, options: VerifyOptions) -> Tables | None:
     """Cut the shards' tables by primary key; None if the index isn't apart.
 
     Raises ShardUnreachable, which names all that can't be reached, and what else a shard can't be read for.
@@ -76,7 +114,7 @@ def survey(database: Database, generation_id: int, options: VerifyOptions) -> Su
             "correct the DSN: roir shard add NAME --dsn …",
             next(iter(away)),
         )
-    return Survey(generation_id, rows, tuple(pieces))
+    return Tables(generation_id, rows, tuple(pieces))
 
 
 def _cut(database: Database, lane: Lane, options: VerifyOptions) -> tuple[int, list[Piece]]:
@@ -102,36 +140,6 @@ def live_lanes(connection: Connection, generation_id: int) -> list[Lane]:
     return [lane for lane in lanes_of(connection, generation_id) if lane.id not in removed]
 
 
-def plan(
-    connection: Connection, index_id: int, operation_id: int, surveyed: Survey, options: VerifyOptions, mode: str
-) -> tuple[int, int]:
-    """As `units.plan`, of an index apart from its source."""
-    generation_id = surveyed.generation_id
-    verification_id = units.write_down(connection, index_id, operation_id, generation_id, options, mode, surveyed.rows)
-    walking = 0
-    if options.slices is not None:
-        walking = units.walk_on(connection, verification_id, index_id, generation_id)
-    if not walking:
-        listed = [{"lane_id": None, **unit} for unit in units.entry_units(connection, generation_id, options.in_parts)]
-        listed += [
-            {"side": "source", "relation": piece.relation, "lower": piece.lower, "upper": piece.upper, "lane_id": lane}
-            for lane, piece in surveyed.pieces
-        ]
-        if options.sample is not None:
-            listed = random.sample(listed, max(1, math.ceil(len(listed) * options.sample / 100)))
-        segments = [] if options.is_partial else [("reach", one) for one in segments_of(connection, generation_id)]
-        if options.amcheck:
-            segments += [("tree", one) for one in segments_of(connection, generation_id)]
-        listed += [
-            {"side": side, "relation": one, "lower": None, "upper": None, "lane_id": None} for side, one in segments
-        ]
-        units.write_units(connection, verification_id, "check" if options.is_partial else "total", listed)
-        walking = len(listed)
-    if options.slices is not None:
-        units.set_quota(connection, verification_id, walking, options.slices)
-    return verification_id, surveyed.rows
-
-
 # The same units, of the sides that have sums.
 NEXT_UNITS = """
 INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, lane_id)
@@ -146,17 +154,6 @@ SELECT %(id)s, 'whole', row_number() OVER (ORDER BY lane_id), 'both', 0, lane_id
 """
 
 
-def next_units(
-    connection: Connection, verification_id: int, generation_id: int, old: str, new: str, suspicious: Sequence[int]
-) -> None:
-    """The units of a stage once more, for the next one: of shards without a suspicious bucket none."""
-    lanes = sorted(lane.id for lane in lanes_of(connection, generation_id))
-    # In stage total a lane's bucket is its place.
-    places = set(suspicious) if old == "total" else {one // sums.MOST_BUCKETS for one in suspicious}
-    values = {"id": verification_id, "old": old, "new": new, "lanes": [n for i, n in enumerate(lanes) if i in places]}
-    execute(connection, NEXT_UNITS, values)
-
-
 SUMMED = """
 SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'total' AND side = 'source'
 EXCEPT
@@ -164,14 +161,25 @@ SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND st
 """
 
 
-def of_summed(connection: Connection, verification_id: int, generation_id: int, suspicious: list[int]) -> list[int]:
-    """Of the buckets that differ after stage sum, those of shards that were summed: of others one side was alone."""
-    left_out = set(execute(connection, SUMMED, {"id": verification_id}).scalars())
-    lanes = sorted(lane.id for lane in lanes_of(connection, generation_id))
-    places = {place for place, lane in enumerate(lanes) if lane in left_out}
-    return [one for one in suspicious if one // sums.MOST_BUCKETS not in places]
+class UnitsApart(Units):
+    """The units of a verification over shards. A lane's buckets have its place among all in front."""
 
+    def summed(self, differ: list[int]) -> list[int]:
+        """Of shards that were out of reach one side was summed alone."""
+        left_out = set(execute(self.connection, SUMMED, {"id": self.verification.id}).scalars())
+        places = {place for place, lane in enumerate(self._lanes()) if lane in left_out}
+        return [one for one in differ if one // sums.MOST_BUCKETS not in places]
 
-def plan_looks(connection: Connection, verification_id: int) -> bool:
-    """After the check: a unit for each shard with suspects; True if there is one."""
-    return execute(connection, LOOKS_DUE, {"id": verification_id}).rowcount > 0
+    def again(self, old: str, new: str, differ: Sequence[int]) -> None:
+        """Of shards without a suspicious bucket none."""
+        # In stage total a lane's bucket is its place.
+        places = set(differ) if old == "total" else {one // sums.MOST_BUCKETS for one in differ}
+        lanes = [lane for place, lane in enumerate(self._lanes()) if place in places]
+        execute(self.connection, NEXT_UNITS, {"id": self.verification.id, "old": old, "new": new, "lanes": lanes})
+
+    def plan_last(self) -> bool:
+        """A unit for each shard with suspects."""
+        return execute(self.connection, LOOKS_DUE, {"id": self.verification.id}).rowcount > 0
+
+    def _lanes(self) -> list[int]:
+        return sorted(lane.id for lane in lanes_of(self.connection, self.verification.generation_id))

@@ -1,1 +1,0 @@
-"""An index apart from its source: one index on a server of its own, over tables in several servers."""
