@@ -184,7 +184,7 @@ def test_a_shard_that_goes_away_in_the_middle_of_a_batch(shards: Make) -> None:
         claim = worker.claim()
         assert isinstance(claim, build.Claim)
         assert worker.shards is not None
-        worker.shards.open(claim.shard_id or 0)
+        worker.shards.begin(claim)
         made.ask(kill, shard="s0")
         outcome = worker.batch(claim)
     assert isinstance(outcome, build.Batch)

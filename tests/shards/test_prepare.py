@@ -14,6 +14,7 @@ from airflow_roir.engine import abort, clean_up, drop, dry_run, prepare
 from airflow_roir.engine.forecast import objections
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.options import BuildOptions
+from airflow_roir.shards.copy.survey import Survey
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make
@@ -158,7 +159,7 @@ def test_a_plan_changes_nothing_and_says_what_each_shard_has(shards: Make) -> No
     made = apart.add_all(shards(2, TABLE, ROWS, "ANALYZE t"))
     made.run("DELETE FROM t WHERE id > 40", "ANALYZE t", only="s1")
     found = dry_run.run(made.database, definition(made), BuildOptions(ranges=8, segments=3))
-    assert found.survey is not None
+    assert isinstance(found.survey, Survey)
     assert {one.shard.name: one.plan.rows for one in found.survey.shards} == {"s0": 100, "s1": 40}
     assert (found.plan.rows, found.plan.ranges) == (140, 8)
     assert found.plan.segments == 3
