@@ -1,7 +1,7 @@
 -- Strict reads of an index apart from its source (docs/architecture.md#apart).
 
--- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin again; NULL on
--- a standby.
+-- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin again; NULL
+-- on a standby.
 CREATE FUNCTION roir.server_history() RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN NOT pg_is_in_recovery()
@@ -27,14 +27,17 @@ BEGIN
            WHEN l.captured_at IS NULL OR l.strict_from IS NULL
            THEN format('writers of shard %I don''t announce: roir announce INDEX --by %s', s.name, who)
            WHEN l.strict_history IS DISTINCT FROM roir.server_history()
-           THEN format('this server was promoted or recovered, and may have lost announcements: roir announce INDEX --by %s', who)
+           THEN format('this server was promoted or recovered, and may have lost announcements: '
+                        'roir announce INDEX --by %s', who)
            WHEN reads AND l.strict_start IS DISTINCT FROM pg_postmaster_start_time()
-           THEN format('this server was started since shard %I was shipped, and may be an older copy of itself, without its '
+           THEN format('this server was started since shard %I was shipped, and may be an older copy of itself, '
+                        'without its '
                        'last announcements: roir ship, which waits for the shard''s transactions of before', s.name)
            WHEN l.doubtful_at IS NOT NULL
            THEN format('entries of shard %I may be wrong: %s', s.name, l.doubt)
            WHEN reads AND (l.fresh_at IS NULL OR l.fresh_at <= l.strict_from)
-           THEN format('not all that was written in shard %I before its writers announced has come yet: roir ship', s.name)
+           THEN format('not all that was written in shard %I before its writers announced has come yet: roir ship',
+                       s.name)
            END INTO found
       FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
      WHERE l.generation_id = strict_problem.generation AND l.removed_at IS NULL
@@ -42,13 +45,15 @@ BEGIN
     RETURN found;
 END $$;
 
--- Why two shards may have rows of one key of a unique index, NULL if they can't, and of an index that isn't unique over shards.
+-- Why two shards may have rows of one key of a unique index, NULL if they can't, and of an index that isn't unique over
+-- shards.
 CREATE FUNCTION roir.unique_problem(generation bigint) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     g record;
 BEGIN
-    SELECT x.unique_mode, x.unique_history, x.unique_lost INTO g FROM roir.generation x WHERE x.id = unique_problem.generation;
+    SELECT x.unique_mode, x.unique_history, x.unique_lost INTO g
+      FROM roir.generation x WHERE x.id = unique_problem.generation;
     IF g.unique_mode IS NULL THEN
         RETURN NULL;
     ELSIF g.unique_mode = 'count' THEN

@@ -1,4 +1,5 @@
--- Reads of an index apart from its source at the levels that say how fresh they are (docs/architecture.md#reading-apart).
+-- Reads of an index apart from its source at the levels that say how fresh they are
+-- (docs/architecture.md#reading-apart).
 
 -- What a relation shows, if it is the view of an index.
 CREATE FUNCTION roir.shown(index regclass, OUT generation bigint, OUT name text, OUT apart boolean)
@@ -13,16 +14,18 @@ BEGIN
      WHERE r.ev_class = index;
     IF generation IS NULL THEN
         RAISE wrong_object_type USING
-            MESSAGE = CASE WHEN index IS NULL THEN 'give the name of an index' ELSE format('%s is not a roir index', index) END,
+            MESSAGE = CASE WHEN index IS NULL THEN 'give the name of an index'
+                ELSE format('%s is not a roir index', index) END,
             HINT = 'Give the view of an index: `roir status` lists all indexes';
     END IF;
 END $$;
 
--- True where the answer of the calling query lacks nothing that was committed in any shard so long ago, an error where that
--- isn't known:
+-- True where the answer of the calling query lacks nothing that was committed in any shard so long ago, an error where
+-- that isn't known:
 --     SELECT … FROM public.v WHERE email = 'x' AND (SELECT roir.fresh('public.v', '5 s'))
--- STABLE, so that it looks with the snapshot that the query reads the entries with; only the clock is of now. PARALLEL SAFE, or
--- it would keep every query from a parallel plan. Not STRICT: where an argument is NULL a query would quietly find nothing.
+-- STABLE, so that it looks with the snapshot that the query reads the entries with; only the clock is of now. PARALLEL
+-- SAFE, or it would keep every query from a parallel plan. Not STRICT: where an argument is NULL a query would quietly
+-- find nothing.
 CREATE FUNCTION roir.fresh(index regclass, max_staleness interval) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -39,7 +42,8 @@ BEGIN
       FROM (SELECT) one
       LEFT JOIN roir.lane l ON l.generation_id = shown.generation
       LEFT JOIN roir.shard s ON s.id = l.shard_id
-     ORDER BY l.doubt IS NULL, l.removed_at IS NULL, l.fresh_at IS NOT NULL, l.fresh_at <= clock_timestamp(), l.fresh_at, s.name
+     ORDER BY l.doubt IS NULL, l.removed_at IS NULL, l.fresh_at IS NOT NULL, l.fresh_at <= clock_timestamp(),
+              l.fresh_at, s.name
      LIMIT 1;
     IF lane.doubt IS NULL AND lane.removed_at IS NULL AND lane.age BETWEEN interval '0' AND max_staleness THEN
         RETURN true;
@@ -51,7 +55,8 @@ BEGIN
                  WHEN lane.doubt IS NOT NULL THEN format('entries of shard %I may be wrong: %s', lane.name, lane.doubt)
                  WHEN lane.removed_at IS NOT NULL THEN format('shard %I is captured no more', lane.name)
                  WHEN lane.age IS NULL THEN format('shard %I has not been shipped to its end yet', lane.name)
-                 WHEN lane.age < interval '0' THEN format('shard %I is fresh as of %s, which is in the future: the clock of '
+                 WHEN lane.age < interval '0'
+                     THEN format('shard %I is fresh as of %s, which is in the future: the clock of '
                                                           'this server was set back', lane.name, lane.fresh_at)
                  ELSE format('shard %I lags by %s s, more than the %s s that are allowed', lane.name,
                              -- Upwards: 5.01 s is more than 5.0 s.
@@ -59,7 +64,8 @@ BEGIN
                              round(extract(epoch FROM max_staleness), 1)) END),
         DETAIL = coalesce(format('shard %I, lag %s', lane.name, lane.age), ''),
         HINT = CASE WHEN lane.doubt IS NOT NULL THEN 'Repair them: roir verify --repair'
-                    ELSE 'Retry. If it stays so: does `roir ship` run, and does it reach that shard? `roir status` tells.' END;
+                    ELSE 'Retry. If it stays so: does `roir ship` run, and does it reach that shard? '
+                         '`roir status` tells.' END;
 END $$;
 
 -- What a reader of an index apart must know of it, for airflow_roir.reading and roir.strict.
@@ -74,18 +80,20 @@ BEGIN
             HINT = 'Read it in a query of the view, or by roir.rows: it is never behind.';
     END IF;
     RETURN (
-        SELECT jsonb_build_object('generation', g.id, 'name', shown.name, 'table', i.shard_table, 'shard', i.shard_column,
+        SELECT jsonb_build_object('generation', g.id, 'name', shown.name, 'table', i.shard_table,
+                                  'shard', i.shard_column,
                    'columns', g.entry -> 'columns', 'identity', g.entry -> 'identity',
-                   'rules', roir.rules(i.source_oid::oid, ARRAY(SELECT c ->> 'source' FROM jsonb_array_elements(g.entry -> 'columns') c)),
-                   'shards', (SELECT coalesce(jsonb_object_agg(s.name, jsonb_build_object('home', s.home, 'outbox', l.outbox,
-                                                                                          'rules', l.evidence -> 'rules')), '{}')
+                   'rules', roir.rules(i.source_oid::oid,
+                                       ARRAY(SELECT c ->> 'source' FROM jsonb_array_elements(g.entry -> 'columns') c)),
+                   'shards', (SELECT coalesce(jsonb_object_agg(s.name, jsonb_build_object(
+                                  'home', s.home, 'outbox', l.outbox, 'rules', l.evidence -> 'rules')), '{}')
                                 FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.generation_id = g.id))
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
          WHERE g.id = shown.generation);
 END $$;
 
--- True if the caller may read the index whose entries these are, an error else. It runs with his rights. A view by which
--- entries are read is one of somebody who may read them.
+-- True if the caller may read the index whose entries these are, an error else. It runs with his rights. A view by
+-- which entries are read is one of somebody who may read them.
 CREATE FUNCTION roir.may_read(generation bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -98,7 +106,8 @@ BEGIN
                   AND has_table_privilege(v.relowner, b.oid, 'SELECT') AND has_table_privilege(v.oid, 'SELECT')) THEN
         RETURN true;
     END IF;
-    RAISE insufficient_privilege USING MESSAGE = 'permission denied: strict reads need SELECT on the whole view of the index';
+    RAISE insufficient_privilege USING
+        MESSAGE = 'permission denied: strict reads need SELECT on the whole view of the index';
 END $$;
 
 -- True if strict reads of a generation are possible in the snapshot of the calling query, an error else.
@@ -117,7 +126,8 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s can''t be read strictly now: %s',
                 (SELECT format('%I.%I', i.schema_name, i.name)
-                   FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = is_strict.generation), problem);
+                   FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+                  WHERE g.id = is_strict.generation), problem);
     END IF;
     RETURN true;
 END $$;
@@ -129,8 +139,10 @@ LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog,
      WHERE l.generation_id = ticks.generation
 $$;
 
--- True if what was found tells that a shard answers with its truth, an error else. ticks: those known here, and those found.
-CREATE FUNCTION roir.is_truth(shard text, home text, token text, ticks bigint, counted bigint, standby boolean) RETURNS boolean
+-- True if what was found tells that a shard answers with its truth, an error else. ticks: those known here, and those
+-- found.
+CREATE FUNCTION roir.is_truth(shard text, home text, token text, ticks bigint, counted bigint, standby boolean)
+RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     why text := CASE WHEN standby THEN 'a standby answers, which may be behind; its primary must be asked'
@@ -148,7 +160,8 @@ END $$;
 -- What roir.strict sends. about: as roir.apart tells. key: values as texts that read alike everywhere.
 --     unnamed: the entries that no intent names.  named: of each shard, the primary keys that intents name, as SQL.
 --     before, after: the statement for a shard, around these.  definition, result: its columns here.
-CREATE FUNCTION roir.strict_statements(about jsonb, view regclass, key jsonb, OUT unnamed text, OUT named text, OUT before text,
+CREATE FUNCTION roir.strict_statements(about jsonb, view regclass, key jsonb, OUT unnamed text, OUT named text,
+                                       OUT before text,
                                        OUT after text, OUT definition text, OUT result text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH part AS (
@@ -163,7 +176,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT p.*, row_number() OVER (PARTITION BY p.in_primary_key AND NOT p.is_shard ORDER BY p.position) AS number,
                CASE WHEN NOT key ? p.name THEN NULL
                     WHEN key ->> p.name IS NULL THEN format('s.%I IS NOT DISTINCT FROM NULL', p.name)
-                    ELSE format('s.%I%s %s %L::%s', p.name, p.to_base_type, p.equals, key ->> p.name, p.literal_type) END AS condition
+                    ELSE format('s.%I%s %s %L::%s', p.name, p.to_base_type, p.equals, key ->> p.name, p.literal_type)
+               END AS condition
           FROM part p),
     rest AS (SELECT c.* FROM compared c WHERE c.in_primary_key AND NOT c.is_shard),
     joined AS (
@@ -173,32 +187,40 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                   FROM compared c WHERE c.in_primary_key) AS same,
                (SELECT string_agg(format('s.%I', c.name), ', ' ORDER BY c.number) FROM rest c) AS primary_key,
                format('roir_data.g%s_announced', about ->> 'generation') AS intents)
-    SELECT format('SELECT s.* FROM %1$s s WHERE %2$s AND NOT EXISTS (SELECT FROM (SELECT s.* FROM %3$s s WHERE %2$s) a WHERE %4$s)',
+    SELECT format('SELECT s.* FROM %1$s s WHERE %2$s '
+                  'AND NOT EXISTS (SELECT FROM (SELECT s.* FROM %3$s s WHERE %2$s) a WHERE %4$s)',
                   view, j.ours, j.intents, j.same),
-           format('SELECT a.shard, concat_ws('', '', %s) AS keys FROM (SELECT DISTINCT s.%I AS shard, %s FROM %s s WHERE %s) '
+           format('SELECT a.shard, concat_ws('', '', %s) AS keys '
+                  'FROM (SELECT DISTINCT s.%I AS shard, %s FROM %s s WHERE %s) '
                   'a (shard, %s) GROUP BY a.shard ORDER BY a.shard',
-                  (SELECT string_agg(format('format(''pg_catalog.unnest(%%L::text[])'', array_agg(concat(a.n%s)))', c.number), ', ' ORDER BY c.number)
+                  (SELECT string_agg(format('format(''pg_catalog.unnest(%%L::text[])'', array_agg(concat(a.n%s)))',
+                                            c.number), ', ' ORDER BY c.number)
                      FROM rest c), about ->> 'shard', j.primary_key, j.intents, j.ours,
                   (SELECT string_agg(format('n%s', c.number), ', ' ORDER BY c.number) FROM rest c)),
            format('s.* FROM roir_shard.home h LEFT JOIN (SELECT true, %s FROM %s s JOIN ROWS FROM (',
-                  (SELECT string_agg(format('s.%I', c.name), ', ' ORDER BY c.position) FROM part c WHERE NOT c.is_shard),
+                  (SELECT string_agg(format('s.%I', c.name), ', ' ORDER BY c.position) FROM part c
+                   WHERE NOT c.is_shard),
                   about ->> 'table'),
            format(') n (%s) ON %s%s) s ON true',
                   (SELECT string_agg(format('n%s', c.number), ', ' ORDER BY c.number) FROM rest c),
-                  (SELECT string_agg(format('s.%I%s %s n.n%s::%s', c.name, c.to_base_type, c.equals, c.number, c.literal_type),
+                  (SELECT string_agg(format('s.%I%s %s n.n%s::%s', c.name, c.to_base_type, c.equals, c.number,
+                                            c.literal_type),
                                      ' AND ') FROM rest c), j.theirs),
-           (SELECT string_agg(format('c%s %s', c.position, c.type), ', ' ORDER BY c.position) FROM part c WHERE NOT c.is_shard),
-           (SELECT string_agg(CASE WHEN c.is_shard THEN '$1' ELSE format('d.c%s', c.position) END, ', ' ORDER BY c.position)
+           (SELECT string_agg(format('c%s %s', c.position, c.type), ', ' ORDER BY c.position) FROM part c
+            WHERE NOT c.is_shard),
+           (SELECT string_agg(CASE WHEN c.is_shard THEN '$1' ELSE format('d.c%s', c.position) END, ', '
+                              ORDER BY c.position)
               FROM part c)
       FROM joined j
 $$;
 
 -- The entries of an index with these values of the key and the primary key, all of them or some, read strictly:
 --     SELECT * FROM roir.strict(NULL::public.users_by_email, '{"email": "x@y"}')
--- JSON's null finds NULL. Text is read under the settings below, so that all servers read it alike. Needs dblink, SELECT on the
--- index, and for each shard a foreign server of its name that the caller may use. STABLE: entries and intents are of one
--- snapshot, that of the calling query. A shard is asked afterwards, in a session of its own, so with a snapshot that is younger;
--- that of a foreign table may be older. Shards are asked one after the other, and only those that intents name.
+-- JSON's null finds NULL. Text is read under the settings below, so that all servers read it alike. Needs dblink,
+-- SELECT on the index, and for each shard a foreign server of its name that the caller may use. STABLE: entries and
+-- intents are of one snapshot, that of the calling query. A shard is asked afterwards, in a session of its own, so with
+-- a snapshot that is younger; that of a foreign table may be older. Shards are asked one after the other, and only
+-- those that intents name.
 CREATE FUNCTION roir.strict(index anyelement, key jsonb) RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE ROWS 10
 SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO, YMD' SET IntervalStyle = postgres SET TimeZone = 'UTC'
@@ -220,7 +242,8 @@ BEGIN
             MESSAGE = 'strict reads need READ COMMITTED: the snapshot of this transaction is older than the question',
             HINT = 'Ask in a transaction of its own.';
     ELSIF dblink IS NULL THEN
-        RAISE undefined_object USING MESSAGE = 'strict reads in SQL need the extension dblink', HINT = 'CREATE EXTENSION dblink';
+        RAISE undefined_object USING MESSAGE = 'strict reads in SQL need the extension dblink',
+            HINT = 'CREATE EXTENSION dblink';
     ELSIF coalesce(jsonb_typeof(key), '') <> 'object' OR key = '{}' THEN
         RAISE invalid_parameter_value USING
             MESSAGE = format('index %s: give at least one key column with its value, as JSON: {"column": value}', view);
@@ -237,7 +260,8 @@ BEGIN
         ELSIF one.value <> 'null' THEN
             EXECUTE CASE WHEN one.type = 'jsonb' THEN format('SELECT concat(%L::jsonb)', one.value)
                          WHEN jsonb_typeof(one.value) IN ('array', 'object')
-                         THEN format('SELECT concat(r.x) FROM jsonb_to_record(%L) r (x %s)', jsonb_build_object('x', one.value), one.type)
+                         THEN format('SELECT concat(r.x) FROM jsonb_to_record(%L) r (x %s)',
+                                     jsonb_build_object('x', one.value), one.type)
                          ELSE format('SELECT concat(%L::%s)', one.value #>> '{}', one.type) END INTO read;
         END IF;
         texts := texts || jsonb_build_object(one.name, read);
@@ -248,12 +272,14 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_foreign_server f WHERE f.srvname = asked.shard) THEN
             RAISE undefined_object USING
                 MESSAGE = format('shard %I can''t be asked: there is no foreign server of that name', asked.shard),
-                HINT = format('CREATE SERVER %I FOREIGN DATA WRAPPER dblink_fdw OPTIONS (host …, dbname …)', asked.shard);
+                HINT = format('CREATE SERVER %I FOREIGN DATA WRAPPER dblink_fdw OPTIONS (host …, dbname …)',
+                              asked.shard);
         END IF;
         EXECUTE format('SELECT %L = ANY (%s.dblink_get_connections())', asked.shard, dblink) INTO read;
         IF read = 'true' THEN
             RAISE object_in_use USING
-                MESSAGE = format('a connection of dblink has the name of shard %I; it may be in a transaction', asked.shard),
+                MESSAGE = format('a connection of dblink has the name of shard %I; it may be in a transaction',
+                                 asked.shard),
                 HINT = format('SELECT dblink_disconnect(%L)', asked.shard);
         END IF;
         BEGIN

@@ -1,12 +1,13 @@
--- A loaded table becomes a partition of an indexed source. begin_attach: nobody writes to it any more, and its bounds are
--- joining, so that its entries stay hidden while they are copied (roir attach-partition does that, in batches).
--- validate_attach: its rows are looked at under a weaker lock than the attach takes. finish_attach: it becomes a partition;
--- in the same instant its entries have rows, and are shown.
+-- A loaded table becomes a partition of an indexed source. begin_attach: nobody writes to it any more, and its bounds
+-- are joining, so that its entries stay hidden while they are copied (roir attach-partition does that, in batches).
+-- validate_attach: its rows are looked at under a weaker lock than the attach takes. finish_attach: it becomes a
+-- partition; in the same instant its entries have rows, and are shown.
 
 CREATE FUNCTION roir.refuse_write() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE object_in_use USING
-        MESSAGE = format('%s is being attached to a table with a roir index; until then it takes no writes', TG_RELID::regclass),
+        MESSAGE = format('%s is being attached to a table with a roir index; until then it takes no writes',
+                         TG_RELID::regclass),
         HINT = format('Wait for roir attach-partition, or cancel the attach: SELECT roir.cancel_attach(%L).',
                       TG_RELID::regclass);
 END $$;
@@ -14,7 +15,8 @@ END $$;
 -- Rows may come into the bounds of a table that is being attached, by the default partition: their entries may be those
 -- that were copied, and then the last writer of both must not be the copy, nor may they go with these rows. So whatever
 -- comes is noted, in the transaction that brings it, and the copy begins anew. A snapshot that is older than the attach
--- doesn't tell the bounds: then all is noted. Nothing is updated, since a user's statement would wait for another one's.
+-- doesn't tell the bounds: then all is noted. Nothing is updated, since a user's statement would wait for another
+-- one's.
 CREATE FUNCTION roir.note_arrival() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -53,14 +55,15 @@ BEGIN
     SELECT p.partdefid INTO rest FROM pg_partitioned_table p WHERE p.partrelid = parent AND p.partdefid <> 0
        AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = p.partdefid AND t.tgname = name);
     IF FOUND THEN
-        EXECUTE format('CREATE TRIGGER %I AFTER INSERT OR UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION roir.note_arrival(%L)',
+        EXECUTE format('CREATE TRIGGER %I AFTER INSERT OR UPDATE ON %s '
+                       'FOR EACH ROW EXECUTE FUNCTION roir.note_arrival(%L)',
                        name, rest, partition);
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', rest, name);
     END IF;
 END $$;
 
--- ended: the caller ends the attach. Else only where none goes on: one may begin until the default partition is ours, and
--- the notes are asked together with that.
+-- ended: the caller ends the attach. Else only where none goes on: one may begin until the default partition is ours,
+-- and the notes are asked together with that.
 CREATE FUNCTION roir.stop_noting(partition oid, ended boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -77,7 +80,8 @@ BEGIN
         EXECUTE format('DROP TRIGGER %I ON %s', rest.name, rest.relation);
     END LOOP;
     DELETE FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = partition::bigint
-       AND (ended OR NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.relation = e.relation AND p.status = 'joining'));
+       AND (ended OR NOT EXISTS (SELECT FROM roir.source_partition p
+                                  WHERE p.relation = e.relation AND p.status = 'joining'));
 END $$;
 
 CREATE FUNCTION roir.release_table(partition regclass) RETURNS void
@@ -92,13 +96,14 @@ END $$;
 -- What differs where DDL has given the columns of a table that takes no writes other values: its file, or their names.
 CREATE FUNCTION roir.values_of(relation regclass) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT concat_ws(' ', pg_relation_filenode(relation), md5(string_agg(a.attnum || ' ' || a.attname, ',' ORDER BY a.attnum)))
+    SELECT concat_ws(' ', pg_relation_filenode(relation),
+                     md5(string_agg(a.attnum || ' ' || a.attname, ',' ORDER BY a.attnum)))
       FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
 $$;
 
--- What differs where copied entries may be gone, or not be what a joining table has: its values; the files of the entries,
--- which a TRUNCATE of the source exchanges; the default partition, which alone takes rows of its bounds. A table that is
--- to be the default one itself has the bounds of all partitions that are made meanwhile.
+-- What differs where copied entries may be gone, or not be what a joining table has: its values; the files of the
+-- entries, which a TRUNCATE of the source exchanges; the default partition, which alone takes rows of its bounds. A
+-- table that is to be the default one itself has the bounds of all partitions that are made meanwhile.
 CREATE FUNCTION roir.joins_as(generation bigint, parent oid, partition regclass, as_default boolean) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT concat_ws(' ', roir.values_of(partition),
@@ -117,8 +122,10 @@ CREATE FUNCTION roir.is_disturbed(joining bigint) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM roir.source_partition p
                     WHERE p.id = joining AND p.status = 'joining' AND p.bounds IS NOT NULL
-                      AND (p.link <> roir.joins_as(p.generation_id, p.parent::oid, p.relation::oid, p.link LIKE '% default %')
-                           OR EXISTS (SELECT FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = p.relation)))
+                      AND (p.link <> roir.joins_as(p.generation_id, p.parent::oid, p.relation::oid,
+                                                   p.link LIKE '% default %')
+                           OR EXISTS (SELECT FROM roir.emptied e
+                                       WHERE e.generation_id = 0 AND e.relation = p.relation)))
 $$;
 
 -- Whether a table can be attached at all, as far as that can be known before anything is changed.
@@ -132,9 +139,11 @@ BEGIN
         RAISE no_data_found USING MESSAGE = format('%s has no roir index', parent),
             HINT = 'Use ALTER TABLE … ATTACH PARTITION.';
     ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = partition AND c.relkind = 'r' AND NOT c.relispartition) THEN
-        RAISE object_in_use USING MESSAGE = format('%s can''t be attached: it is a partition already, or no plain table', partition);
+        RAISE object_in_use USING
+            MESSAGE = format('%s can''t be attached: it is a partition already, or no plain table', partition);
     ELSIF NOT EXISTS (SELECT FROM pg_index x WHERE x.indrelid = partition AND x.indisprimary) THEN
-        RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build one under its lock', partition),
+        RAISE object_in_use USING
+            MESSAGE = format('%s has no primary key; the attach would build one under its lock', partition),
             HINT = 'Give it the primary key of the table that it is attached to.';
     ELSIF NOT EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = parent) THEN
         RAISE wrong_object_type USING MESSAGE = format('%s isn''t partitioned', parent);
@@ -154,7 +163,8 @@ BEGIN
     EXECUTE (
         SELECT format('CREATE TABLE roir_data.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES EXCLUDING COMMENTS, %s) '
                       'PARTITION BY LIST (%I)', trial, parent, pg_get_constraintdef(k.oid), a.attname)
-          FROM pg_constraint k, pg_partitioned_table p JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+          FROM pg_constraint k, pg_partitioned_table p
+          JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
          WHERE k.conrelid = parent AND k.contype = 'p' AND p.partrelid = parent);
     EXECUTE format('ALTER TABLE roir_data.%I ATTACH PARTITION %s DEFAULT', trial, partition);
     RAISE SQLSTATE 'RO001';
@@ -188,8 +198,8 @@ BEGIN
 END $$;
 
 -- What a text means as the bounds of a partition, and whether the table can become one. It has no settings of its own:
--- TimeZone, DateStyle, search_path and rights are the caller's, as for an ATTACH PARTITION that he sends. Of the text only
--- what the server makes of it is used afterwards.
+-- TimeZone, DateStyle, search_path and rights are the caller's, as for an ATTACH PARTITION that he sends. Of the text
+-- only what the server makes of it is used afterwards.
 CREATE FUNCTION roir.read_bounds(parent regclass, partition regclass, bounds text, OUT written text, OUT condition text)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -238,8 +248,8 @@ BEGIN
     END IF;
 END $$;
 
--- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. Returns them as the server writes them. To be repeated,
--- with those, where an index has begun to be built meanwhile. Nothing is left of it where it fails.
+-- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. Returns them as the server writes them. To be
+-- repeated, with those, where an index has begun to be built meanwhile. Nothing is left of it where it fails.
 CREATE FUNCTION roir.begin_attach(parent regclass, partition regclass, bounds text, actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -263,15 +273,20 @@ BEGIN
     -- Another attach of it may have begun.
     EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', partition);
     SELECT p.bounds, p.parent::oid::regclass AS parent INTO other
-      FROM roir.source_partition p JOIN roir.generation x ON x.id = p.generation_id JOIN roir.index i ON i.id = x.index_id
+      FROM roir.source_partition p
+      JOIN roir.generation x ON x.id = p.generation_id
+      JOIN roir.index i ON i.id = x.index_id
      WHERE p.relation = partition::oid::bigint AND p.status = 'joining'
        AND (p.bounds IS DISTINCT FROM begin_attach_within.bounds OR i.source_oid <> source::bigint
             -- In a database that was restored since the level above isn't known.
             OR p.parent <> begin_attach_within.parent::oid::bigint
                AND p.parent IN (SELECT t.relid::oid::bigint FROM pg_partition_tree(source) t)) LIMIT 1;
     IF FOUND THEN
-        RAISE object_in_use USING MESSAGE = format('%s is being attached to %s already', partition, other.parent) || coalesce(', ' || other.bounds, ''),
-            HINT = format('Attach it there, with these bounds, or cancel that first: SELECT roir.cancel_attach(%L).', partition);
+        RAISE object_in_use USING
+            MESSAGE = format('%s is being attached to %s already', partition, other.parent)
+                      || coalesce(', ' || other.bounds, ''),
+            HINT = format('Attach it there, with these bounds, or cancel that first: SELECT roir.cancel_attach(%L).',
+                          partition);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
         EXECUTE format('CREATE TRIGGER roir_joining BEFORE INSERT OR UPDATE OR DELETE ON %s '
@@ -293,7 +308,8 @@ BEGIN
         PERFORM roir.hold_view(g.index_id);
         INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, bounds, status)
         VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true,
-                roir.joins_as(g.id, parent, partition, bounds = 'DEFAULT'), partition::text, condition, bounds, 'joining')
+                roir.joins_as(g.id, parent, partition, bounds = 'DEFAULT'), partition::text, condition, bounds,
+                'joining')
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             INSERT INTO roir.event (index_id, actor, action, detail)
@@ -308,7 +324,8 @@ CREATE FUNCTION roir.validate_attach(parent regclass, partition regclass) RETURN
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM roir.check_code(parent, partition, true);
-    IF EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = partition AND k.conname = 'roir_bounds' AND k.contype = 'c') THEN
+    IF EXISTS (SELECT FROM pg_constraint k
+                WHERE k.conrelid = partition AND k.conname = 'roir_bounds' AND k.contype = 'c') THEN
         EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT roir_bounds', partition);
     END IF;
 END $$;
@@ -328,7 +345,9 @@ BEGIN
     -- Nor is the attach cancelled.
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
-        RAISE no_data_found USING MESSAGE = format('%s is not being attached any more: somebody has cancelled that, or finished it', partition);
+        RAISE no_data_found USING
+            MESSAGE = format('%s is not being attached any more: somebody has cancelled that, or finished it',
+                             partition);
     END IF;
     IF EXISTS (SELECT FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
                 WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired')
@@ -357,7 +376,8 @@ BEGIN
         SELECT FROM roir.source_partition p
          WHERE p.relation = partition::oid::bigint AND p.status = 'joining' AND NOT p.copied) THEN
         RAISE object_not_in_prerequisite_state
-            USING MESSAGE = format('the rows of %s are not all copied into the indexes of %s', partition, source::regclass),
+            USING MESSAGE = format('the rows of %s are not all copied into the indexes of %s', partition,
+                                   source::regclass),
                   HINT = 'Use roir attach-partition, which copies them, then attaches the table.';
     END IF;
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s %s', parent, partition, bounds);
@@ -385,7 +405,8 @@ BEGIN
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     UPDATE roir.source_partition p SET status = 'leaving'
      WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
-    IF NOT FOUND AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM pg_trigger t
+                                  WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
         RAISE no_data_found USING MESSAGE = format('%s is not being attached', partition);
     END IF;
     PERFORM roir.release_table(partition);

@@ -1,11 +1,36 @@
 -- What the capture functions of a source stand on, and the trigger that tells of a leaf's TRUNCATE. The capture reads a
--- source by the generation's own view, and runs as the source's owner; TRUNCATE has a function of its own, which runs as
--- ours. Triggers are told by what they call: a table and one of its partitions may both be sources.
+-- source by the generation's own view, and runs as the source's owner; TRUNCATE has a function of its own, which runs
+-- as ours. Triggers are told by what they call: a table and one of its partitions may both be sources.
 
 -- The functions that a source's capture triggers call. Ask by IN (SELECT …), which asks once for all triggers.
 CREATE FUNCTION roir.captures(source oid) RETURNS TABLE (function oid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT to_regprocedure(format('roir_data.%s_%s()', kind, source))::oid FROM unnest(ARRAY['capture', 'truncate']) kind
+    SELECT to_regprocedure(format('roir_data.%s_%s()', kind, source))::oid
+      FROM unnest(ARRAY['capture', 'truncate']) kind
+$$;
+
+-- An error of pg_xact_status says that the id wasn't given out yet: so a frozen row has it from 4 billion ids ago.
+CREATE FUNCTION roir.is_in_progress(id xid8) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN coalesce(pg_xact_status(id) = 'in progress', false);
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN false;
+END $$;
+
+-- What the careful path asks of a version of a row (docs/architecture.md#the-careful-path), by its xmin: true where the
+-- transaction that wrote it hasn't ended. We see the version, so that transaction is ours, or one of its savepoints. A
+-- savepoint's id is younger than ours by as many as were given out meanwhile: on a busy server by a million in minutes.
+CREATE FUNCTION roir.is_mine(written_by xid) RETURNS boolean
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN x.id < 3 THEN false
+                WHEN x.id <= x.me + 1000000 THEN coalesce(pg_xact_status(x.id::text::xid8) = 'in progress', false)
+                -- Dearer, since an error is caught.
+                ELSE roir.is_in_progress(x.id::text::xid8) END
+      FROM (SELECT n.me, n.me + CASE WHEN n.ahead < 2147483648 THEN n.ahead ELSE n.ahead - 4294967296 END AS id
+              FROM (SELECT m.me, mod(4294967296 + written_by::text::numeric - mod(m.me, 4294967296), 4294967296)
+                           AS ahead
+                      FROM (SELECT pg_current_xact_id()::text::numeric AS me) m) n) x
 $$;
 
 -- True where the caller's snapshot sees the generation in this capture mode: else it is older than the switch, or the
@@ -17,12 +42,12 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                       AND g.layout >= is_in_mode.layout)
 $$;
 
--- An error where the caller's snapshot is older than a rewrite of this table, or of a partition below it: whoever rewrites a
--- table (ALTER TABLE, TRUNCATE, pg_repack) has written all of its rows, and an older snapshot finds none of them, instead of
--- an error. The file is another one then: pg_class tells that of the snapshot, the function that of now. VACUUM FULL,
--- CLUSTER and SET TABLESPACE keep rows visible, and can't be told from the others. Nor are the rows of a partition found
--- in a newer table that has taken its place. Ask after the rows were asked for, which has locked their table. STABLE, to
--- have the snapshot of whoever asks.
+-- An error where the caller's snapshot is older than a rewrite of this table, or of a partition below it: whoever
+-- rewrites a table (ALTER TABLE, TRUNCATE, pg_repack) has written all of its rows, and an older snapshot finds none of
+-- them, instead of an error. The file is another one then: pg_class tells that of the snapshot, the function that of
+-- now. VACUUM FULL, CLUSTER and SET TABLESPACE keep rows visible, and can't be told from the others. Nor are the rows
+-- of a partition found in a newer table that has taken its place. Ask after the rows were asked for, which has locked
+-- their table. STABLE, to have the snapshot of whoever asks.
 CREATE FUNCTION roir.refuse_rewritten(relation oid) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -36,16 +61,17 @@ BEGIN
         OR x.leaf AND pg_partition_root(x.oid) IS DISTINCT FROM pg_partition_root(refuse_rewritten.relation) LIMIT 1;
     IF FOUND THEN
         RAISE serialization_failure USING
-            MESSAGE = format('could not serialize access: table %s was rewritten, or taken out, after the transaction''s snapshot',
+            MESSAGE = format('could not serialize access: table %s was rewritten, or taken out, '
+                             'after the transaction''s snapshot',
                              other::regclass),
             DETAIL = 'This snapshot may not see rows whose entries a roir index has.',
             HINT = 'Retry the transaction.';
     END IF;
 END $$;
 
--- An error where one of these leaves belongs to somebody who hasn't all rights of the caller: to read a leaf is to run code
--- of its owner (an index's condition), who may be somebody else than the source's, as whom the capture runs. An older
--- snapshot may show a former owner.
+-- An error where one of these leaves belongs to somebody who hasn't all rights of the caller: to read a leaf is to run
+-- code of its owner (an index's condition), who may be somebody else than the source's, as whom the capture runs. An
+-- older snapshot may show a former owner.
 CREATE FUNCTION roir.refuse_leaves_of_others(leaves oid[]) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -64,8 +90,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Whether a TRUNCATE of a leaf is one of the source's: not where it was detached, and kept the trigger. An error where the
--- transaction's snapshot may not see all of the entries.
+-- Whether a TRUNCATE of a leaf is one of the source's: not where it was detached, and kept the trigger. An error where
+-- the transaction's snapshot may not see all of the entries.
 CREATE FUNCTION roir.may_truncate(source oid, leaf oid) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -82,9 +108,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- TRUNCATE of one leaf, called by the truncate function: its entries go in the same transaction, out of a delta or base. No
--- batch of that leaf is under way, since TRUNCATE has the leaf for itself, and no writer of it. The constraint is a text,
--- which must mean what it says whatever the user's session is set to.
+-- TRUNCATE of one leaf, called by the truncate function: its entries go in the same transaction, out of a delta or
+-- base. No batch of that leaf is under way, since TRUNCATE has the leaf for itself, and no writer of it. The constraint
+-- is a text, which must mean what it says whatever the user's session is set to.
 CREATE FUNCTION roir.forget_leaf(generation bigint, store text, leaf oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -100,7 +126,8 @@ BEGIN
         INSERT INTO roir.emptied (generation_id, relation)
         SELECT 0, p.relation FROM roir.source_partition p
          WHERE p.generation_id = generation AND p.status = 'joining'
-           AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = forget_leaf.leaf AND t.tgname = 'roir_joining_' || p.relation);
+           AND EXISTS (SELECT FROM pg_trigger t
+                        WHERE t.tgrelid = forget_leaf.leaf AND t.tgname = 'roir_joining_' || p.relation);
     END IF;
 END $$;
 
@@ -124,7 +151,8 @@ BEGIN
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', unwatched::regclass);
         -- Another command may have done it before we had the lock.
         CONTINUE WHEN EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = unwatched AND g.tgname = name);
-        EXECUTE format('CREATE TRIGGER %I AFTER TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION roir_data.truncate_%s()',
+        EXECUTE format('CREATE TRIGGER %I AFTER TRUNCATE ON %s '
+                       'FOR EACH STATEMENT EXECUTE FUNCTION roir_data.truncate_%s()',
                        name, unwatched::regclass, source);
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', unwatched::regclass, name);
     END LOOP;
@@ -137,8 +165,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT roir.watch_leaves(source, NULL)
 $$;
 
--- Refuses a row whose key another row has, as PostgreSQL's own constraint does: error code, names and detail are those that
--- clients look at. The values are told only to who may read them, in any row: no policy hides some from him.
+-- Refuses a row whose key another row has, as PostgreSQL's own constraint does: error code, names and detail are those
+-- that clients look at. The values are told only to who may read them, in any row: no policy hides some from him.
 CREATE FUNCTION roir.refuse_duplicate(source oid, relation oid, index_name text, columns text[], key_values text[])
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -171,9 +199,10 @@ BEGIN
         MESSAGE = message, SCHEMA = named.nspname, TABLE = named.relname, CONSTRAINT = index_name;
 END $$;
 
--- An entry of a base is taken over from a row that is in no partition: maybe of a table that is being attached, whose copy
--- then begins again, and meets the row that has the key now. Only such a table's: a copy must end beside shifts of keys.
--- place: a segment of the generation. What else is named isn't read: a view of the caller's would run his code as us.
+-- An entry of a base is taken over from a row that is in no partition: maybe of a table that is being attached, whose
+-- copy then begins again, and meets the row that has the key now. Only such a table's: a copy must end beside shifts of
+-- keys. place: a segment of the generation. What else is named isn't read: a view of the caller's would run his code as
+-- us.
 CREATE FUNCTION roir.note_taken(generation bigint, place oid, spot tid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -192,7 +221,8 @@ BEGIN
     LOOP
         -- To read the bounds may have come to run somebody's code since the attach began.
         PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(joining.parent::oid) a));
-        EXECUTE format('SELECT %s FROM %s x WHERE x.ctid = $1', joining.condition, place::regclass) INTO within USING spot;
+        EXECUTE format('SELECT %s FROM %s x WHERE x.ctid = $1', joining.condition, place::regclass)
+            INTO within USING spot;
         -- NULL: it was written anew meanwhile.
         IF within IS DISTINCT FROM false THEN
             -- The owners of all sources may call it. Only the capture of this generation has just written there.

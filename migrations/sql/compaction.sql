@@ -1,6 +1,7 @@
 -- Segments of a published generation that are rebuilt while it is read and written (airflow_roir/engine/compact/).
 
--- One unit: neighbouring segments that are replaced by other ones in one transaction. A worker claims it as it claims a range.
+-- One unit: neighbouring segments that are replaced by other ones in one transaction. A worker claims it as it claims a
+-- range.
 CREATE TABLE roir.compaction_unit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     operation_id bigint NOT NULL REFERENCES roir.operation (id),
@@ -36,7 +37,8 @@ CREATE TABLE roir.compaction_unit (
     claim_token bigint NOT NULL DEFAULT '0',
     UNIQUE (operation_id, ordinal),
     CONSTRAINT compaction_unit_segments CHECK (cardinality(segments) >= 1 AND cardinality(parts) >= 1),
-    CONSTRAINT compaction_unit_shape CHECK (CASE action WHEN 'merge' THEN cardinality(segments) > 1 AND cardinality(parts) = 1
+    CONSTRAINT compaction_unit_shape CHECK (CASE action WHEN 'merge'
+                                            THEN cardinality(segments) > 1 AND cardinality(parts) = 1
                                                         WHEN 'split' THEN cardinality(segments) = 1
                                                         ELSE cardinality(segments) = 1 AND cardinality(parts) = 1 END),
     CONSTRAINT compaction_unit_captured CHECK (status NOT IN ('copying', 'indexing', 'folding') OR files IS NOT NULL)

@@ -9,12 +9,13 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE roir.source_partition p SET condition = roir.wide_bounds(p.relation::oid)
      WHERE p.generation_id = generation AND p.status = 'present'
        AND p.relation IN (SELECT x.oid::bigint FROM pg_partitioned_table t
-                           CROSS JOIN LATERAL (SELECT t.partdefid UNION SELECT b.relation FROM roir.partition_tree(t.partdefid) b) x (oid)
+                           CROSS JOIN LATERAL (SELECT t.partdefid UNION
+                                               SELECT b.relation FROM roir.partition_tree(t.partdefid) b) x (oid)
                            WHERE t.partrelid = widen_default.parent)
 $$;
 
--- Writes down that a partition's rows have left a generation's source, hides its entries and gives up its ranges.
--- What was written down of the partitions below it, and of those that left it earlier, is covered by its own bounds. One
+-- Writes down that a partition's rows have left a generation's source, hides its entries and gives up its ranges. What
+-- was written down of the partitions below it, and of those that left it earlier, is covered by its own bounds. One
 -- that left it may be a partition elsewhere in the source by now: what is written down of that stays.
 CREATE FUNCTION roir.forget_gone(generation bigint, partition oid, bounds text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -23,7 +24,8 @@ DECLARE
 BEGIN
     PERFORM roir.hold_view(x.index_id) FROM roir.generation x WHERE x.id = generation;
     PERFORM roir.widen_default(generation, p.parent::oid)
-       FROM roir.source_partition p WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present';
+       FROM roir.source_partition p
+      WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present';
     WITH RECURSIVE tree AS (
         (SELECT partition AS relation UNION SELECT t.relation FROM roir.partition_tree(partition) t)
         UNION
@@ -32,21 +34,26 @@ BEGIN
     SELECT array_agg(relation) INTO below FROM tree;
     -- One that came since a table is being attached may have had its bounds, and written its entries.
     INSERT INTO roir.emptied (generation_id, relation)
-    SELECT DISTINCT 0, j.relation FROM roir.source_partition j JOIN roir.source_partition p ON p.generation_id = j.generation_id
+    SELECT DISTINCT 0, j.relation
+      FROM roir.source_partition j
+      JOIN roir.source_partition p ON p.generation_id = j.generation_id
      WHERE j.generation_id = generation AND j.status = 'joining' AND j.bounds IS NOT NULL
        AND p.relation = partition AND p.status = 'present' AND p.id > j.id;
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT generation, partition, coalesce(max(p.parent), 0), coalesce(bool_or(p.leaf), true),
            coalesce(max(p.name), partition::regclass::text),
-           -- A user's type, or an enum's labels, may have been renamed since that was written. Wider bounds are right, too.
-           coalesce(forget_gone.bounds, CASE WHEN max(p.condition) ~ '::("([^"]|"")+"|\w+)\.' THEN 'true' ELSE max(p.condition) END),
+           -- A user's type, or an enum's labels, may have been renamed since that was written. Wider bounds are right,
+           -- too.
+           coalesce(forget_gone.bounds,
+                    CASE WHEN max(p.condition) ~ '::("([^"]|"")+"|\w+)\.' THEN 'true' ELSE max(p.condition) END),
            'leaving'
       FROM roir.source_partition p
      WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present'
     -- Somebody else may have written down already that it is gone.
     HAVING forget_gone.bounds IS NOT NULL OR count(*) > 0;
     DELETE FROM roir.source_partition p
-     WHERE p.generation_id = generation AND (p.parent = ANY (below) OR p.relation = partition AND p.status <> 'leaving');
+     WHERE p.generation_id = generation
+       AND (p.parent = ANY (below) OR p.relation = partition AND p.status <> 'leaving');
     UPDATE roir.scan_range r SET done = true
       FROM roir.operation o
      WHERE o.id = r.operation_id AND o.generation_id = generation AND r.relation = ANY (below) AND NOT r.done
@@ -97,7 +104,8 @@ BEGIN
     END IF;
     -- Another detach, or a DROP, may have had that lock before.
     IF NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = partition AND i.inhparent = parent) THEN
-        RAISE no_data_found USING MESSAGE = format('%s is no partition any more: it was detached or dropped meanwhile', partition);
+        RAISE no_data_found USING
+            MESSAGE = format('%s is no partition any more: it was detached or dropped meanwhile', partition);
     END IF;
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     PERFORM roir.check_code(parent, partition, false);
@@ -118,7 +126,8 @@ BEGIN
     END LOOP;
     EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', parent, partition);
     PERFORM roir.widen_default(x.id, parent)
-       FROM roir.generation x JOIN roir.index i ON i.id = x.index_id WHERE i.source_oid::oid = ANY (sources) AND x.status <> 'dropped';
+       FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
+      WHERE i.source_oid::oid = ANY (sources) AND x.status <> 'dropped';
     IF and_drop THEN
         EXECUTE format('DROP TABLE %s', partition);
     END IF;

@@ -18,8 +18,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            + (SELECT count(*) FROM pg_class c WHERE c.oid = ANY ((SELECT oids FROM stored)::oid[]) AND c.relrowsecurity)
 $$;
 
--- What is missing of a building generation's tables: columns by their names, unique indexes, and segments that outlive a
--- crash; and what was added to them. OFFSET 0: looked up one by one, where a join would read the whole catalog.
+-- What is missing of a building generation's tables: columns by their names, unique indexes, and segments that outlive
+-- a crash; and what was added to them. OFFSET 0: looked up one by one, where a join would read the whole catalog.
 CREATE FUNCTION roir.table_faults(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT (SELECT count(*)
@@ -43,8 +43,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM roir.generation g WHERE g.id = table_faults.generation
 $$;
 
--- 1 where a generation's view of its source is gone, or isn't the one that was made: of all rows, and of those columns, by
--- a role that may read them.
+-- 1 where a generation's view of its source is gone, or isn't the one that was made: of all rows, and of those columns,
+-- by a role that may read them.
 CREATE FUNCTION roir.view_faults(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT count(*)
@@ -52,7 +52,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       LEFT JOIN pg_rewrite r ON r.ev_class = to_regclass(format('roir_data.g%s_source', g.id))
      WHERE g.id = view_faults.generation
        AND (r.oid IS NULL
-            OR NOT has_table_privilege((SELECT c.relowner FROM pg_class c WHERE c.oid = r.ev_class), i.source_oid::oid, 'SELECT')
+            OR NOT has_table_privilege((SELECT c.relowner FROM pg_class c WHERE c.oid = r.ev_class),
+                                       i.source_oid::oid, 'SELECT')
             OR position('WHERE' IN pg_get_viewdef(r.ev_class)) > 0
             OR (SELECT array_agg(DISTINCT d.refobjid::bigint) FROM pg_depend d
                  WHERE d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
@@ -67,8 +68,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- How often the building generations of a source find something else than they were prepared for, which only looks at
--- what they keep themselves: what they keep of the shape; the statements that maintain them in the capture function, for
--- their mode; their tables; and on each leaf that they hold the trigger that tells of its TRUNCATE.
+-- what they keep themselves: what they keep of the shape; the statements that maintain them in the capture function,
+-- for their mode; their tables; and on each leaf that they hold the trigger that tells of its TRUNCATE.
 CREATE FUNCTION roir.build_faults(source oid) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(sum(
@@ -104,14 +105,16 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                           -- Rows of inheritance children would be among those that are looked up.
                           c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid),
                           EXISTS (SELECT FROM pg_class l
-                                   WHERE l.oid = ANY (ARRAY(SELECT t.relation FROM roir.partition_tree(fingerprint.source) t))
+                                   WHERE l.oid = ANY (ARRAY(SELECT t.relation
+                                                            FROM roir.partition_tree(fingerprint.source) t))
                                      AND l.relpersistence = 'u'))
            FROM pg_class c WHERE c.oid = source),
         (SELECT string_agg(concat_ws(',', a.attnum, quote_ident(a.attname), a.atttypid, a.atttypmod,
                                      l.value ->> 'collprovider', l.value ->> 'collcollate', l.value ->> 'collctype',
                                      l.value ->> 'colllocale', l.value ->> 'colliculocale',
                                      l.value ->> 'collicurules', l.value ->> 'collisdeterministic',
-                                     quote_nullable(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END)), ';'
+                                     quote_nullable(CASE WHEN a.attgenerated <> ''
+                                                         THEN pg_get_expr(d.adbin, d.adrelid) END)), ';'
                            ORDER BY a.attnum)
            FROM pg_attribute a
            LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -129,14 +132,16 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            FROM pg_trigger
           WHERE tgrelid = source AND tgfoid IN (SELECT function FROM roir.captures(source))),
         -- 'A' is ENABLE ALWAYS: a partition's own capture triggers can be disabled one by one.
-        (SELECT count(*) FROM pg_trigger WHERE tgfoid IN (SELECT function FROM roir.captures(source)) AND tgenabled <> 'A'),
+        (SELECT count(*) FROM pg_trigger
+          WHERE tgfoid IN (SELECT function FROM roir.captures(source)) AND tgenabled <> 'A'),
         roir.build_faults(source)))
 $$;
 
--- A stamp that differs whenever the server has written to a catalog's row that the fingerprint or roir.partition_changes
--- reads, and whenever a right differs that the fingerprint asks for: cheap enough for every batch, also over many partitions.
--- Where it is as it was there is nothing else to look at. It may differ without a reason. An ANALYZE leaves it alone.
--- In plpgsql, which keeps its plans. Many rows are summed up by hashes, since to sort them costs more than to read them.
+-- A stamp that differs whenever the server has written to a catalog's row that the fingerprint or
+-- roir.partition_changes reads, and whenever a right differs that the fingerprint asks for: cheap enough for every
+-- batch, also over many partitions. Where it is as it was there is nothing else to look at. It may differ without a
+-- reason. An ANALYZE leaves it alone. In plpgsql, which keeps its plans. Many rows are summed up by hashes, since to
+-- sort them costs more than to read them.
 CREATE FUNCTION roir.stamp(source oid) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -170,7 +175,8 @@ BEGIN
       INTO segments, tree
       FROM pg_inherits i WHERE i.inhparent = ANY (bases);
     own := bases || deltas || views || segments;
-    -- None of the server's own types is an enum or a composite, nor made of one. Each partition has expressions of its own.
+    -- None of the server's own types is an enum or a composite, nor made of one. Each partition has expressions of its
+    -- own.
     SELECT bool_or(t.typnamespace <> 'pg_catalog'::regnamespace), bool_or(a.attgenerated <> '')
       INTO has_types, generates
       FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -182,7 +188,8 @@ BEGIN
     END IF;
     WHILE level <> '{}' LOOP
         SELECT coalesce(array_agg(i.inhrelid), '{}'),
-               concat(count(*), ' ', sum(hashoidextended(i.inhrelid, i.xmin::text::bigint * 2 + i.inhdetachpending::int)))
+               concat(count(*), ' ',
+                      sum(hashoidextended(i.inhrelid, i.xmin::text::bigint * 2 + i.inhdetachpending::int)))
           INTO children, links
           FROM pg_inherits i WHERE i.inhparent = ANY (level);
         EXIT WHEN children = '{}';
@@ -194,32 +201,40 @@ BEGIN
         tree := concat_ws('/', tree, links, rows);
     END LOOP;
     RETURN md5(concat_ws('|', tree, bases::text, deltas::text, views::text, capture::text, types::text, roir.moved(),
-        (SELECT string_agg(concat(c.oid, ' ', c.xmin), ',' ORDER BY c.oid) FROM pg_class c WHERE c.oid = ANY (source || own)),
+        (SELECT string_agg(concat(c.oid, ' ', c.xmin), ',' ORDER BY c.oid) FROM pg_class c
+          WHERE c.oid = ANY (source || own)),
         (SELECT concat(count(*), ' ', sum(hashoidextended(a.attrelid, a.xmin::text::bigint * 2048 + a.attnum)))
-           FROM pg_attribute a WHERE a.attrelid = ANY (source || bases || deltas || views || composites) AND a.attnum > 0),
+           FROM pg_attribute a
+          WHERE a.attrelid = ANY (source || bases || deltas || views || composites) AND a.attnum > 0),
         (SELECT string_agg(concat(d.oid, ' ', d.xmin), ',' ORDER BY d.oid) FROM pg_attrdef d WHERE d.adrelid = source),
         -- Written out, since what an expression names can get another name.
         CASE WHEN generates THEN
-            (SELECT md5(string_agg(concat(d.oid, ' ', d.xmin, ' ', pg_get_expr(d.adbin, d.adrelid)), ',' ORDER BY d.oid))
+            (SELECT md5(string_agg(concat(d.oid, ' ', d.xmin, ' ', pg_get_expr(d.adbin, d.adrelid)), ','
+                                   ORDER BY d.oid))
                FROM pg_attrdef d WHERE d.adrelid = ANY (relations)) END,
         (SELECT string_agg(concat(i.indexrelid, ' ', i.xmin), ',' ORDER BY i.indexrelid)
            FROM pg_index i WHERE i.indrelid = ANY (source || bases || deltas)),
         (SELECT string_agg(concat(o.xmin, ' ', n.xmin), ',' ORDER BY o.oid)
            FROM pg_opclass o JOIN pg_namespace n ON n.oid = o.opcnamespace
           WHERE o.oid = ANY ((SELECT i.indclass FROM pg_index i WHERE i.indrelid = source AND i.indisprimary)::oid[])),
-        (SELECT string_agg(concat(k.oid, ' ', k.xmin), ',' ORDER BY k.oid) FROM pg_constraint k WHERE k.conrelid = source),
+        (SELECT string_agg(concat(k.oid, ' ', k.xmin), ',' ORDER BY k.oid) FROM pg_constraint k
+          WHERE k.conrelid = source),
         (SELECT string_agg(concat(p.oid, ' ', p.xmin), ',' ORDER BY p.oid) FROM pg_proc p WHERE p.oid = ANY (capture)),
         (SELECT concat(count(*), ' ', sum(hashoidextended(t.oid, t.xmin::text::bigint)))
            FROM pg_trigger t WHERE t.tgrelid = ANY (relations || own)),
         (SELECT count(*) FROM pg_trigger t WHERE t.tgfoid = ANY (capture) AND t.tgenabled <> 'A'),
-        (SELECT string_agg(concat(r.oid, ' ', r.xmin), ',' ORDER BY r.oid) FROM pg_rewrite r WHERE r.ev_class = ANY (own)),
+        (SELECT string_agg(concat(r.oid, ' ', r.xmin), ',' ORDER BY r.oid) FROM pg_rewrite r
+          WHERE r.ev_class = ANY (own)),
         CASE WHEN has_types THEN
-            (SELECT string_agg(concat(e.oid, ' ', e.xmin), ',' ORDER BY e.oid) FROM pg_enum e WHERE e.enumtypid = ANY (types)) END,
-        (SELECT string_agg(concat(g.id, ' ', g.xmin), ',' ORDER BY g.id) FROM roir.generation g WHERE g.id = ANY (building)),
+            (SELECT string_agg(concat(e.oid, ' ', e.xmin), ',' ORDER BY e.oid) FROM pg_enum e
+              WHERE e.enumtypid = ANY (types)) END,
+        (SELECT string_agg(concat(g.id, ' ', g.xmin), ',' ORDER BY g.id) FROM roir.generation g
+          WHERE g.id = ANY (building)),
         (SELECT count(*) FROM roir.segment s WHERE s.generation_id = ANY (building)),
         (SELECT concat(count(*), ' ', sum(hashint8extended(p.id, p.xmin::text::bigint)))
            FROM roir.source_partition p WHERE p.generation_id = ANY (building) AND p.status = 'present'),
-        (SELECT string_agg(concat(has_table_privilege(f.proowner, d.oid, 'INSERT'), has_table_privilege(f.proowner, source, 'SELECT')),
+        (SELECT string_agg(concat(has_table_privilege(f.proowner, d.oid, 'INSERT'),
+                                  has_table_privilege(f.proowner, source, 'SELECT')),
                            ',' ORDER BY f.oid, d.oid)
            FROM pg_proc f CROSS JOIN unnest(deltas) d (oid) WHERE f.oid = ANY (capture)),
         (SELECT string_agg(has_table_privilege(c.relowner, source, 'SELECT')::text, ',' ORDER BY c.oid)

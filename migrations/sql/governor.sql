@@ -4,7 +4,8 @@
 CREATE FUNCTION roir.signals(OUT name text, OUT unit text) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     VALUES ('replica_lag', 'bytes'), ('replica_delay', 'seconds'), ('slot_wal', 'bytes'), ('slot_room', 'bytes'),
-           ('oldest_transaction', 'seconds'), ('free_space', 'bytes'), ('shard_lag', 'seconds'), ('outbox', 'bytes'), ('query', 'number'),
+           ('oldest_transaction', 'seconds'), ('free_space', 'bytes'), ('shard_lag', 'seconds'), ('outbox', 'bytes'),
+           ('query', 'number'),
            ('commit_latency', 'seconds'), ('active_sessions', 'number'), ('lock_waits', 'number'),
            ('wal_rate', 'bytes'), ('checkpoints', 'number')
 $$;
@@ -69,7 +70,8 @@ BEGIN
             IF value IS NULL OR value < 0 OR (value = 0 AND s.name <> 'query') OR value >= 1e18 OR value = 'NaN' THEN
                 RAISE invalid_parameter_value USING
                     MESSAGE = format('throttle: %s is %s, which is no number of %s', parts[1], parts[2], s.unit),
-                    HINT = CASE s.unit WHEN 'bytes' THEN 'write it as 100MB' WHEN 'seconds' THEN 'write it as 20ms or 10min'
+                    HINT = CASE s.unit WHEN 'bytes' THEN 'write it as 100MB'
+                                       WHEN 'seconds' THEN 'write it as 20ms or 10min'
                            ELSE 'write it as 4' END;
             END IF;
             found := found || jsonb_build_object(s.name, value);
@@ -84,7 +86,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT string_agg(e.key || '=' || CASE
                WHEN e.key = 'replicas' THEN (SELECT string_agg(r, ',') FROM jsonb_array_elements_text(e.value) r)
                WHEN s.unit = 'bytes' THEN (SELECT (e.value::numeric / u.size)::bigint || u.name
-                   FROM (VALUES (1099511627776, 'TB'), (1073741824, 'GB'), (1048576, 'MB'), (1024, 'kB'), (1, 'B')) u (size, name)
+                   FROM (VALUES (1099511627776, 'TB'), (1073741824, 'GB'), (1048576, 'MB'), (1024, 'kB'), (1, 'B'))
+                        u (size, name)
                   WHERE e.value::numeric % u.size = 0 ORDER BY u.size DESC LIMIT 1)
                WHEN s.unit = 'seconds' THEN CASE WHEN e.value::numeric < 1
                                                  THEN trim_scale(e.value::numeric * 1000) || 'ms'
@@ -125,7 +128,8 @@ DECLARE
 BEGIN
     INSERT INTO roir.signal_sample (operation_id, granted, readings)
     VALUES (keep_signals.operation, keep_signals.granted, keep_signals.readings) ON CONFLICT DO NOTHING;
-    SELECT count(*), min(s.at) INTO samples, first FROM roir.signal_sample s WHERE s.operation_id = keep_signals.operation;
+    SELECT count(*), min(s.at) INTO samples, first
+      FROM roir.signal_sample s WHERE s.operation_id = keep_signals.operation;
     IF samples >= 360 THEN
         DELETE FROM roir.signal_sample s
          USING (SELECT x.at, row_number() OVER (PARTITION BY floor(extract(epoch FROM x.at - first)

@@ -1,28 +1,6 @@
--- Event triggers that refuse DDL on an indexed table which no capture sees, and name the supported way. Only a superuser
--- can install them: roir init does, where its role is one; any superuser may by SELECT roir.guard(). Without them the
--- same changes are detected (roir.partition_changes, roir.fingerprint, roir.shape_changes).
-
--- An error of pg_xact_status says that the id wasn't given out yet: so a frozen row has it from 4 billion ids ago.
-CREATE FUNCTION roir.is_in_progress(id xid8) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN coalesce(pg_xact_status(id) = 'in progress', false);
-EXCEPTION WHEN invalid_parameter_value THEN
-    RETURN false;
-END $$;
-
--- True where the transaction that wrote a row which we see hasn't ended: then it is ours, or one of its savepoints. A
--- savepoint's id is younger than ours by as many as were given out meanwhile: on a busy server by a million in minutes.
-CREATE FUNCTION roir.is_mine(written_by xid) RETURNS boolean
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN x.id < 3 THEN false
-                WHEN x.id <= x.me + 1000000 THEN coalesce(pg_xact_status(x.id::text::xid8) = 'in progress', false)
-                -- Dearer, since an error is caught.
-                ELSE roir.is_in_progress(x.id::text::xid8) END
-      FROM (SELECT n.me, n.me + CASE WHEN n.ahead < 2147483648 THEN n.ahead ELSE n.ahead - 4294967296 END AS id
-              FROM (SELECT m.me, mod(4294967296 + written_by::text::numeric - mod(m.me, 4294967296), 4294967296) AS ahead
-                      FROM (SELECT pg_current_xact_id()::text::numeric AS me) m) n) x
-$$;
+-- Event triggers that refuse DDL on an indexed table which no capture sees, and name the supported way. Only a
+-- superuser can install them: roir init does, where its role is one; any superuser may by SELECT roir.guard(). Without
+-- them the same changes are detected (roir.partition_changes, roir.fingerprint, roir.shape_changes).
 
 -- True where whoever sets roir.own_ddl is believed: a role that works for indexes. Any user can set it.
 CREATE FUNCTION roir.is_own_ddl() RETURNS boolean
@@ -34,7 +12,8 @@ $$;
 -- Why a partition can't just leave, and what to do instead.
 CREATE FUNCTION roir.detach_problem(partition text, source regclass, reason text, OUT problem text, OUT hint text)
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('partition %s of %s would leave its entries behind in the roir indexes of that table: %s', partition, source, reason),
+    SELECT format('partition %s of %s would leave its entries behind in the roir indexes of that table: %s',
+                  partition, source, reason),
            format('Use SELECT roir.detach_partition(%L), with and_drop => true to drop the partition, too.', partition)
 $$;
 
@@ -50,10 +29,10 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM holder h WHERE h.pid = pg_backend_pid())
 $$;
 
--- Takes over what a plain DETACH or DROP has just taken out of an indexed source, as roir.detach_partition does: hides its
--- entries in the same transaction. The statement has its locks on the source already. So it waits for the view's in
--- slices that are shorter than deadlock_timeout, and gives way where a reader of the view waits for the source: else the
--- server might end the reader's statement. patience_ms: 0 is half a minute.
+-- Takes over what a plain DETACH or DROP has just taken out of an indexed source, as roir.detach_partition does: hides
+-- its entries in the same transaction. The statement has its locks on the source already. So it waits for the view's in
+-- slices that are shorter than deadlock_timeout, and gives way where a reader of the view waits for the source: else
+-- the server might end the reader's statement. patience_ms: 0 is half a minute.
 CREATE FUNCTION roir.take_over(generation bigint, partition oid, patience_ms integer) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -69,7 +48,8 @@ BEGIN
     IF EXISTS (SELECT FROM roir.source_partition p WHERE p.status = 'joining' AND p.parent = ANY (below)) THEN
         RAISE object_in_use USING MESSAGE = 'a table is being attached to it';
     END IF;
-    PERFORM set_config('lock_timeout', greatest(1, least(s.setting::integer / 2, 500, nullif(patience_ms, 0))) || 'ms', true)
+    PERFORM set_config('lock_timeout',
+                       greatest(1, least(s.setting::integer / 2, 500, nullif(patience_ms, 0))) || 'ms', true)
        FROM pg_settings s WHERE s.name = 'deadlock_timeout';
     LOOP
         BEGIN
@@ -86,7 +66,8 @@ BEGIN
 END $$;
 
 -- Takes over these partitions of a generation, where they are gone; what is wrong where that isn't possible.
-CREATE FUNCTION roir.take_over_gone(generation bigint, source regclass, relations oid[], OUT problem text, OUT hint text)
+CREATE FUNCTION roir.take_over_gone(generation bigint, source regclass, relations oid[], OUT problem text,
+                                    OUT hint text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     c record;
@@ -95,18 +76,22 @@ BEGIN
     IF relations = '{}' THEN
         RETURN;
     END IF;
-    FOR c IN SELECT * FROM roir.partition_changes(generation, source) x WHERE x.gone AND x.relation::oid = ANY (relations) LOOP
+    FOR c IN SELECT * FROM roir.partition_changes(generation, source) x
+              WHERE x.gone AND x.relation::oid = ANY (relations) LOOP
         BEGIN
-            PERFORM roir.take_over(generation, c.relation::oid, (SELECT s.setting::integer FROM pg_settings s WHERE s.name = 'lock_timeout'));
+            PERFORM roir.take_over(generation, c.relation::oid,
+                                   (SELECT s.setting::integer FROM pg_settings s WHERE s.name = 'lock_timeout'));
             BEGIN
                 PERFORM roir.unwatch_leaves(ARRAY[source::oid], array_agg(t.oid))
-                   FROM (SELECT c.relation::oid UNION SELECT t.relation FROM roir.partition_tree(c.relation::oid) t) t (oid);
+                   FROM (SELECT c.relation::oid UNION
+                         SELECT t.relation FROM roir.partition_tree(c.relation::oid) t) t (oid);
             EXCEPTION WHEN insufficient_privilege THEN
                 -- Only its owner may. It tells nothing of a table that is no partition.
                 NULL;
             END;
             INSERT INTO roir.event (index_id, actor, action, detail)
-            SELECT x.index_id, roir.outer_role(), 'detach partition', c.name FROM roir.generation x WHERE x.id = generation;
+            SELECT x.index_id, roir.outer_role(), 'detach partition', c.name
+              FROM roir.generation x WHERE x.id = generation;
         EXCEPTION WHEN OTHERS THEN
             SELECT * INTO problem, hint FROM roir.detach_problem(c.name, source, SQLERRM);
             RETURN;
@@ -114,8 +99,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Makes the view hide leaving entries within the user's own DDL, if the view is free. If a reader holds it, the clean-up
--- does it later, and status warns until then: a user's statement waits 50 ms for it at most.
+-- Makes the view hide leaving entries within the user's own DDL, if the view is free. If a reader holds it, the
+-- clean-up does it later, and status warns until then: a user's statement waits 50 ms for it at most.
 CREATE FUNCTION roir.hide_if_free(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 BEGIN
@@ -134,8 +119,8 @@ DECLARE
     attached regclass;
 BEGIN
     FOR g IN
-        SELECT x.id, x.entry, i.source_oid::oid::regclass AS source, quote_ident(i.schema_name) || '.' || quote_ident(i.name)
-               AS index, o.id AS operation, o.fingerprint
+        SELECT x.id, x.entry, i.source_oid::oid::regclass AS source,
+               quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, o.id AS operation, o.fingerprint
           FROM roir.index i
           JOIN roir.generation x ON x.index_id = i.id AND x.status IN ('building', 'active', 'retired')
           LEFT JOIN roir.operation o ON o.generation_id = x.id AND o.status IN ('running', 'paused')
@@ -155,18 +140,22 @@ BEGIN
         FOR c IN SELECT * FROM roir.partition_changes(g.id, g.source) LOOP
             -- What this transaction attached: the leaf, or the uppermost level above it that it came by.
             SELECT a.relid INTO attached
-              FROM pg_partition_ancestors(c.relation::oid) WITH ORDINALITY a (relid, n) JOIN pg_inherits h ON h.inhrelid = a.relid
+              FROM pg_partition_ancestors(c.relation::oid) WITH ORDINALITY a (relid, n)
+              JOIN pg_inherits h ON h.inhrelid = a.relid
              WHERE roir.is_mine(h.xmin) ORDER BY a.n DESC LIMIT 1;
             CONTINUE WHEN c.gone OR attached IS NULL
                 OR EXISTS (SELECT FROM roir.source_partition p
                             WHERE p.generation_id = g.id AND p.relation = c.relation AND p.status = 'joining');
-            -- Asked of its file: to read it would run its owner's code as whoever attaches it. A foreign table has none.
+            -- Asked of its file: to read it would run its owner's code as whoever attaches it. A foreign table has
+            -- none.
             IF pg_relation_size(c.relation::oid) > 0
                OR EXISTS (SELECT FROM pg_class k WHERE k.oid = c.relation::oid AND k.relkind = 'f') THEN
                 problem := format('%s would bring rows into %s that its roir indexes don''t have', c.name, g.source);
                 hint := CASE WHEN attached::oid = c.relation::oid
                     THEN 'Attach it by roir attach-partition, or empty it by TRUNCATE, attach it and insert the rows.'
-                    ELSE format('Attach %s without it, then it by roir attach-partition; or empty it by TRUNCATE first.', attached) END;
+                    ELSE format('Attach %s without it, then it by roir attach-partition; '
+                                'or empty it by TRUNCATE first.',
+                                attached) END;
                 RETURN;
             END IF;
             PERFORM roir.adopt_partitions(g.id, g.source, ARRAY[c.relation::oid],
@@ -182,7 +171,8 @@ BEGIN
         IF FOUND THEN
             problem := CASE c.kind
                 WHEN 'column' THEN format('index %s needs column %I of %s', g.index, c.name, g.source)
-                ELSE format('index %s contains column %I of %s as its present expression generates it', g.index, c.name, g.source) END;
+                ELSE format('index %s contains column %I of %s as its present expression generates it',
+                            g.index, c.name, g.source) END;
             hint := format('Drop the index first: roir drop %s', roir.argument(g.index));
             RETURN;
         END IF;

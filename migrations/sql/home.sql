@@ -1,6 +1,7 @@
--- Where this control schema is at home. A dump that is restored gives all tables other oids. pg_upgrade keeps those, and
--- makes schemas, functions and the rows of the catalogs anew: the links of partitions, too. So the oids of our own tables
--- and of our own schema tell what has happened to the database. What happened to one source alone they don't touch.
+-- Where this control schema is at home. A dump that is restored gives all tables other oids. pg_upgrade keeps those,
+-- and makes schemas, functions and the rows of the catalogs anew: the links of partitions, too. So the oids of our own
+-- tables and of our own schema tell what has happened to the database. What happened to one source alone they don't
+-- touch.
 
 -- Writes down where it is now.
 CREATE FUNCTION roir.settle() RETURNS void

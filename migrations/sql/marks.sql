@@ -1,17 +1,19 @@
--- What must have been there all the while for entries to be right: the primary key, since rows shared one while there was
--- none; the capture's triggers and functions, and the view that it reads the source by, since writes were missed or
+-- What must have been there all the while for entries to be right: the primary key, since rows shared one while there
+-- was none; the capture's triggers and functions, and the view that it reads the source by, since writes were missed or
 -- misread while they were others; generated columns, whose values are written anew with their expression; our own
--- tables. Gone for a while, or altered and altered back, they look as before, and yet the server has made them anew: with
--- another oid, or by another transaction (xmin, which a freeze leaves as it is). So a generation keeps these marks, by
--- name, in its shape. One that isn't kept is unknown, and nothing is said of it.
+-- tables. Gone for a while, or altered and altered back, they look as before, and yet the server has made them anew:
+-- with another oid, or by another transaction (xmin, which a freeze leaves as it is). So a generation keeps these
+-- marks, by name, in its shape. One that isn't kept is unknown, and nothing is said of it.
 
--- The constraint of a primary key outlives REINDEX CONCURRENTLY and a rename. Triggers are those of the source and, by the
--- link of each, its partitions: one that was out meanwhile is told by that link. A column that is generated no longer keeps its
--- values, and its mark, which loses the expression's oid: only if the table was rewritten, too, it may have had another one.
+-- The constraint of a primary key outlives REINDEX CONCURRENTLY and a rename. Triggers are those of the source and, by
+-- the link of each, its partitions: one that was out meanwhile is told by that link. A column that is generated no
+-- longer keeps its values, and its mark, which loses the expression's oid: only if the table was rewritten, too, it may
+-- have had another one.
 CREATE FUNCTION roir.marks(generation bigint) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH generation AS MATERIALIZED (
-        SELECT g.id, g.entry, g.shape, i.source_oid::oid AS source, to_regclass(format('roir_data.g%s', g.id))::oid AS base
+        SELECT g.id, g.entry, g.shape, i.source_oid::oid AS source,
+               to_regclass(format('roir_data.g%s', g.id))::oid AS base
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = marks.generation),
     -- Asked one by one: a join would read all that the database has of functions, columns and triggers.
     capture AS MATERIALIZED (
@@ -24,7 +26,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT 'key', k.oid::text
           FROM generation g JOIN pg_constraint k ON k.conrelid = g.source AND k.contype = 'p'
         UNION ALL
-        SELECT format('trigger %s/%s/%s', r.oid, r.link, t.tgtype & 1), string_agg(concat(t.oid, ' ', t.xmin), ',' ORDER BY t.oid)
+        SELECT format('trigger %s/%s/%s', r.oid, r.link, t.tgtype & 1),
+               string_agg(concat(t.oid, ' ', t.xmin), ',' ORDER BY t.oid)
           FROM relation r CROSS JOIN LATERAL (
                SELECT t.oid, t.xmin, t.tgtype FROM pg_trigger t
                 WHERE t.tgrelid = r.oid AND t.tgfoid = ANY ((SELECT functions FROM capture)::oid[]) OFFSET 0) t
@@ -45,17 +48,19 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT a.name, concat(d.oid, ' ', pg_relation_filenode(r.oid))
           FROM (SELECT roir.entry_columns(g.entry) AS columns, g.shape -> 'marks' AS kept FROM generation g
                  WHERE g.shape -> 'expressions' <> '{}'
-                    OR EXISTS (SELECT FROM pg_attribute s WHERE s.attrelid = g.source AND s.attgenerated = 's') OFFSET 0) g
+                    OR EXISTS (SELECT FROM pg_attribute s
+                                WHERE s.attrelid = g.source AND s.attgenerated = 's') OFFSET 0) g
          CROSS JOIN relation r
-         CROSS JOIN LATERAL (SELECT a.attnum, a.attgenerated, format('expression %s/%s/%s', r.oid, r.link, a.attname) AS name
+         CROSS JOIN LATERAL (SELECT a.attnum, a.attgenerated,
+                                    format('expression %s/%s/%s', r.oid, r.link, a.attname) AS name
                                FROM pg_attribute a WHERE a.attrelid = r.oid AND a.attname = ANY (g.columns) OFFSET 0) a
           LEFT JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum AND a.attgenerated = 's'
          WHERE a.attgenerated = 's' OR g.kept ? a.name)
     SELECT coalesce(jsonb_object_agg(m.name, m.value), '{}') FROM mark m
 $$;
 
--- Which marks are other ones now; what is gone altogether is told by others. Before a roir init has seen to a database that
--- pg_upgrade made nobody can tell, since that makes all of these anew.
+-- Which marks are other ones now; what is gone altogether is told by others. Before a roir init has seen to a database
+-- that pg_upgrade made nobody can tell, since that makes all of these anew.
 CREATE FUNCTION roir.mark_changes(generation bigint) RETURNS TABLE (name text, was text, is_now text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT k.key, k.value, n.value
@@ -102,18 +107,21 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT g.shape, n.marks || coalesce((
                    SELECT jsonb_object_agg(k.key, k.value) FROM jsonb_each(g.shape -> 'marks') k
                     WHERE k.key !~ '^(trigger|expression) '
-                       OR (regexp_match(k.key, '^[a-z]+ (\d+/[\d.]*)'))[1] IN (SELECT p.name FROM place p)), '{}') AS marks
+                       OR (regexp_match(k.key, '^[a-z]+ (\d+/[\d.]*)'))[1] IN (SELECT p.name FROM place p)),
+               '{}') AS marks
           FROM roir.generation g CROSS JOIN now n WHERE g.id = followed_marks.generation)
     SELECT w.marks FROM wanted w WHERE w.shape ? 'marks' AND w.shape -> 'marks' <> w.marks AND roir.moved() IS NULL
 $$;
 
--- Keeps the marks of partitions that came, and forgets those of partitions that went. Waits for nobody where there are none.
+-- Keeps the marks of partitions that came, and forgets those of partitions that went. Waits for nobody where there are
+-- none.
 CREATE FUNCTION roir.follow_marks(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF roir.followed_marks(generation) IS NOT NULL THEN
         PERFORM roir.hold_marks(generation);
         UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{marks}', w.marks)
-          FROM roir.followed_marks(generation) AS w (marks) WHERE g.id = follow_marks.generation AND w.marks IS NOT NULL;
+          FROM roir.followed_marks(generation) AS w (marks)
+         WHERE g.id = follow_marks.generation AND w.marks IS NOT NULL;
     END IF;
 END $$;

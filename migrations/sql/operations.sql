@@ -31,8 +31,8 @@ BEGIN
 END $$;
 
 -- Counts the time since the last tick to the phase, and beats the run's heart; false where the run is over. A gap
--- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as that at the most: by default after
--- so long a run is taken for dead.
+-- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as that at the most: by default
+-- after so long a run is taken for dead.
 CREATE FUNCTION roir.tick(operation bigint, epoch bigint, longest numeric DEFAULT 30) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH ticked AS (
@@ -58,8 +58,8 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- running -> paused, whoever asks for it: a user, a run that fails, a window, the governor. False where the operation
--- isn't running any more, or a newer run than that of this epoch holds it; without an epoch it is whichever run holds it.
--- detail: the event's.
+-- isn't running any more, or a newer run than that of this epoch holds it; without an epoch it is whichever run holds
+-- it. detail: the event's.
 CREATE FUNCTION roir.pause_operation(operation bigint, epoch bigint, actor text, reason text, detail text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -122,8 +122,8 @@ BEGIN
 END $$;
 
 -- The one place that changes the options which can change while an operation lives. wishes: by their names; NULL keeps
--- what there is, and 0, or `off`, is none of it. An event for each that really changes; returns them, NULL if none does.
--- Workers read the row before each batch, the governor each second, so that a change takes effect there.
+-- what there is, and 0, or `off`, is none of it. An event for each that really changes; returns them, NULL if none
+-- does. Workers read the row before each batch, the governor each second, so that a change takes effect there.
 CREATE FUNCTION roir.change_options(operation bigint, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -225,7 +225,8 @@ BEGIN
     UPDATE roir.operation
        SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL,
            -- A task's next try after a failure is of the same stretch: max_duration_s counts on.
-           working_since = CASE WHEN o.paused_by = o.owner AND actor = o.owner THEN working_since ELSE clock_timestamp() END
+           working_since = CASE WHEN o.paused_by = o.owner AND actor = o.owner THEN working_since
+                                ELSE clock_timestamp() END
      WHERE id = o.id AND status = 'paused';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'resume',

@@ -1,6 +1,6 @@
--- What a source's owner may do with our tables, since the capture of rows runs as the owner: with the table's owner these
--- rights change hands. ALTER TABLE … OWNER TO hands them over at once, where there are event triggers. Else, and after
--- REASSIGN OWNED, of which no event trigger hears, the next clean-up does, and status says so before.
+-- What a source's owner may do with our tables, since the capture of rows runs as the owner: with the table's owner
+-- these rights change hands. ALTER TABLE … OWNER TO hands them over at once, where there are event triggers. Else,
+-- and after REASSIGN OWNED, of which no event trigger hears, the next clean-up does, and status says so before.
 
 -- Our tables that a source's writes touch, and the rights that its owner needs there.
 CREATE FUNCTION roir.stores(source oid) RETURNS TABLE (relation oid, rights text)
@@ -22,11 +22,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE i.source_oid = stores.source::bigint AND g.status <> 'dropped' AND s.relation IS NOT NULL
 $$;
 
--- Who may write these tables and isn't the source's owner any more: whatever that role holds there. Rights to read alone
--- are an administrator's, for a backup; and who may create in our schema works for indexes.
+-- Who may write these tables and isn't the source's owner any more: whatever that role holds there. Rights to read
+-- alone are an administrator's, for a backup; and who may create in our schema works for indexes.
 CREATE FUNCTION roir.former_owners(source oid) RETURNS TABLE (name text, relation regclass)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, c.oid::regclass
+    SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
+           c.oid::regclass
       FROM roir.stores(source) s
       JOIN pg_class c ON c.oid = s.relation
      CROSS JOIN LATERAL aclexplode(c.relacl) a
@@ -72,7 +73,8 @@ BEGIN
     EXECUTE format('GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO %s', owner);
 END $$;
 
--- Hands the capture of these tables, where they are sources, over to their new owners, if our role may: a superuser may.
+-- Hands the capture of these tables, where they are sources, over to their new owners, if our role may: a superuser
+-- may.
 CREATE FUNCTION roir.follow_owners(relations oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -93,7 +95,8 @@ BEGIN
         IF lacks THEN
             EXECUTE format('GRANT CREATE ON SCHEMA roir_data TO %s', moved.name);
         END IF;
-        -- Its mark is kept as it is afterwards: given there and back it would look like one that was another for a while.
+        -- Its mark is kept as it is afterwards: given there and back it would look like one that was another for a
+        -- while.
         known := ARRAY(SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
                         WHERE i.source_oid = moved.source::bigint AND g.status <> 'dropped'
                           AND NOT EXISTS (SELECT FROM roir.mark_changes(g.id) m WHERE m.name = 'function capture'));

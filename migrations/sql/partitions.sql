@@ -19,8 +19,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      ORDER BY gone DESC, 2
 $$;
 
--- A partition's bounds, or wider ones: of the uppermost default partition that it is in. Once one next to that leaves, the server
--- knows that one's new bounds at once, but a session that has asked for those below it goes on with the old ones.
+-- A partition's bounds, or wider ones: of the uppermost default partition that it is in. Once one next to that leaves,
+-- the server knows that one's new bounds at once, but a session that has asked for those below it goes on with the old
+-- ones.
 CREATE FUNCTION roir.wide_bounds(partition oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(roir.bounds_of(coalesce((
@@ -44,10 +45,11 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     ON CONFLICT DO NOTHING
 $$;
 
--- Takes leaves in that a generation doesn't know. from_birth: their TRUNCATE is seen from their first row on, since this
--- is the end of the statement that brought them. Without that a TRUNCATE in the transaction that made the leaf leaves no
--- trace, so what is within its bounds is asked for its row, as when a partition leaves. So it is for a leaf that has
--- another file than its first one. Only these leaves are touched: whoever makes one waits for nobody who writes to another.
+-- Takes leaves in that a generation doesn't know. from_birth: their TRUNCATE is seen from their first row on, since
+-- this is the end of the statement that brought them. Without that a TRUNCATE in the transaction that made the leaf
+-- leaves no trace, so what is within its bounds is asked for its row, as when a partition leaves. So it is for a leaf
+-- that has another file than its first one. Only these leaves are touched: whoever makes one waits for nobody who
+-- writes to another.
 CREATE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[], from_birth boolean DEFAULT false,
                                       links text[] DEFAULT NULL)
 RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$

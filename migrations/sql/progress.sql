@@ -1,6 +1,6 @@
 -- How far an operation is, and how long it will take: what roir.resumable_operations and the page (`engine/snapshot/`)
--- show. Everything is derived from committed rows, so that it can't fall; what is forgotten (the units of a verification
--- that ended) is kept by the samples, whose greatest percentage is a mark that is never undercut.
+-- show. Everything is derived from committed rows, so that it can't fall; what is forgotten (the units of a
+-- verification that ended) is kept by the samples, whose greatest percentage is a mark that is never undercut.
 
 -- What was seen at the beats of an operation: a few hundred rows, dense lately, thinner before.
 CREATE TABLE roir.progress_sample (
@@ -39,7 +39,8 @@ SELECT o.id AS operation_id,
        (r.rows + coalesce(v.rows, 0) + c.rows)::bigint AS rows,
        t.worked + t.since AS worked,
        coalesce((o.phase_seconds ->> o.phase)::float8, 0) + t.since AS in_phase,
-       greatest(roir.percent_of(o.kind, o.status, o.phase, r.copied, s.sealed, coalesce(c.share, v.compared, 0)), m.percent)
+       greatest(roir.percent_of(o.kind, o.status, o.phase, r.copied, s.sealed, coalesce(c.share, v.compared, 0)),
+                m.percent)
        AS percent
   FROM roir.operation o
  CROSS JOIN LATERAL (
@@ -102,11 +103,11 @@ SELECT o.id AS operation_id,
          FROM jsonb_each_text(o.phase_seconds)) t
  CROSS JOIN LATERAL (SELECT max(x.percent) AS percent FROM roir.progress_sample x WHERE x.operation_id = o.id) m;
 
--- How long what is left will take, in seconds, and how many rows a second are copied now; NULL where there is nothing to
--- derive it from. Reads no table: whoever may read the view may call it. earlier_…: the rows and the seconds of the last
--- completed build of the same index.
-CREATE FUNCTION roir.time_left(o roir.operation, w roir.operation_work, samples roir.progress_sample[], delta_rows bigint,
-                               earlier_rows bigint, earlier_seconds jsonb,
+-- How long what is left will take, in seconds, and how many rows a second are copied now; NULL where there is nothing
+-- to derive it from. Reads no table: whoever may read the view may call it. earlier_…: the rows and the seconds of
+-- the last completed build of the same index.
+CREATE FUNCTION roir.time_left(o roir.operation, w roir.operation_work, samples roir.progress_sample[],
+                               delta_rows bigint, earlier_rows bigint, earlier_seconds jsonb,
                                OUT likely double precision, OUT low double precision, OUT high double precision,
                                OUT rows_per_second double precision)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -134,7 +135,8 @@ BEGIN
            w.copied - min(s.share) FILTER (WHERE s.fits) AS share,
            w.worked - min(s.worked) FILTER (WHERE s.fits) AS share_seconds
       INTO recent
-      FROM (SELECT x.*, x.parallelism = o.parallelism AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
+      FROM (SELECT x.*, x.parallelism = o.parallelism
+                        AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
                         AND x.worked > w.worked - greatest(10, 0.35 * w.in_phase) AS fits
               FROM unnest(samples) x WHERE x.phase = o.phase) s;
     IF o.status = 'running' AND o.phase IN ('build', 'sum', 'check', 'compact') THEN
@@ -200,8 +202,8 @@ BEGIN
     high := likely + sqrt(variance) + 0.5;
 END $$;
 
--- Keeps a sample of an operation, when its heart beats and when its status or phase changes. As us: whoever may pause an
--- operation needs no rights on its samples.
+-- Keeps a sample of an operation, when its heart beats and when its status or phase changes. As us: whoever may pause
+-- an operation needs no rights on its samples.
 CREATE FUNCTION roir.take_sample() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -210,10 +212,12 @@ DECLARE
     first timestamptz;
 BEGIN
     SELECT * INTO last FROM roir.progress_sample s WHERE s.operation_id = NEW.id ORDER BY s.at DESC LIMIT 1;
-    IF NEW.status = OLD.status AND NEW.phase = OLD.phase AND abs(extract(epoch FROM clock_timestamp() - last.at)) < 1 THEN
+    IF NEW.status = OLD.status AND NEW.phase = OLD.phase
+       AND abs(extract(epoch FROM clock_timestamp() - last.at)) < 1 THEN
         RETURN NULL;
     END IF;
-    INSERT INTO roir.progress_sample (operation_id, phase, rows, percent, share, worked, parallelism, max_rows_per_second)
+    INSERT INTO roir.progress_sample (operation_id, phase, rows, percent, share, worked, parallelism,
+                                      max_rows_per_second)
     SELECT NEW.id, NEW.phase, w.rows, w.percent, w.copied, w.worked, NEW.parallelism, NEW.max_rows_per_second
       FROM roir.operation_work w WHERE w.operation_id = NEW.id
     ON CONFLICT DO NOTHING;

@@ -1,19 +1,18 @@
--- Reading a table's rows through an index: its entries first, then each row by its primary key in a statement of its own, so
--- that the planner knows the values and opens the row's partition alone. A join opens all of them.
---
--- roir.rows runs with the rights and the settings of whoever calls it: it reads by queries as he could write them, under his
--- row security, and what his policies call must find what it finds in a query of his. It is STABLE, so that all of them have
--- the snapshot of the statement that calls it: a row that moves to another partition meanwhile is found once.
+-- Reading a table's rows through an index: its entries first, then each row by its primary key in a statement of its
+-- own, so that the planner knows the values and opens the row's partition alone. A join opens all of them.  roir.rows
+-- runs with the rights and the settings of whoever calls it: it reads by queries as he could write them, under his row
+-- security, and what his policies call must find what it finds in a query of his. It is STABLE, so that all of them
+-- have the snapshot of the statement that calls it: a row that moves to another partition meanwhile is found once.
 
--- The statements that roir.rows sends, from the catalogs alone, which all roles may read. source: the table's row type. view:
--- the index's view, or another relation with the columns of the table's primary key. key: values of the index's key, NULL if
--- the entries are given.
---     look_up: the array of the entries with the key's values; $1 is the key. No value is cut or rounded to the length of its
---     column: one that is in no row finds none.
---     statement: the rows of $1, an entry where one_by_one, an array of entries where not. They have the entry's key too, if it is
---     the entry of a roir index: an entry may be of a moment ago.
-CREATE FUNCTION roir.reading(source oid, view oid, key jsonb, OUT look_up text, OUT statement text, OUT one_by_one boolean,
-                             OUT relation oid)
+-- The statements that roir.rows sends, from the catalogs alone, which all roles may read. source: the table's row type.
+-- view: the index's view, or another relation with the columns of the table's primary key. key: values of the index's
+-- key, NULL if the entries are given.
+--     look_up: the array of the entries with the key's values; $1 is the key. No value is cut or rounded to the
+--     length of its column: one that is in no row finds none.
+--     statement: the rows of $1, an entry where one_by_one, an array of entries where not. They have the entry's key
+--     too, if it is the entry of a roir index: an entry may be of a moment ago.
+CREATE FUNCTION roir.reading(source oid, view oid, key jsonb, OUT look_up text, OUT statement text,
+                             OUT one_by_one boolean, OUT relation oid)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     primary_key oid;
@@ -22,7 +21,8 @@ DECLARE
     columns text;
     unknown text;
     missing text;
-    usage text := 'SELECT * FROM roir.rows(NULL::public.flights, ARRAY(SELECT i FROM public.flights_by_plane i WHERE …))';
+    usage text := 'SELECT * FROM roir.rows(NULL::public.flights, '
+                  'ARRAY(SELECT i FROM public.flights_by_plane i WHERE …))';
 BEGIN
     SELECT c.oid, c.relkind = 'p' INTO relation, one_by_one
       FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid AND c.relkind IN ('r', 'p') WHERE t.oid = source;
@@ -30,7 +30,8 @@ BEGIN
     IF relation IS NULL OR view IS NULL THEN
         RAISE wrong_object_type USING
             MESSAGE = CASE WHEN view IS NULL THEN 'the entries are no rows of an index'
-                           ELSE format('%s is not the row type of a table', format_type(source, NULL)) END, HINT = usage;
+                           ELSE format('%s is not the row type of a table', format_type(source, NULL)) END,
+            HINT = usage;
     END IF;
     SELECT c.relname INTO base
       FROM pg_rewrite r
@@ -41,7 +42,8 @@ BEGIN
     IF base IS NOT NULL THEN
         SELECT d.refobjid INTO indexed
           FROM pg_rewrite r
-          JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
+          JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                               AND d.refclassid = 'pg_class'::regclass
            AND d.refobjid <> r.ev_class
          WHERE r.ev_class = to_regclass(format('roir_data.%s_source', base))::oid LIMIT 1;
     END IF;
@@ -52,7 +54,8 @@ BEGIN
                         ELSE format('It is one of %1$s: roir.rows(NULL::%1$s, …)', indexed::regclass) END;
     ELSIF key IS NOT NULL AND (jsonb_typeof(key) <> 'object' OR key = '{}') THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = format('index %s: give at least one key column with its value, as JSON: {"column": value}', view::regclass);
+            MESSAGE = format('index %s: give at least one key column with its value, as JSON: {"column": value}',
+                             view::regclass);
     END IF;
     WITH part AS MATERIALIZED (
         SELECT x.in_table, k.position, n.name, e.type, e.type_name, e.literal_type,
@@ -65,7 +68,8 @@ BEGIN
                  WHERE c.oid = k.opclass) AS equals,
                -- A domain over an enum isn't equal to the enum, which the entry has.
                (SELECT '::' || e.type_name FROM pg_attribute t JOIN pg_type y ON y.oid = t.atttypid
-                 WHERE t.attrelid = relation AND t.attname = n.name AND NOT t.attisdropped AND y.typtype = 'd') AS to_base_type
+                 WHERE t.attrelid = relation AND t.attname = n.name AND NOT t.attisdropped
+                  AND y.typtype = 'd') AS to_base_type
           FROM unnest(ARRAY[primary_key, to_regclass(format('roir_data.%s_key', base))::oid], ARRAY[true, false])
                AS x (oid, in_table)
           JOIN pg_index i ON i.indexrelid = x.oid
@@ -88,14 +92,17 @@ BEGIN
         SELECT p.*, concat(format('s.%I', p.name), p.to_base_type) AS ours,
                format(CASE WHEN one_by_one THEN '($1).%I' ELSE 'e.%I' END, p.name) AS theirs
           FROM part p
-         WHERE p.in_table OR indexed = relation AND NOT EXISTS (SELECT FROM part x WHERE x.in_table AND x.name = p.name))
+         WHERE p.in_table OR indexed = relation
+               AND NOT EXISTS (SELECT FROM part x WHERE x.in_table AND x.name = p.name))
     SELECT (SELECT string_agg(CASE WHEN c.in_table THEN format('%s %s %s', c.ours, c.equals, c.theirs)
                    ELSE format('(%1$s %2$s %3$s OR %1$s IS NOT DISTINCT FROM NULL AND %3$s IS NOT DISTINCT FROM NULL)',
-                               c.ours, c.equals, c.theirs) END, ' AND ' ORDER BY c.in_table DESC, c.position) FROM compared c),
+                               c.ours, c.equals, c.theirs) END, ' AND ' ORDER BY c.in_table DESC, c.position)
+              FROM compared c),
            (SELECT string_agg(quote_ident(c.name), ', ') FROM compared c WHERE c.type IS NULL),
            -- A literal, so that the planner knows the value; an array or an object is read by the server.
            (SELECT string_agg(CASE WHEN key -> p.name = 'null' THEN format('v.%I IS NOT DISTINCT FROM NULL', p.name)
-                   WHEN p.type = 'jsonb'::regtype THEN format('v.%I %s %L::pg_catalog.jsonb', p.name, p.equals, key -> p.name)
+                   WHEN p.type = 'jsonb'::regtype
+                       THEN format('v.%I %s %L::pg_catalog.jsonb', p.name, p.equals, key -> p.name)
                    WHEN jsonb_typeof(key -> p.name) IN ('array', 'object')
                    THEN format('v.%1$I %2$s (SELECT r.%1$I FROM pg_catalog.jsonb_to_record($1) r (%1$I %3$s))', p.name,
                                p.equals, p.literal_type)
@@ -112,21 +119,25 @@ BEGIN
                                        relation::regclass) END, HINT = usage;
     ELSIF unknown IS NOT NULL THEN
         RAISE undefined_column USING
-            MESSAGE = format('index %s: %s isn''t a column of its key or of the primary key: %s', view::regclass, unknown, columns),
-            HINT = format('For a condition on other columns give the entries: roir.rows(NULL::%s, ARRAY(SELECT i FROM %s i WHERE …))',
+            MESSAGE = format('index %s: %s isn''t a column of its key or of the primary key: %s',
+                             view::regclass, unknown, columns),
+            HINT = format('For a condition on other columns give the entries: '
+                          'roir.rows(NULL::%s, ARRAY(SELECT i FROM %s i WHERE …))',
                           relation::regclass, view::regclass);
     END IF;
     statement := format(CASE WHEN one_by_one THEN 'SELECT s.* FROM %s s WHERE %s'
                          ELSE 'SELECT s.* FROM pg_catalog.unnest($1) e JOIN ONLY %s s ON %s' END,
                         -- As regclass a temporary table has no schema here.
                         (SELECT format('%I.%I', n.nspname, c.relname)
-                           FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation), statement);
+                           FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                          WHERE c.oid = relation), statement);
     -- v alone would be the column v, where there is one.
     look_up := format('SELECT ARRAY(SELECT (v.*)::%1$s FROM %1$s v WHERE %2$s) AS entries', view::regclass, look_up);
 END $$;
 
 -- The rows of a table that belong to these entries, which are taken in the same statement:
---     SELECT * FROM roir.rows(NULL::public.flights, ARRAY(SELECT i FROM public.flights_by_plane i WHERE i.tailnum > 'N9'))
+--     SELECT * FROM roir.rows(NULL::public.flights,
+--                             ARRAY(SELECT i FROM public.flights_by_plane i WHERE i.tailnum > 'N9'))
 -- Needs SELECT on the table.
 CREATE FUNCTION roir.rows(source anyelement, entries anycompatiblearray) RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE ROWS 100 AS $$
@@ -162,8 +173,8 @@ END $$;
 
 -- The rows of a table by values of an index's key and primary key, all of them or some:
 --     SELECT * FROM roir.rows(NULL::public.flights, 'public.flights_by_plane', '{"tailnum": "N14228"}')
--- JSON's null finds NULL. A text is read as any literal of that type is, under the settings of the caller. Needs SELECT on the
--- table and on the index.
+-- JSON's null finds NULL. A text is read as any literal of that type is, under the settings of the caller. Needs SELECT
+-- on the table and on the index.
 CREATE FUNCTION roir.rows(source anyelement, index regclass, key jsonb) RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE ROWS 100 AS $$
 DECLARE

@@ -1,7 +1,8 @@
 -- A dump that is restored gives tables other oids, which the control schema and the names of capture functions keep.
 -- What still tells a source is its capture trigger: it comes back with its table.
 
--- The tables that a source's capture function is the row trigger of: the source itself, and what a dump put in its place.
+-- The tables that a source's capture function is the row trigger of: the source itself, and what a dump put in its
+-- place.
 CREATE FUNCTION roir.sources_by_trigger() RETURNS TABLE (index bigint, recorded oid, present oid, since xid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT i.id, i.source_oid::oid, t.tgrelid, t.xmin
@@ -19,8 +20,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE c.recorded <> c.present AND roir.moved() = 'restored'
 $$;
 
--- Indexes whose source is gone, and the table that has its capture trigger now: the table alone was dropped and restored.
--- Rows came by that which no capture saw, so nothing but a new build makes such an index right.
+-- Indexes whose source is gone, and the table that has its capture trigger now: the table alone was dropped and
+-- restored. Rows came by that which no capture saw, so nothing but a new build makes such an index right.
 CREATE FUNCTION roir.replaced_sources() RETURNS TABLE (index bigint, recorded oid, present oid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.index, c.recorded, c.present FROM roir.sources_by_trigger() c
@@ -74,13 +75,17 @@ BEGIN
         SELECT r.recorded, r.present, i.id AS index FROM roir.restored_sources() r
           JOIN roir.index i ON i.source_oid = r.recorded::bigint AND i.dropped_at IS NULL;
     -- By way of another name, since one's new oid may be another one's old.
-    FOR s IN SELECT DISTINCT r.recorded, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+    FOR s IN SELECT DISTINCT r.recorded, f.kind
+               FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
               WHERE to_regprocedure(format('roir_data.%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.%s_%s() RENAME TO restored_%s_%s', s.kind, s.recorded, s.kind, s.recorded);
+        EXECUTE format('ALTER FUNCTION roir_data.%s_%s() RENAME TO restored_%s_%s',
+                       s.kind, s.recorded, s.kind, s.recorded);
     END LOOP;
-    FOR s IN SELECT DISTINCT r.recorded, r.present, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+    FOR s IN SELECT DISTINCT r.recorded, r.present, f.kind
+               FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
               WHERE to_regprocedure(format('roir_data.restored_%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s', s.kind, s.recorded, s.kind, s.present);
+        EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s',
+                       s.kind, s.recorded, s.kind, s.present);
     END LOOP;
     -- What reads a source as its owner names it by its oid; it is made again where it is needed.
     FOR s IN SELECT DISTINCT r.recorded FROM pg_temp.restored r LOOP
@@ -118,7 +123,8 @@ BEGIN
            heartbeat_at = NULL, ticked_at = NULL
       FROM pg_temp.restored r WHERE o.index_id = r.index AND o.status IN ('running', 'paused');
     INSERT INTO roir.event (index_id, actor, action, detail)
-    SELECT r.index, session_user, 'restored', format('%s has oid %s now, not %s', r.present::regclass, r.present, r.recorded)
+    SELECT r.index, session_user, 'restored',
+           format('%s has oid %s now, not %s', r.present::regclass, r.present, r.recorded)
       FROM pg_temp.restored r;
 END $$;
 

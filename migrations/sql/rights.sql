@@ -14,9 +14,9 @@ BEGIN
               FROM pg_roles o, pg_namespace n WHERE o.oid = author AND n.nspname = 'roir_data');
 END $$;
 
--- An error where a catalog's row that the transaction's one snapshot shows was replaced since, by its xmax: its owner may be
--- another one by now, whose code would be run, while locks and plans go by the present. A row that is merely locked, or
--- whose change was rolled back, has an xmax, too.
+-- An error where a catalog's row that the transaction's one snapshot shows was replaced since, by its xmax: its owner
+-- may be another one by now, whose code would be run, while locks and plans go by the present. A row that is merely
+-- locked, or whose change was rolled back, has an xmax, too.
 CREATE FUNCTION roir.refuse_replaced(replaced_by xid, what text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -40,7 +40,8 @@ END $$;
 -- trusted. made: the function that reads the source as he is as we make it, with this body; other: a table that is
 -- another's; named: the first name is the source's. In PL/pgSQL, which keeps the plan: it is asked in every batch.
 CREATE FUNCTION roir.standing(source oid, others oid[], names text[], body text, OUT trusted boolean, OUT owners bigint,
-                              OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text, OUT named boolean)
+                              OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text,
+                              OUT named boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     relations oid[] := source || others || ARRAY(SELECT to_regclass(n)::oid FROM unnest(names) n);
@@ -72,7 +73,8 @@ DECLARE
     domain record;
 BEGIN
     FOR domain IN SELECT x.oid, t.typowner AS owner, t.xmax AS replaced_by
-                    FROM roir.type_tree(type) x (oid) JOIN pg_type t ON t.oid = x.oid WHERE t.typtype = 'd' ORDER BY 1 LOOP
+                    FROM roir.type_tree(type) x (oid) JOIN pg_type t ON t.oid = x.oid
+                   WHERE t.typtype = 'd' ORDER BY 1 LOOP
         PERFORM roir.refuse_replaced(domain.replaced_by, format('type %s', domain.oid::regtype));
         IF NOT roir.trusts(domain.owner) THEN
             RETURN domain.oid::regtype;
@@ -81,8 +83,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- ANALYZE of a range calls the function that tells its length: of these tables, which are ours, it leaves out the columns
--- for which that is somebody's. A partitioned table's segments with it.
+-- ANALYZE of a range calls the function that tells its length: of these tables, which are ours, it leaves out the
+-- columns for which that is somebody's. A partitioned table's segments with it.
 CREATE FUNCTION roir.leave_statistics_out(relations oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -99,8 +101,8 @@ BEGIN
 END $$;
 
 -- An error where the bounds of partitions of these tables, the levels above a partition, can't be read without running
--- somebody's code. To look at such a key at all evaluates what is constant in it, so only the catalogs are asked. No key
--- of a table with a primary key is an expression; who drops the one may make the other.
+-- somebody's code. To look at such a key at all evaluates what is constant in it, so only the catalogs are asked. No
+-- key of a table with a primary key is an expression; who drops the one may make the other.
 CREATE FUNCTION roir.check_levels(levels oid[]) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -113,7 +115,9 @@ BEGIN
                    FROM pg_partitioned_table p WHERE p.partrelid = ANY (levels) LOOP
         IF level.by_expression THEN
             RAISE feature_not_supported USING
-                MESSAGE = format('%s is partitioned by an expression; roir can''t tell which partition an entry belongs to', level.name),
+                MESSAGE = format('%s is partitioned by an expression; '
+                                 'roir can''t tell which partition an entry belongs to',
+                                 level.name),
                 HINT = 'Partition the table by columns, and give all of it a primary key, which contains them.';
         END IF;
         FOR part IN SELECT a.atttypid FROM pg_attribute a
@@ -121,7 +125,8 @@ BEGIN
             foreign_type := roir.type_of_others(part);
             IF foreign_type IS NOT NULL THEN
                 RAISE insufficient_privilege USING
-                    MESSAGE = format('the bounds of partitions of %s can''t be read without running code of the owner of '
+                    MESSAGE = format('the bounds of partitions of %s can''t be read '
+                                     'without running code of the owner of '
                                      'type %s as role %I', level.name, foreign_type, current_user),
                     HINT = format('Make a superuser the owner of type %s, or let the table''s owner build its indexes.',
                                   foreign_type);
@@ -147,9 +152,11 @@ BEGIN
       JOIN pg_type y ON y.oid = a.atttypid AND y.typtype = 'd' LIMIT 1;
     IF FOUND THEN
         RAISE feature_not_supported USING
-            MESSAGE = format('%s is partitioned by the hash of %I, which is of a domain; roir can''t tell which partition an entry belongs to',
+            MESSAGE = format('%s is partitioned by the hash of %I, which is of a domain; '
+                             'roir can''t tell which partition an entry belongs to',
                              hashed.level, hashed.name),
-            HINT = format('Partition it by a column of the domain''s base type, or detach it: SELECT roir.detach_partition(%L).',
+            HINT = format('Partition it by a column of the domain''s base type, or detach it: '
+                          'SELECT roir.detach_partition(%L).',
                           hashed.level);
     END IF;
 END $$;
@@ -171,12 +178,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     UNION SELECT k.conrelid FROM pg_constraint k WHERE k.contype = 'f' AND k.confrelid = ANY (relations)
 $$;
 
--- What is somebody's code in the CHECKs, indexes, statistics and partition keys of these tables, and in the casts of their
--- foreign keys; NULL where there is none.
+-- What is somebody's code in the CHECKs, indexes, statistics and partition keys of these tables, and in the casts of
+-- their foreign keys; NULL where there is none.
 CREATE FUNCTION roir.code_of_others(relations oid[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH expression (classid, objid) AS (
-        SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint k WHERE k.contype = 'c' AND k.conrelid = ANY (relations)
+        SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint k
+         WHERE k.contype = 'c' AND k.conrelid = ANY (relations)
         UNION ALL
         SELECT 'pg_class'::regclass, i.indexrelid FROM pg_index i
          WHERE i.indrelid = ANY (relations) AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)
@@ -192,7 +200,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
           FROM expression e
           JOIN pg_depend d ON d.classid = e.classid AND d.objid = e.objid AND d.objsubid = 0
          CROSS JOIN LATERAL (
-               SELECT p.proowner AS author FROM pg_proc p WHERE d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
+               SELECT p.proowner AS author FROM pg_proc p
+                WHERE d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
                UNION ALL
                SELECT unnest(ARRAY[o.oprowner, p.proowner]) FROM pg_operator o LEFT JOIN pg_proc p ON p.oid = o.oprcode
                 WHERE d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
@@ -216,9 +225,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      ORDER BY 1 LIMIT 1
 $$;
 
--- Locks what a partition that comes or goes is compared with, against changes of its constraints and indexes, and raises
--- an error where the comparison would run somebody's code as us. parent: with its default partition. comes: the partition is
--- attached, so that all of it is looked at; where it is detached, foreign keys to it alone bring such a look.
+-- Locks what a partition that comes or goes is compared with, against changes of its constraints and indexes, and
+-- raises an error where the comparison would run somebody's code as us. parent: with its default partition. comes: the
+-- partition is attached, so that all of it is looked at; where it is detached, foreign keys to it alone bring such a
+-- look.
 CREATE FUNCTION roir.check_code(parent regclass, partition regclass, comes boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -249,7 +259,8 @@ BEGIN
             EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', one::regclass);
         END LOOP;
     END LOOP;
-    SELECT format('%s belongs to %s, %s to %s', partition, pg_get_userbyid(p.relowner), parent, pg_get_userbyid(c.relowner))
+    SELECT format('%s belongs to %s, %s to %s', partition, pg_get_userbyid(p.relowner),
+                  parent, pg_get_userbyid(c.relowner))
       INTO said FROM pg_class p, pg_class c
      WHERE comes AND p.oid = partition AND c.oid = parent AND p.relowner <> c.relowner
        AND NOT (roir.trusts(p.relowner) AND roir.trusts(c.relowner));
@@ -268,9 +279,9 @@ BEGIN
     END IF;
 END $$;
 
--- Who may update operations and doesn't work for indexes pauses, resumes, aborts or changes options, as our functions do,
--- by whatever statement. All else stays as it is: another index's generation, a later phase or a former run's epoch would
--- make an abort, a clean-up or a worker destroy what isn't theirs.
+-- Who may update operations and doesn't work for indexes pauses, resumes, aborts or changes options, as our functions
+-- do, by whatever statement. All else stays as it is: another index's generation, a later phase or a former run's epoch
+-- would make an abort, a clean-up or a worker destroy what isn't theirs.
 CREATE FUNCTION roir.refuse_change() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

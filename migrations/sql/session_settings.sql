@@ -1,8 +1,8 @@
--- A user calls these functions in a session of his own, a TRUNCATE by the capture function too: what they make of values
--- as text, and of text as SQL, must not depend on what he has set. Those alone that look names up in his search_path
--- have no settings of their own, and those that readers and writers call for each query or row deal with numbers. trusts
--- and standing are asked in each batch, in sessions of ours, of oids. Functions that a later migration makes, or makes
--- again, pin the same.
+-- A user calls these functions in a session of his own, a TRUNCATE by the capture function too: what they make of
+-- values as text, and of text as SQL, must not depend on what he has set. Those alone that look names up in his
+-- search_path have no settings of their own, and those that readers and writers call for each query or row deal with
+-- numbers. trusts and standing are asked in each batch, in sessions of ours, of oids. Functions that a later migration
+-- makes, or makes again, pin the same.
 DO $$
 DECLARE
     f regprocedure;

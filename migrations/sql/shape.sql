@@ -39,18 +39,19 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         'labels', (SELECT coalesce(jsonb_object_agg(oid, enumlabel), '{}') FROM label))
 $$;
 
--- Keeps the shape and the marks that a generation's entries depend on, as they are now: at prepare, and where all oids are
--- other ones.
+-- Keeps the shape and the marks that a generation's entries depend on, as they are now: at prepare, and where all oids
+-- are other ones.
 CREATE FUNCTION roir.keep_shape(generation bigint) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE roir.generation g
-       SET shape = roir.source_shape(i.source_oid::oid, roir.entry_columns(g.entry)) || jsonb_build_object('marks', roir.marks(g.id))
+       SET shape = roir.source_shape(i.source_oid::oid, roir.entry_columns(g.entry))
+                   || jsonb_build_object('marks', roir.marks(g.id))
       FROM roir.index i WHERE i.id = g.index_id AND g.id = keep_shape.generation
 $$;
 
--- What has changed of the shape that a generation keeps. kind: column (its name belongs to another one now, or to none),
--- expression (of a generated one), attribute (of a composite type: one was dropped), label (of an enum),
--- mark (of what was gone or altered for a while). written_by: the transactions that wrote what it looks at. A generated
+-- What has changed of the shape that a generation keeps. kind: column (its name belongs to another one now, or to
+-- none), expression (of a generated one), attribute (of a composite type: one was dropped), label (of an enum), mark
+-- (of what was gone or altered for a while). written_by: the transactions that wrote what it looks at. A generated
 -- column that becomes a plain one keeps its values, and is none of it; nor is what a type got in addition.
 CREATE FUNCTION roir.shape_changes(generation bigint)
 RETURNS TABLE (kind text, name text, was text, is_now text, written_by xid[])
@@ -63,7 +64,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     relation AS (
         SELECT k.source AS oid FROM kept k
         UNION ALL
-        SELECT t.relation FROM kept k CROSS JOIN LATERAL roir.partition_tree(k.source) t WHERE k.shape -> 'expressions' <> '{}')
+        SELECT t.relation FROM kept k CROSS JOIN LATERAL roir.partition_tree(k.source) t
+         WHERE k.shape -> 'expressions' <> '{}')
     SELECT 'column', c.key, c.value, n.attnum::text, ARRAY[o.xmin, n.xmin]
       FROM kept k CROSS JOIN LATERAL jsonb_each_text(k.shape -> 'columns') c
       LEFT JOIN pg_attribute n ON n.attrelid = k.source AND n.attname = c.key AND NOT n.attisdropped

@@ -1,5 +1,5 @@
--- What the text of a statement says, as the guard needs to know it before the statement has run: nobody passes the guard by
--- what he writes into a statement or sets in his session.
+-- What the text of a statement says, as the guard needs to know it before the statement has run: nobody passes the
+-- guard by what he writes into a statement or sets in his session.
 
 -- The first tokens of a statement, without its comments: /* nested /* too */ */ and -- to the end of the line.
 CREATE FUNCTION roir.first_tokens(query text, most integer) RETURNS text[]
@@ -26,10 +26,11 @@ BEGIN
                 rest := CASE WHEN mark = 0 THEN '' ELSE substr(rest, mark + 2) END;
             END LOOP;
         ELSE
-            -- A quoted identifier, a string, a word (all but ASCII's other characters are letters to the server), or one
-            -- other character.
+            -- A quoted identifier, a string, a word (all but ASCII's other characters are letters to the server), or
+            -- one other character.
             token := (regexp_match(rest,
-                '^(?:[uU]&"(?:[^"]|"")*"|"(?:[^"]|"")*"|''(?:[^'']|'''')*''|[^\x01-\x23\x25-\x2f\x3a-\x40\x5b-\x5e\x60\x7b-\x7f]+|.)'))[1];
+                '^(?:[uU]&"(?:[^"]|"")*"|"(?:[^"]|"")*"|''(?:[^'']|'''')*'''
+                '|[^\x01-\x23\x25-\x2f\x3a-\x40\x5b-\x5e\x60\x7b-\x7f]+|.)'))[1];
             tokens := tokens || token;
             rest := substr(rest, length(token) + 1);
         END IF;
@@ -42,7 +43,8 @@ CREATE FUNCTION roir.plain_identifier(token text, escape text DEFAULT '\') RETUR
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN token !~ '^[uU]&"' THEN token ELSE
         '"' || replace(unistr((
-            -- The escape character twice is itself; a backslash, which unistr takes for its own, is itself where another is.
+            -- The escape character twice is itself; a backslash, which unistr takes for its own, is itself where
+            -- another is.
             SELECT string_agg(CASE WHEN escape = '\' THEN p.part
                                    ELSE replace(replace(p.part, '\', '\\'), escape, '\') END,
                               CASE WHEN escape = '\' THEN '\\' ELSE escape END ORDER BY p.position)
@@ -69,7 +71,8 @@ BEGIN
     IF words[1:2] IS DISTINCT FROM '{alter,table}' THEN
         RETURN;
     END IF;
-    n := (SELECT min(i) FROM generate_series(3, cardinality(words)) i WHERE words[i] = 'detach' AND words[i + 1] = 'partition') + 2;
+    n := (SELECT min(i) FROM generate_series(3, cardinality(words)) i
+           WHERE words[i] = 'detach' AND words[i + 1] = 'partition') + 2;
     partition := '';
     LOOP
         EXIT WHEN n IS NULL OR n > cardinality(words);
@@ -100,7 +103,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT to_regclass(quote_ident(CASE WHEN s.schema = '$user' THEN relation_in_path.role::text ELSE s.schema END)
                            || '.' || relation_in_path.name)
           FROM (SELECT coalesce(replace(p.found[1], '""', '"'), lower(p.found[2])) AS schema, p.position
-                  FROM regexp_matches(path, '"((?:[^"]|"")*)"|([^,\s"]+)', 'g') WITH ORDINALITY AS p (found, position)) s
+                  FROM regexp_matches(path, '"((?:[^"]|"")*)"|([^,\s"]+)', 'g')
+                       WITH ORDINALITY AS p (found, position)) s
          WHERE to_regclass(quote_ident(CASE WHEN s.schema = '$user' THEN relation_in_path.role::text ELSE s.schema END)
                            || '.' || relation_in_path.name) IS NOT NULL
          ORDER BY s.position LIMIT 1) END

@@ -1,8 +1,8 @@
--- The tables that an operation is made of (docs/architecture.md#control-schema). CHECKs and partial unique indexes state
--- the invariants, so that no code path can break them; triggers hold the arrows from state to state (arrows.sql).
+-- The tables that an operation is made of (docs/architecture.md#control-schema). CHECKs and partial unique indexes
+-- state the invariants, so that no code path can break them; triggers hold the arrows from state to state (arrows.sql).
 
--- The states of a delta's rows: airflow_roir/entry_state.py says what each is. A type, since a CHECK of the delta's column
--- would be evaluated by each captured write.
+-- The states of a delta's rows: airflow_roir/entry_state.py says what each is. A type, since a CHECK of the delta's
+-- column would be evaluated by each captured write.
 CREATE TYPE roir.entry_state AS ENUM ('regular', 'antimatter', 'ghost');
 -- A column of it in another's table would keep the type.
 REVOKE ALL ON TYPE roir.entry_state FROM PUBLIC;

@@ -62,29 +62,35 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                       pg_collation_actual_version(c.oid) AS version
                 WHERE c.oid <> 'pg_catalog."default"'::regcollation
                UNION ALL
-               SELECT d.datlocprovider, to_jsonb(d), d.datcollate, d.datctype, pg_database_collation_actual_version(d.oid)
+               SELECT d.datlocprovider, to_jsonb(d), d.datcollate, d.datctype,
+                      pg_database_collation_actual_version(d.oid)
                  FROM pg_database d
                 WHERE d.datname = current_database() AND c.oid = 'pg_catalog."default"'::regcollation) x),
     rule AS (
         SELECT k.name, concat(CASE WHEN k.equates THEN '= ' END,
                    CASE WHEN k.provider <> 'c'
                         -- What it is called has changed with the versions.
-                        THEN concat_ws(' ', CASE k.provider WHEN 'i' THEN 'ICU' WHEN 'b' THEN 'builtin' ELSE k.provider::text END,
-                                       coalesce(k.told ->> 'colllocale', k.told ->> 'colliculocale', k.told ->> 'datlocale',
+                        THEN concat_ws(' ', CASE k.provider WHEN 'i' THEN 'ICU' WHEN 'b' THEN 'builtin'
+                                                            ELSE k.provider::text END,
+                                       coalesce(k.told ->> 'colllocale', k.told ->> 'colliculocale',
+                                                k.told ->> 'datlocale',
                                                 k.told ->> 'daticulocale'),
                                        coalesce(k.told ->> 'collicurules', k.told ->> 'daticurules'), k.version)
                         WHEN k."order" IN ('C', 'POSIX') AND k.class IN ('C', 'POSIX') THEN 'C'
                         ELSE concat_ws(' ', 'libc', replace(lower(k."order"), 'utf-8', 'utf8'),
-                                       nullif(replace(lower(k.class), 'utf-8', 'utf8'), replace(lower(k."order"), 'utf-8', 'utf8')),
+                                       nullif(replace(lower(k.class), 'utf-8', 'utf8'),
+                                              replace(lower(k."order"), 'utf-8', 'utf8')),
                                        k.version) END) AS text
           FROM known k
         UNION
         SELECT k.name, 'encoding ' || getdatabaseencoding() FROM known k
         UNION
-        SELECT p.name, format('enum %s %s', p.oid::regtype, (SELECT to_jsonb(array_agg(e.enumlabel::text ORDER BY e.enumsortorder))
+        SELECT p.name, format('enum %s %s', p.oid::regtype,
+                              (SELECT to_jsonb(array_agg(e.enumlabel::text ORDER BY e.enumsortorder))
                                                                FROM pg_enum e WHERE e.enumtypid = p.oid))
           FROM part p WHERE p.typtype = 'e')
-    SELECT coalesce(jsonb_object_agg(n.name, (SELECT coalesce(jsonb_agg(r.text ORDER BY r.text COLLATE "C"), '[]') FROM rule r
+    SELECT coalesce(jsonb_object_agg(n.name,
+                                     (SELECT coalesce(jsonb_agg(r.text ORDER BY r.text COLLATE "C"), '[]') FROM rule r
                                                WHERE r.name = n.name)), '{}')
       FROM (SELECT DISTINCT p.name FROM part p) n
 $$;

@@ -66,9 +66,9 @@ CREATE TABLE roir.verification_unit (
     UNIQUE (verification_id, stage, ordinal)
 );
 
--- Kind damaged: what heap and index of a table disagree about, so that lookups can't explain it; or, without a key and of
--- unit 0, a view that doesn't show what it must. Kind duplicate: a row that
--- has no entry in a unique index, since another row has its key; that one's entry is in entry_values.
+-- Kind damaged: what heap and index of a table disagree about, so that lookups can't explain it; or, without a key and
+-- of unit 0, a view that doesn't show what it must. Kind duplicate: a row that has no entry in a unique index, since
+-- another row has its key; that one's entry is in entry_values.
 CREATE TABLE roir.discrepancy (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     verification_id bigint NOT NULL REFERENCES roir.verification (id),

@@ -1,24 +1,25 @@
 -- The view of an index: what readers see of the entries, and who may read it.
 
 -- Guards an index's view after a publish: true where the caller's own snapshot sees the generation as published, an
--- error where it is older and may not see every entry. layout: how often segments had been swapped for new ones, or entries
--- of rows had come late, when the view was made; an older snapshot would miss these. STABLE, so that it looks with the
--- snapshot of the query that calls it; a row, not a transaction id, since it must still be right in a database that was
--- restored from a dump. PARALLEL SAFE, or it would keep every query of the view from a parallel plan.
+-- error where it is older and may not see every entry. layout: how often segments had been swapped for new ones, or
+-- entries of rows had come late, when the view was made; an older snapshot would miss these. STABLE, so that it looks
+-- with the snapshot of the query that calls it; a row, not a transaction id, since it must still be right in a database
+-- that was restored from a dump. PARALLEL SAFE, or it would keep every query of the view from a parallel plan.
 CREATE FUNCTION roir.published(generation bigint, layout integer DEFAULT 0) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
                 WHERE g.id = published.generation AND g.layout >= published.layout
-                  -- One that was replaced, and is shown again since, has all entries: but not of a table on other servers,
-                  -- and that snapshot says how fresh another generation is.
+                  -- One that was replaced, and is shown again since, has all entries: but not of a table on other
+                  -- servers, and that snapshot says how fresh another generation is.
                   AND (g.status = 'active' OR g.status = 'retired' AND i.shard_table IS NULL)) THEN
         RETURN true;
     END IF;
     RAISE serialization_failure
         USING MESSAGE = 'could not serialize access: the index was published after the transaction''s snapshot',
               DETAIL = format('roir generation %s', published.generation),
-              HINT = 'Retry the transaction. If that fails too, the database was restored without the rows of roir''s own '
+              HINT = 'Retry the transaction. If that fails too, the database was restored without the rows of '
+                     'roir''s own '
                      'tables. Restore it whole, or remove the indexes: DROP SCHEMA roir, roir_data CASCADE.';
 END $$;
 
@@ -29,7 +30,8 @@ GRANT EXECUTE ON FUNCTION roir.published(bigint, integer) TO PUBLIC;
 -- removed: also of partitions whose entries are removed, but which older snapshots still see.
 CREATE FUNCTION roir.is_shown(generation bigint, alias text, removed boolean DEFAULT false) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('(NOT (%s) OR %s)', string_agg(roir.entry_condition(g.entry, p.condition, alias), ' OR ' ORDER BY p.id),
+    SELECT format('(NOT (%s) OR %s)',
+                  string_agg(roir.entry_condition(g.entry, p.condition, alias), ' OR ' ORDER BY p.id),
                   roir.has_row(g.entry, i.source_oid::oid, alias))
       FROM roir.source_partition p
       JOIN roir.generation g ON g.id = p.generation_id
@@ -49,10 +51,10 @@ BEGIN
     END IF;
 END $$;
 
--- Keeps all that the view of an index is made of as it is, to the end of the transaction: which generation is active, its
--- layout, what of its partitions is leaving or joining. Whoever changes any of that, or the view, calls this before, and
--- then reads what he decides by. After the locks on the source, before that on the view. Not the view's lock: before
--- the first publish there is none.
+-- Keeps all that the view of an index is made of as it is, to the end of the transaction: which generation is active,
+-- its layout, what of its partitions is leaving or joining. Whoever changes any of that, or the view, calls this
+-- before, and then reads what he decides by. After the locks on the source, before that on the view. Not the view's
+-- lock: before the first publish there is none.
 CREATE FUNCTION roir.hold_view(index bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -60,16 +62,17 @@ BEGIN
     PERFORM FROM roir.index i WHERE i.id = hold_view.index FOR NO KEY UPDATE;
 END $$;
 
--- The statement by which a view shows a generation: guarded or not, and hiding what belongs to partitions that are leaving
--- or joining. name: quoted, as it is written. Reads the options of a view that is replaced, which OR REPLACE forgets:
--- its lock is held, and so is what it is made of (roir.hold_view).
+-- The statement by which a view shows a generation: guarded or not, and hiding what belongs to partitions that are
+-- leaving or joining. name: quoted, as it is written. Reads the options of a view that is replaced, which OR REPLACE
+-- forgets: its lock is held, and so is what it is made of (roir.hold_view).
 CREATE FUNCTION roir.view_statement(name text, generation bigint, guarded boolean, replaced regclass) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT concat('CREATE ', CASE WHEN replaced IS NOT NULL THEN 'OR REPLACE ' END, 'VIEW ', name,
         (SELECT format(' WITH (%s)', string_agg(format('%I = %L', split_part(o, '=', 1), split_part(o, '=', 2)), ', '))
            FROM pg_class c, unnest(c.reloptions) o WHERE c.oid = replaced HAVING count(*) > 0),
         ' AS SELECT ',
-        (SELECT string_agg(format('b.c%s AS "%s"', c.position, replace(c.value ->> 'source', '"', '""')), ', ' ORDER BY c.position)
+        (SELECT string_agg(format('b.c%s AS "%s"', c.position, replace(c.value ->> 'source', '"', '""')), ', '
+                           ORDER BY c.position)
            FROM jsonb_array_elements(g.entry -> 'columns') WITH ORDINALITY AS c (value, position)),
         format(' FROM (SELECT EXISTS (SELECT FROM roir_data.g%1$s)) r, roir_data.g%1$s_shown b', g.id),
         (SELECT ' WHERE ' || string_agg(w.condition, ' AND ' ORDER BY w.number)
@@ -97,8 +100,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      ORDER BY n.nspname = i.schema_name AND c.relname = i.name DESC, c.oid LIMIT 1
 $$;
 
--- Makes a generation's view anew, if readers see that generation: guarded as it is, or from now on, and hiding what belongs
--- to partitions that are leaving or joining.
+-- Makes a generation's view anew, if readers see that generation: guarded as it is, or from now on, and hiding what
+-- belongs to partitions that are leaving or joining.
 CREATE FUNCTION roir.refresh_view(generation bigint, guard boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -123,8 +126,8 @@ BEGIN
     END IF;
 END $$;
 
--- From now on a snapshot must see this transaction to read a generation that is shown, or may be shown again: an older one
--- may lack entries that came before it, of rows that it sees. Makes the view anew.
+-- From now on a snapshot must see this transaction to read a generation that is shown, or may be shown again: an older
+-- one may lack entries that came before it, of rows that it sees. Makes the view anew.
 CREATE FUNCTION roir.refuse_older(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -135,17 +138,18 @@ BEGIN
     PERFORM roir.refresh_view(generation, guard => true);
 END $$;
 
--- Leaves to the view of entries, roir_data.g…_shown, and so to an index's view above it, the right to read alone: whoever
--- may do more with the index's view would else write entries, or lock them, with our rights, LOCK TABLE by a mere DELETE
--- right too. The owner of a view is asked for what it reads: ours gives up all but SELECT on the inner one. Of a superuser
--- nothing is asked, so the inner view gets another owner, who may only read the entries. Its members may become superuser
--- as it is (they write the server's files), and so gain nothing by owning a view.
+-- Leaves to the view of entries, roir_data.g…_shown, and so to an index's view above it, the right to read alone:
+-- whoever may do more with the index's view would else write entries, or lock them, with our rights, LOCK TABLE by a
+-- mere DELETE right too. The owner of a view is asked for what it reads: ours gives up all but SELECT on the inner one.
+-- Of a superuser nothing is asked, so the inner view gets another owner, who may only read the entries. Its members may
+-- become superuser as it is (they write the server's files), and so gain nothing by owning a view.
 CREATE FUNCTION roir.only_read(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     own record;
 BEGIN
-    SELECT v.oid::regclass AS view, v.relowner AS reads, b.oid::regclass AS base, b.relowner AS owner, r.rolname AS name,
+    SELECT v.oid::regclass AS view, v.relowner AS reads, b.oid::regclass AS base, b.relowner AS owner,
+           r.rolname AS name,
            r.rolsuper AS mighty, has_table_privilege(b.relowner, v.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') AS more,
            -- A dump can be restored without its grants.
            CASE WHEN r.rolsuper THEN has_table_privilege('pg_write_server_files', b.oid, 'SELECT')
@@ -167,7 +171,8 @@ END $$;
 -- True where more than reading is possible through a generation's view, to whoever may do that to the view itself.
 CREATE FUNCTION roir.is_open(generation bigint, view oid) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT NOT EXISTS (SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+    SELECT NOT EXISTS (SELECT FROM pg_rewrite r
+                         JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
                         WHERE r.ev_class = v.oid AND d.refclassid = 'pg_class'::regclass AND d.refobjid = s.oid)
            OR has_table_privilege(v.relowner, s.oid, x.more)
               AND has_table_privilege(s.relowner, to_regclass(format('roir_data.g%s', generation))::oid, x.more)
