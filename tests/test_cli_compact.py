@@ -39,8 +39,7 @@ def index(dsn: str, database: Database) -> None:
         f"INSERT INTO t SELECT i, md5(i::text), i FROM generate_series(1, {ROWS}) i",
         "ANALYZE t",
     )
-    _, run = steps.begin(database, include="v", ranges=2, segments=3)
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v", ranges=2, segments=3)
 
 
 @pytest.fixture
@@ -167,8 +166,7 @@ def test_what_was_swapped_in_stays_after_an_abort(dsn: str, index: None, databas
 
 
 def test_it_fails_where_readers_see_another_generation(dsn: str, index: None, database: Database) -> None:
-    _, run = steps.begin(database, include="v", ranges=2, segments=3)
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v", ranges=2, segments=3)
     begun(database)
     revert.revert(database, "ix", "somebody")
     with pytest.raises(OperationFailed, match="isn't the one that readers see any more"):

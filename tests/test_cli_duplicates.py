@@ -54,8 +54,7 @@ def hostile(dsn: str, database: Database) -> str:
 
 def pause_by_duplicates(database: Database, table: str, keys: str, **options: Any) -> None:
     """An operation that duplicates have paused, as its run does it."""
-    _, run = steps.begin(database, table=table, keys=keys, unique=True, **options)
-    steps.build_all(database, run)
+    run = steps.built(database, table=table, keys=keys, unique=True, **options)
     with pytest.raises(DuplicatesFound), driving(database, run):
         steps.seal_all(database, run)
 

@@ -65,9 +65,7 @@ def context(shop: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_task_sends_them(shop: Any, context: dict[str, Any], configure: Configure) -> None:
     lines = configure()
-    _, run = steps.begin(shop.database, INDEX, "public.item", "kind")
-    steps.build_all(shop.database, run)
-    steps.seal_all(shop.database, run)
+    steps.sealed(shop.database, INDEX, "public.item", "kind")
     shop.run("UPDATE roir.operation SET heartbeat_at = NULL")
     FinalizeIndexBuildOperator(task_id="finalize", **WHAT).execute(context)
     # Plain StatsD forgets tags: two builds at a time may not write over each other.
@@ -146,9 +144,7 @@ def test_nothing_is_asked_where_airflows_are_off(
 ) -> None:
     lines = configure(statsd_on="False")
     monkeypatch.setattr("airflow_roir.task.metrics.measure", lambda *_: pytest.fail("it looked"))
-    _, run = steps.begin(shop.database, INDEX, "public.item", "kind")
-    steps.build_all(shop.database, run)
-    steps.seal_all(shop.database, run)
+    steps.sealed(shop.database, INDEX, "public.item", "kind")
     shop.run("UPDATE roir.operation SET heartbeat_at = NULL")
     FinalizeIndexBuildOperator(task_id="finalize", **WHAT).execute(context)
     assert lines() == []

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from airflow_roir.engine import seal
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Batch
 from airflow_roir.engine.control import operations, run
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
@@ -100,9 +100,7 @@ def test_a_heartbeat_goes_on_through_a_long_batch_and_a_long_index_build(dsn: st
             start_run(database, "ix", "another")
 
     with run.heartbeat(database, one):
-        worker = steps.worker(database, one)
-        claim = worker.claim()
-        assert isinstance(claim, Claim)
+        worker, claim = steps.claimed(database, one)
         # In the middle of a batch's transaction, which stays open for as long as it likes.
         with worker.connection.begin() as open_batch:
             steps.half_a_batch(worker, claim)

@@ -7,7 +7,6 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from airflow_roir.engine import build
 from airflow_roir.engine import database as databases
-from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
@@ -104,9 +103,7 @@ def test_an_error_of_any_kind_leaves_the_operation_paused_with_its_reason(databa
 def test_a_try_that_was_taken_for_dead_is_fenced_and_not_an_error_of_the_operation(database: Database) -> None:
     """Of the same run: Spark starts a task anew on another executor, while the first is only cut off."""
     _, run = steps.begin(database, ranges=1, segments=1)
-    zombie = steps.worker(database, run)
-    claim = zombie.claim()
-    assert isinstance(claim, Claim)
+    zombie, claim = steps.claimed(database, run)
     for _ in build.PHASE.work(database, run, 0):
         pass
     build.finish(database, run)

@@ -224,8 +224,7 @@ def make_templates(server: str) -> dict[str, str]:
         elif scene == "came":
             revert.revert(database, "ix", "test")
         if scene == "rebuilt":
-            _, run = steps.begin(database, "ix", None, None, **OPTIONS)
-            steps.switch_all(database, run)
+            run = steps.switched(database, "ix", None, None, **OPTIONS)
             run_sql(dsn, "UPDATE t SET k = 'new' WHERE id % 9 = 0")
             steps.fold_delta(database, run)
         run_sql(dsn, *SCENES[scene])

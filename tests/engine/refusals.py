@@ -78,9 +78,7 @@ def start(scene: Scene) -> None:
 
 def built_badly(scene: Scene) -> None:
     """A worker's fault, as far as the comparison before the publish."""
-    _, run = steps.begin(scene.database, IX, T, "k", "v")
-    steps.switch_all(scene.database, run)
-    steps.fold_delta(scene.database, run)
+    steps.folded(scene.database, IX, T, "k", "v")
     scene.do("DELETE FROM roir_data.g1 WHERE ctid = '(0,1)'")
 
 

@@ -77,17 +77,38 @@ def begin(
     return prepared, start_run(database, prepared.index, "test", take_over=True)
 
 
-def make_index(
-    database: Database,
-    index: str = "ix",
-    table: str | None = "t",
-    keys: str | None = "k",
-    include: str | None = None,
-    **options: Any,
-) -> Run:
+def built(database: Database, *of: Any, **options: Any) -> Run:
+    """As `begin`; every range is copied. Its run."""
+    _, run = begin(database, *of, **options)
+    build_all(database, run)
+    return run
+
+
+def sealed(database: Database, *of: Any, **options: Any) -> Run:
+    """As `built`; every segment has its index."""
+    run = built(database, *of, **options)
+    seal_all(database, run)
+    return run
+
+
+def switched(database: Database, *of: Any, **options: Any) -> Run:
+    """As `sealed`; writes go to the base."""
+    run = sealed(database, *of, **options)
+    switch.switch(database, run)
+    return run
+
+
+def folded(database: Database, *of: Any, **options: Any) -> Run:
+    """As `switched`; the delta is applied, and nothing is published."""
+    run = switched(database, *of, **options)
+    fold_delta(database, run)
+    return run
+
+
+def make_index(database: Database, *of: Any, **options: Any) -> Run:
     """Prepare an operation and carry it to its end; its run."""
-    _, run = begin(database, index, table, keys, include, **options)
-    finish_all(database, run)
+    run = sealed(database, *of, **options)
+    lifecycle.carry_on(database, run)
     return run
 
 
@@ -199,6 +220,14 @@ def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
     with connection.begin():
         job = load_job(connection, run)
     return build.BuildWorker(connection, job, number)
+
+
+def claimed(database: Database, run: Run, number: int = 0) -> tuple[build.BuildWorker, build.Claim]:
+    """As `worker`, with a range that it holds."""
+    one = worker(database, run, number)
+    claim = one.claim()
+    assert isinstance(claim, build.Claim)
+    return one, claim
 
 
 def batches(database: Database, run: Run) -> list[int]:

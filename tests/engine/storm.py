@@ -64,8 +64,7 @@ PATIENT = Limits(attempt_ms=200, table_lock_ms=200, clean_up_s=2.0, repair_rest_
 
 def rebuild(database: Database) -> None:
     """All of it."""
-    _, run = steps.begin(database, "ix", None, None, **OPTIONS)
-    steps.finish_all(database, run)
+    steps.make_index(database, "ix", None, None, **OPTIONS)
 
 
 def alter(statement: str, database: Database) -> None:

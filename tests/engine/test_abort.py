@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import abort, build, clean_up, drop
-from airflow_roir.engine.build import Claim
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
@@ -47,9 +46,7 @@ def begin(database: Database, stage: str) -> operations.OperationRow:
         _, run = steps.begin(database, table=None, keys=None, batch_rows=100)
     else:
         _, run = steps.begin(database, batch_rows=100, ranges=3)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     worker.batch(claim)
     worker.connection.close()
     if stage.endswith("paused"):
@@ -106,9 +103,7 @@ def test_a_second_abort_finds_nothing_to_do(database: Database) -> None:
 def test_a_resume_after_the_abort_is_refused_and_one_before_it_is_fenced(database: Database) -> None:
     begin(database, "paused")
     run = start_run(database, "ix", "resumer")
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     operation = operations.request_abort(database, "ix", "me")
     with pytest.raises(Fenced):
         worker.batch(claim)

@@ -83,10 +83,7 @@ def test_a_window_that_closes_pauses_the_run_at_the_next_look(database: Database
 def test_a_window_that_closes_between_fold_and_publish_holds_the_comparison_but_not_the_publish(
     database: Database, dsn: str
 ) -> None:
-    _, run = steps.begin(database, windows=OPEN)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    steps.fold_all(database, run)
+    run = steps.folded(database, windows=OPEN)
     assert row(database).phase == Phase.PUBLISH
     give(dsn, windows=f"'{closed()}'")
     with database.transaction() as connection:
@@ -105,9 +102,7 @@ def test_a_window_that_closes_between_fold_and_publish_holds_the_comparison_but_
 
 
 def test_a_run_that_begins_with_the_publish_waits_for_the_window(database: Database, dsn: str) -> None:
-    _, run = steps.begin(database)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database)
     end_run(database, run)
     give(dsn, windows=f"'{closed()}'")
     with pytest.raises(OperationPaused, match="outside of its window"):

@@ -46,8 +46,7 @@ def sealed(database: Database, dsn: str, **options: Any) -> Run:
     """Keys of the base, of the delta, and of both collide; one pair is healed meanwhile."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id IN (5, 10)")
     run_sql(dsn, "UPDATE t SET k = 2 WHERE id = 3")
-    _, run = steps.begin(database, unique=True, census=True, ranges=3, segments=4, **options)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True, census=True, ranges=3, segments=4, **options)
     run_sql(
         dsn, "INSERT INTO t VALUES (101, 1, 100, 0), (102, 2, 100, 0), (103, 3, 20, 0)", "DELETE FROM t WHERE id = 3"
     )
@@ -109,9 +108,7 @@ def test_what_is_written_after_a_kill_counts(database: Database, dsn: str, monke
 
 def test_without_duplicates_it_says_so(database: Database, dsn: str) -> None:
     run_sql(dsn, *PLAIN, ROWS.format("t"))
-    _, run = steps.begin(database, unique=True, census=True)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    steps.sealed(database, unique=True, census=True)
     assert lifecycle.finalize(database, "ix", "test", take_over=True).end_reason == "census: no two rows share a key"
     assert report(database)[0].groups == 0
 

@@ -28,8 +28,7 @@ LEFT_OVER = "SELECT relname FROM pg_class WHERE relnamespace = 'roir_data'::regn
 @pytest.fixture(autouse=True)
 def index(dsn: str, database: Database) -> None:
     steps.make_table(dsn, 3000)
-    _, run = steps.begin(database, include="v", ranges=2, segments=2)
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v", ranges=2, segments=2)
 
 
 def begun(database: Database, **options: Any) -> int:

@@ -236,9 +236,7 @@ def test_what_an_older_run_pauses_for_is_not_kept_by_the_run_that_takes_over(dat
 
 
 def test_a_fold_and_a_publish_of_an_operation_that_has_failed_say_why(database: Database) -> None:
-    _, run = steps.begin(database)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database)
     settle(database, run, SourceChanged("the table was altered"), fatal=True)
     for step in (switch.switch, fold.fold_here, publish.publish):
         with pytest.raises(OperationFailed, match="the table was altered"):
@@ -285,8 +283,7 @@ def test_a_pause_at_the_end_of_a_phase_is_a_pause(database: Database, dsn: str, 
 
 def test_a_publish_whose_generation_an_abort_drops_says_so(database: Database, dsn: str) -> None:
     """It is fenced, and speaks of no change to the table."""
-    _, run = steps.begin(database)
-    steps.switch_all(database, run)
+    run = steps.switched(database)
     other = Database(dsn, "another")
     steps.fold_delta(database, run)
     with (

@@ -10,7 +10,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import clean_up, drop
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Batch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import detach, remove_entries
 from airflow_roir.engine.sessions.limits import Limits
@@ -244,9 +244,7 @@ def test_what_is_no_partition_is_refused(database: Database, dsn: str) -> None:
 def test_a_claimed_range_of_a_partition_that_left_is_done(database: Database, dsn: str) -> None:
     make(dsn)
     _, run = steps.begin(database, ranges=3, batch_rows=20)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     outcome = worker.batch(claim)
     assert isinstance(outcome, Batch)
     assert outcome.claim is not None

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, build, clean_up, lifecycle, seal, switch
+from airflow_roir.engine import abort, build, clean_up, lifecycle, seal
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.control import operations
@@ -123,11 +123,7 @@ def test_an_abort_that_was_lost_is_not_finished_by_somebody_elses_number(both: P
 
 def test_a_clean_up_takes_no_delta_of_a_generation_whose_publish_was_lost(both: Pair) -> None:
     database = Database(both.dsn)
-    _, run = steps.begin(database)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    switch.switch(database, run)
-    steps.fold_delta(database, run)
+    run = steps.folded(database)
     both.lose()
     steps.publish_all(database, run)
     with between(database, "SELECT g.id, g.index_id, g.entry", both.fail_over):
@@ -228,8 +224,7 @@ def test_a_compaction_goes_on_from_what_the_new_server_has(both: Pair, lost: str
 def test_a_finalize_goes_on_from_what_the_new_server_has(both: Pair, lost: str) -> None:
     """By itself. The first: the switch is lost. The second: the fold."""
     database = Database(both.dsn)
-    _, run = steps.begin(database, segments=2)
-    steps.build_all(database, run)
+    run = steps.built(database, segments=2)
     run_sql(both.here, "UPDATE t SET k = 'touched' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")
     steps.seal_all(database, run)
     if lost.startswith("UPDATE"):

@@ -26,9 +26,7 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
         f"INSERT INTO t SELECT i, i % 100, i FROM generate_series(1, {ROWS}) i",
         "ANALYZE t",
     )
-    _, run = steps.begin(database, include="v")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database, include="v")
     run_sql(dsn, "UPDATE t SET k = k + 1 WHERE id % 3 > 0", "DELETE FROM t WHERE id % 3 = 0")
     switch.switch(database, run)
     with database.transaction() as connection:
@@ -55,9 +53,7 @@ def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Dat
         f"INSERT INTO t SELECT i, i % 100, i FROM generate_series(1, {ROWS}) i",
         "ANALYZE t",
     )
-    _, run = steps.begin(database, include="v", parallelism=2)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database, include="v", parallelism=2)
     run_sql(dsn, "UPDATE t SET k = k + 1 WHERE id % 3 > 0", "DELETE FROM t WHERE id % 3 = 0")
     switch.switch(database, run)
     fold.begin(database, run)

@@ -64,8 +64,7 @@ def compare(
     named = {"table": None, "keys": None, "include": None} | of
     chosen = {"scan": options.scan, "segments": options.segments, "revert_window_s": 0}
     with ddl.recorded(database.engine) as sent:
-        _, run = steps.begin(database, index, unique=unique, **named, **chosen)
-        steps.finish_all(database, run)
+        steps.make_index(database, index, unique=unique, **named, **chosen)
         clean_up.clean_up(database)
     made = [one for one in sent if not PASSING.search(one)]
     expected = Counter(one for one in foreseen if not OF_A_LEAF.match(one))

@@ -84,8 +84,7 @@ def test_no_foreign_leaf_comes_to_a_source(database: Database, dsn: str, guarded
 def test_a_foreign_child_by_inheritance_stops_a_build(database: Database, dsn: str) -> None:
     """A plain query reads it with its parent, and no trigger sees its rows."""
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text)", ROWS)
-    _, run = steps.begin(database)
-    steps.build_all(database, run)
+    run = steps.built(database)
     run_sql(dsn, "CREATE FOREIGN TABLE child () INHERITS (t) SERVER far")
     with pytest.raises(InvalidInput, match="inheritance children"):
         steps.seal_all(database, run)

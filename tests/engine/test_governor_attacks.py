@@ -340,8 +340,7 @@ def test_a_verification_by_threads_follows_a_grant_that_grows(
 def test_a_fold_that_begins_with_little_has_all_its_workers_later(
     governed: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, run = steps.begin(governed, ranges=3, segments=2, parallelism=3)
-    steps.build_all(governed, run)
+    run = steps.built(governed, ranges=3, segments=2, parallelism=3)
     run_sql(dsn, "UPDATE t SET k = 'x' WHERE id % 3 = 0")
     steps.seal_all(governed, run)
     switch.switch(governed, run)

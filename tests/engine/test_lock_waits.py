@@ -47,14 +47,12 @@ def _unfinished(database: Database) -> None:
 
 
 def _published(database: Database) -> None:
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
 
 
 def _rebuilt(database: Database) -> None:
     _published(database)
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, run)
+    steps.make_index(database, table=None, keys=None)
 
 
 def _attached_without_us(database: Database) -> None:

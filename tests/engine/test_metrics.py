@@ -108,9 +108,7 @@ def test_each_phase_of_a_build_and_of_a_verification(database: Database, dsn: st
     seen = assert_tells(dsn, database)
     assert seen.one("roir_index_published") == 0
     assert seen.one("roir_operation_driven") == 1
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     assert assert_tells(dsn, database).one("roir_operation_workers") == 1
     worker.batch(claim)
     worker.connection.close()
@@ -160,9 +158,7 @@ def test_counters_never_fall_over_pause_resume_kill_and_verify(database: Databas
 
     _, run = steps.begin(database, ranges=4, segments=2)
     run_sql(dsn, f"INSERT INTO roir.throttle_time VALUES ({run.operation_id}, 'replica_lag', 2.5)")
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     worker.batch(claim)
     assert look().one("roir_operation_throttled_seconds_total", cause="replica_lag") == 2.5
     operations.pause(database, "ix", "test", "lunch")
@@ -275,9 +271,7 @@ def test_each_metric_is_printed_by_some_scrape(dsn: str, database: Database, tab
         "replica_lag": {"limit": 2**20, "value": 7, "of": "r1", "problem": None},
         "commit_latency": {"limit": 0.02, "value": None, "of": None, "problem": "no connection"},
     }
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     worker.batch(claim)
     worker.connection.close()
     user = steps.session(dsn)

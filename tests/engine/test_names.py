@@ -144,9 +144,7 @@ def test_a_publish_says_why_it_can_not_make_the_view(dsn: str, maker: str, how: 
     """It can be resumed as soon as the schema is there again, and nothing that was built is lost."""
     statement, said, heal = GONE[how]
     database = Database(maker, "roir tests")
-    _, run = steps.begin(database, "app.ix", "app.t", "k")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database, "app.ix", "app.t", "k")
     run_sql(dsn, statement)
     steps.fold_all(database, run)
     with pytest.raises(InvariantViolated, match=f"index app.ix: its view can't be made: {said}.*then try again"):

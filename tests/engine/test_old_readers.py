@@ -89,10 +89,7 @@ def test_without_the_guard_that_reader_sees_an_incomplete_index(database: Databa
 def test_a_reader_who_has_read_the_old_generation_goes_on_reading_it(database: Database, dsn: str) -> None:
     """Its lock on the view holds the flip up, so no transaction ever sees two generations."""
     publish(database)
-    _, run = steps.begin(database, table=None, keys=None, lock_timeout_ms=50, lock_patience_s=0)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    steps.fold_all(database, run)
+    run = steps.folded(database, table=None, keys=None, lock_timeout_ms=50, lock_patience_s=0)
     user = steps.session(dsn, "REPEATABLE READ")
     assert sql(user, "SELECT count(*) FROM ix") == [(100,)]
     with pytest.raises(LockNotAcquired):

@@ -72,10 +72,7 @@ def test_clean_up_drops_deltas_and_retired_generations_after_the_window(database
 @pytest.mark.parametrize("taken", ["VIEW ix AS SELECT 'a'::text AS k, 1 AS id", "TABLE ix (k text)"])
 def test_what_took_the_indexes_name_meanwhile_is_left_alone(database: Database, dsn: str, taken: str) -> None:
     make_table(dsn)
-    _, run = steps.begin(database)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    steps.fold_all(database, run)
+    run = steps.folded(database)
     run_sql(dsn, f"CREATE {taken}")
     with pytest.raises(InvariantViolated, match="another relation has taken its name"):
         steps.publish_all(database, run)
@@ -94,10 +91,7 @@ def test_a_column_of_the_view_that_somebody_renamed_is_named_before_a_rebuild(da
     with pytest.raises(InvalidInput, match=said):
         steps.begin(database, table=None, keys=None)
     run_sql(dsn, rename.format("kk", "k"))
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    steps.fold_all(database, run)
+    run = steps.folded(database, table=None, keys=None)
     run_sql(dsn, rename.format("k", "kk"))
     with pytest.raises(InvariantViolated, match=said):
         steps.publish_all(database, run)
@@ -132,9 +126,7 @@ def test_the_primary_keys_index_may_be_rebuilt_meanwhile(dsn: str, database: Dat
 def test_a_pause_for_a_reader_that_has_gone_says_so(database: Database, dsn: str) -> None:
     """`roir build | head`: seen to pause with "[Errno 32] Broken pipe"."""
     make_table(dsn)
-    _, run = steps.begin(database)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database)
 
     def gone(_line: str) -> None:
         raise BrokenPipeError(32, "Broken pipe")

@@ -107,8 +107,7 @@ def test_a_table_with_its_entries_and_without_the_control_schema_needs_one_state
     # And it can be indexed again.
     install.init(Database(there))
     run_sql(there, "INSERT INTO t SELECT i % 30, i, i, i FROM generate_series(1, 90) i")
-    _, run = steps.begin(Database(there))
-    steps.finish_all(Database(there), run)
+    steps.make_index(Database(there))
     assert steps.assert_exact(Database(there)).rows == 90
 
 

@@ -240,9 +240,7 @@ def test_a_partition_created_between_plan_and_lock_is_scanned(database: Database
 def test_a_partition_that_goes_while_building_stops_the_batch(database: Database, dsn: str, statement: str) -> None:
     make(dsn)
     _, run = steps.begin(database, ranges=3, batch_rows=20)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     assert isinstance(worker.batch(claim), Batch)
     run_sql(dsn, statement)
     claim = worker.claim()
@@ -259,9 +257,7 @@ def test_a_partition_that_goes_while_building_stops_the_batch(database: Database
 def test_a_partition_whose_capture_is_disabled_ends_the_build(database: Database, dsn: str, name: str) -> None:
     make(dsn)
     _, run = steps.begin(database, ranges=3, batch_rows=20)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     run_sql(dsn, f"ALTER TABLE t1 DISABLE TRIGGER {name.format(*steps.capture_triggers(dsn))}")
     with pytest.raises(SourceChanged, match="the capture: its triggers"):
         worker.batch(claim)
@@ -271,9 +267,7 @@ def test_a_partition_whose_capture_is_disabled_ends_the_build(database: Database
 def test_a_partition_that_is_attached_with_rows_stops_the_batch(database: Database, dsn: str) -> None:
     make(dsn)
     _, run = steps.begin(database, ranges=3, batch_rows=20)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     run_sql(
         dsn,
         "CREATE TABLE t3 (LIKE t INCLUDING ALL)",

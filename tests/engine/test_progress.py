@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.engine import abort
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Batch
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.control.run import Run, end_run, settle
@@ -44,9 +44,7 @@ def begin_to_work(dsn: str, run: Run) -> None:
 
 def step(database: Database, run: Run, number: int = 0) -> Any:
     """A worker, named as Spark's are, that has copied a batch."""
-    worker = steps.worker(database.named(session_name(run, number)), run, number)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database.named(session_name(run, number)), run, number)
     assert isinstance(worker.batch(claim), Batch)
     return worker
 

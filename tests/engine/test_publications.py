@@ -11,7 +11,7 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, dry_run, prepare
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Batch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import InvalidInput
@@ -102,9 +102,7 @@ def _lives(database: Database, dsn: str, case: Case) -> None:
 
     reach("before")
     _, run = steps.begin(database, include="v", ranges=3, segments=2, batch_rows=7, ignore_publications=True)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     assert isinstance(worker.batch(claim), Batch)
     worker.connection.close()
     reach("mid-build")

@@ -124,9 +124,7 @@ def test_cockroach_18533_yugabyte_7376_writer_in_flight_at_the_start(database: D
 def test_yugabyte_25250_row_deleted_between_read_and_write(database: Database, dsn: str) -> None:
     """A batch copies a row, a delete of it commits before the batch: it came back to life there; here touched wins."""
     _, run = steps.begin(database)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     user = steps.session(dsn)
     with worker.connection.begin():
         rows = steps.half_a_batch(worker, claim)
@@ -146,9 +144,7 @@ def test_yugabyte_25250_row_deleted_between_read_and_write(database: Database, d
 def test_tidb_49233_57670_resume_after_a_lost_answer(database: Database) -> None:
     """A batch was committed and its answer lost; the next try copied it again and found false duplicates there."""
     _, run = steps.begin(database, batch_rows=10)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     worker.batch(claim)
     with pytest.raises(Fenced):
         worker.batch(claim)  # as if it had never heard that it was committed
@@ -182,9 +178,7 @@ def test_tidb_pr_55506_watermark_is_what_was_done_not_what_comes_next(
 def test_tidb_47981_39308_56733_worker_cut_off_comes_back(database: Database, dsn: str) -> None:
     """Too many or too few rows there. Here the one that comes back changes nothing."""
     prepared, run = steps.begin(database, batch_rows=10, ranges=2)
-    cut_off = steps.worker(database, run)
-    claim = cut_off.claim()
-    assert isinstance(claim, Claim)
+    cut_off, claim = steps.claimed(database, run)
     later = start_run(database, "ix", "the next", take_over=True)
     assert one_batch(database, later)
     with pytest.raises(Fenced):
@@ -201,9 +195,7 @@ def test_tidb_47981_39308_56733_worker_cut_off_comes_back(database: Database, ds
 def test_spirit_151_row_above_the_watermark_was_copied_then_deleted(database: Database, dsn: str) -> None:
     """A phantom stayed there after the resume. Here a batch's rows and its watermark commit together."""
     _, run = steps.begin(database, batch_rows=10)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     with worker.connection.begin() as transaction:
         assert steps.half_a_batch(worker, claim) > 0
         transaction.rollback()  # killed before the watermark was written
@@ -261,9 +253,7 @@ def test_cockroach_pr_141714_failed_checkpoint_fails_its_batch(database: Databas
 
 def test_gh_ost_444_connection_error_is_not_the_end_of_the_copy(database: Database, dsn: str) -> None:
     _, run = steps.begin(database, batch_rows=10)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     with worker.connection.begin():
         pid = execute(worker.connection, "SELECT pg_backend_pid()").scalar_one()
     run_sql(dsn, f"SELECT pg_terminate_backend({pid}, 5000)")
@@ -324,9 +314,7 @@ def test_sp_blitzindex_3620_paused_work_is_never_aborted(database: Database, dsn
 def test_tidb_51746_one_of_several_of_one_scan_fails_and_the_others_are_whole(database: Database, dsn: str) -> None:
     """One of the indexes that one job added was left half-built there."""
     runs = {name: steps.begin(database, name, keys=keys, batch_rows=10)[1] for name, keys in KEYS_OF_ONE_SCAN.items()}
-    worker = steps.worker(database, runs["a"])
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, runs["a"])
     # In the midst of a batch that is for all three.
     with before(database, "WITH rows AS", lambda: settle(database, runs["b"], SourceChanged("a fault"), fatal=True)):
         assert isinstance(worker.batch(claim), Batch)

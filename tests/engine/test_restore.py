@@ -142,8 +142,7 @@ def test_an_ordinary_table_needs_nothing_for_its_writes(database: Database, dsn:
 def test_an_unfinished_operation_ends_with_a_restore(database: Database, dsn: str, restore: Restore) -> None:
     make(dsn)
     publish(database)
-    _, run = steps.begin(database, table=None, keys=None, ranges=6)
-    steps.build_all(database, run)
+    steps.built(database, table=None, keys=None, ranges=6)
     there = restore()
     install.init(there)
     (operation,) = status(there)

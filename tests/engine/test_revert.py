@@ -77,8 +77,7 @@ def test_what_was_reverted_is_cleaned_up_after_its_window(database: Database, ds
 
 def test_a_rebuild_that_is_under_way_goes_on(database: Database, dsn: str) -> None:
     first, second = rebuild(database), rebuild(database)
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.build_all(database, run)
+    run = steps.built(database, table=None, keys=None)
     revert.revert(database, "ix", "me")
     run_sql(dsn, *WRITES)
     steps.assert_exact(database)

@@ -51,8 +51,7 @@ def test_the_role_builds_a_table_of_others_and_is_none_of_the_mighty(empty: str,
     try:
         database = Database(builder)
         install.init(database)
-        _, run = steps.begin(database, "public.ix", TABLE.sql, include="v", parallelism=1)
-        steps.finish_all(database, run)
+        steps.make_index(database, "public.ix", TABLE.sql, include="v", parallelism=1)
         session = steps.session(builder)
         assert sql(session, "SELECT count(*), current_user FROM public.ix") == [(100, name)]
         assert sql(

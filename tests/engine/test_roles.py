@@ -197,8 +197,7 @@ def test_a_function_whose_owner_lost_his_rights_fails_the_write_and_never_the_in
     run_sql(dsn, f"GRANT USAGE, CREATE ON SCHEMA public, roir_data TO {role}", f"GRANT USAGE ON SCHEMA roir TO {role}")
     run_sql(dsn, f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}", f"ALTER TABLE t OWNER TO {role}")
     run_sql(dsn, f"GRANT USAGE ON TYPE roir.entry_state TO {role}")
-    _, run = steps.begin(Database(stranger), include="v")
-    steps.finish_all(Database(stranger), run)
+    steps.make_index(Database(stranger), include="v")
     run_sql(dsn, "ALTER TABLE t OWNER TO postgres", f"REVOKE ALL ON t FROM {role}")
     user = steps.session(dsn)
     with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="table t"):

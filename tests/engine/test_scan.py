@@ -41,9 +41,7 @@ def begun(database: Database, scan: str, batches: int) -> tuple[steps.Run, Build
         _, run = steps.begin(database, **IX, **SMALL)  # type: ignore[arg-type]
         steps.finish_all(database, run)
     _, run = steps.begin(database, **(OLD if scan == "index" else IX), scan=scan, **SMALL)  # type: ignore[arg-type]
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     held: Claim | None = claim
     for _ in range(batches):
         assert held is not None
@@ -188,9 +186,7 @@ def test_it_goes_on_after_the_last_block_that_was_done(table: str, database: Dat
     assert claim is not None
     assert claim.scan.watermark == ["1"]
     again = start_run(database, "ix", "test", take_over=True)
-    worker = steps.worker(database, again)
-    found = worker.claim()
-    assert isinstance(found, Claim)
+    worker, found = steps.claimed(database, again)
     assert found.scan.watermark == ["1"]
     worker.connection.close()
     finish(database, again)
@@ -239,9 +235,7 @@ def test_a_leaf_that_was_truncated_under_a_claim_is_out(dsn: str, database: Data
         "INSERT INTO t SELECT i, i FROM generate_series(0, 199) i",
     )
     _, run = steps.begin(database, scan="block", batch_rows=1)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     run_sql(dsn, "TRUNCATE t0", "TRUNCATE t1", "INSERT INTO t VALUES (5, 5), (150, 6)")
     outcome = worker.batch(claim)
     worker.connection.close()
@@ -263,9 +257,7 @@ def test_a_batch_of_a_composite_key_reads_no_more_than_its_rows(dsn: str, databa
         "VACUUM ANALYZE t",
     )
     _, run = steps.begin(database, ranges=1, batch_rows=100)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     middle = replace(claim.scan, watermark=["1" if leading == "1" else "15" if "/" in leading else "15000", "15000"])
     with worker.connection.begin():
         # As it is where the table is big.

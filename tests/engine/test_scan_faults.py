@@ -9,7 +9,6 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, build, dry_run, seal
-from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run
@@ -83,8 +82,7 @@ def test_a_truncate_of_a_leaf_and_the_seal_do_not_deadlock_over_entries(dsn: str
 @pytest.mark.parametrize("scan", ["key", "block"])
 def test_a_truncate_and_the_seal_do_not_deadlock_over_segment_and_base(dsn: str, database: Database, scan: str) -> None:
     run_sql(dsn, *PLAIN)
-    _, run = steps.begin(database, scan=scan, segments=1)
-    steps.build_all(database, run)
+    run = steps.built(database, scan=scan, segments=1)
     assert seal_beside(database, dsn, run, "ALTER INDEX", "TRUNCATE t") == []
 
 
@@ -114,8 +112,7 @@ def test_a_truncate_of_a_leaf_and_the_seal_do_not_deadlock_over_the_bases_index(
 ) -> None:
     """The user's DELETE from the base has locked its index, and waits for the segment; the seal attaches to it."""
     run_sql(dsn, *PARTITIONED)
-    _, run = steps.begin(database, scan=scan, segments=1)
-    steps.build_all(database, run)
+    run = steps.built(database, scan=scan, segments=1)
     assert seal_beside(database, dsn, run, "ALTER INDEX", "TRUNCATE t0") == []
 
 
@@ -127,9 +124,7 @@ def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
     """The capture's UPDATE of `scan_range` holds the row, for as long as the user likes; neither has a lock_timeout."""
     run_sql(dsn, *PARTITIONED)
     _, run = steps.begin(database, scan=scan, batch_rows=1)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     user = steps.session(dsn)
     steps.sql(user, "TRUNCATE t0")
     if step == "pause":

@@ -76,9 +76,7 @@ class Gate:
 def built(database: Database, dsn: str) -> Run:
     """An operation on a partitioned table, before its seal."""
     run_sql(dsn, *GATED_TYPE, *PARTITIONS, ROWS.format(1, 100), "ANALYZE t")
-    _, run = steps.begin(database, include="v", ranges=2, segments=1)
-    steps.build_all(database, run)
-    return run
+    return steps.built(database, include="v", ranges=2, segments=1)
 
 
 def user(dsn: str) -> psycopg2.extensions.connection:

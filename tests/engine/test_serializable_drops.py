@@ -67,8 +67,7 @@ def test_a_write_that_a_reader_of_a_dropped_generation_has_missed_is_refused(
     )
     for table in ("t", None):
         keys = None if table is None else "k"
-        _, run = steps.begin(database, table=table, keys=keys, revert_window_s=0)
-        steps.finish_all(database, run)
+        steps.make_index(database, table=table, keys=keys, revert_window_s=0)
     with closing(steps.session(dsn, "SERIALIZABLE")) as writer, closing(steps.session(dsn, "SERIALIZABLE")) as reader:
         assert sql(writer, "SELECT * FROM notes") == []
         assert sql(reader, "SELECT * FROM ix WHERE k = 'new'") == []

@@ -506,9 +506,7 @@ def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str
     )
     runs = []
     for index in ("ix1", "ix2"):
-        _, run = steps.begin(databases[0], index, "u")
-        steps.build_all(databases[0], run)
-        steps.seal_all(databases[0], run)
+        run = steps.sealed(databases[0], index, "u")
         runs.append(run)
     with before(databases[0], "LOCK TABLE", lambda: switch.switch(databases[1], runs[1])):
         switch.switch(databases[0], runs[0])

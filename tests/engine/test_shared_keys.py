@@ -47,8 +47,7 @@ def test_a_row_that_an_old_snapshot_does_not_see_keeps_its_entry(database: Datab
     """Before prepare: the mode's row is asked for in capture mode too."""
     user = steps.old_session(dsn, isolation)
     run_sql(dsn, "INSERT INTO t VALUES (1, 'a', 0)")
-    _, run = steps.begin(database, include="v")
-    steps.build_all(database, run)
+    run = steps.built(database, include="v")
     with pytest.raises(psycopg2.errors.SerializationFailure):
         sql(user, "INSERT INTO t VALUES (1, 'a', 1)")
     user.rollback()

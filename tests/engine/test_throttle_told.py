@@ -126,9 +126,7 @@ def test_a_wait_of_a_run_without_limits_is_told_too(database: Database, dsn: str
 
 def test_the_end_says_what_was_lost_to_what(database: Database, dsn: str) -> None:
     steps.make_table(dsn)
-    _, run = steps.begin(database)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database)
     causes = "('replica_lag', 192), ('commit_latency', 40.2), ('lock_waits', 0.01)"
     rows = f"SELECT {run.operation_id}, v.* FROM (VALUES {causes}) v"
     run_sql(dsn, f"INSERT INTO roir.throttle_time (operation_id, cause, seconds) {rows}")

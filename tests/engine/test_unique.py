@@ -114,8 +114,7 @@ def test_a_pair_that_was_touched_before_the_look_is_no_healed_one(database: Data
     run_sql(dsn, *PARTITIONED, ROWS.format("t"), "UPDATE t SET k = 7 WHERE id = 8")
     if beside:
         run_sql(dsn, "UPDATE t SET k = 9 WHERE id = 10")
-    _, run = steps.begin(database, keys="k", include="v", unique=True, segments=1)
-    steps.build_all(database, run)
+    run = steps.built(database, keys="k", include="v", unique=True, segments=1)
     for _ in seal.PHASE.work(database, run, 0):
         pass
     run_sql(dsn, "UPDATE t SET v = 0 WHERE id = 8")
@@ -141,8 +140,7 @@ def test_a_pair_that_was_touched_before_the_look_is_no_healed_one(database: Data
 def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (5, 10)", "UPDATE t SET k = NULL WHERE id > 50")
-    _, run = steps.begin(database, unique=True, ranges=3, segments=4)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True, ranges=3, segments=4)
     # Written while it is built: a pair in the delta, one with the base, one that is healed, one that only seems one.
     run_sql(dsn, "INSERT INTO t VALUES (101, 1, 100, 0), (102, 2, 100, 0), (103, 3, 20, 0)")
     run_sql(dsn, "INSERT INTO t VALUES (104, 0, 30, 0)", "DELETE FROM t WHERE id = 104")
@@ -175,8 +173,7 @@ def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(databa
 def test_a_look_scans_a_segment_without_an_index_once_not_for_each_key(database: Database, dsn: str) -> None:
     """The planner takes what writers left for one key: a loop over tens of thousands took minutes, and grew as both."""
     run_sql(dsn, *PLAIN, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id = 2")
-    _, run = steps.begin(database, unique=True, segments=1)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True, segments=1)
 
     def loops() -> str:
         with database.transaction() as connection:
@@ -193,8 +190,7 @@ def test_a_look_scans_a_segment_without_an_index_once_not_for_each_key(database:
 
 def test_a_segment_with_duplicates_is_left_by_its_run_alone(database: Database, dsn: str) -> None:
     run_sql(dsn, *PLAIN, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id = 2")
-    _, run = steps.begin(database, unique=True, segments=1)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True, segments=1)
     done = [one.done for one in seal.PHASE.work(database, run, 0)]
     assert done == [True, False], "only the default one"
     with database.transaction() as connection:
@@ -230,8 +226,7 @@ def test_a_holder_that_goes_and_comes_again_while_it_is_asked_about_keeps_its_ke
 
 def test_keys_that_are_equal_and_differ_are_one_group(database: Database, dsn: str) -> None:
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k numeric)", "INSERT INTO t VALUES (1, 1.0), (2, 1.00), (3, 2)")
-    _, run = steps.begin(database, unique=True)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True)
     run_sql(dsn, "INSERT INTO t VALUES (4, 1), (5, 2.0)")
     with pytest.raises(DuplicatesFound, match="5 rows share 2 keys"):
         steps.seal_all(database, run)
@@ -246,9 +241,7 @@ def test_keys_that_are_equal_and_differ_are_one_group(database: Database, dsn: s
 def test_two_fold_steps_whose_keys_cross_wait_for_none(database: Database, dsn: str) -> None:
     """Each has taken the delta's rows of one row, whose former key the other one's has now."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
-    _, run = steps.begin(database, unique=True, segments=2)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database, unique=True, segments=2)
     run_sql(dsn, "UPDATE t SET k = 3 - k WHERE id IN (1, 2)")
     switch.switch(database, run)
     with database.connect() as one, database.connect() as other, one.begin(), other.begin():

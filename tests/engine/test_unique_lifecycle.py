@@ -94,8 +94,7 @@ def with_duplicates(database: Database, dsn: str) -> None:
 def test_a_driver_that_dies_at_any_statement(database: Database, dsn: str, at: int) -> None:
     """In seal with duplicates, in both looks and in the switch: the next run finds all, and goes on."""
     with_duplicates(database, dsn)
-    _, run = steps.begin(database, unique=True, ranges=2, segments=3)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True, ranges=2, segments=3)
     run_sql(dsn, "INSERT INTO t VALUES (101, 1, 100, 0), (102, 2, 100, 0)")
     left = [at]
 
@@ -138,8 +137,7 @@ def test_a_driver_that_dies_at_any_statement(database: Database, dsn: str, at: i
 
 def test_an_abort_while_it_waits_for_the_healing(database: Database, dsn: str) -> None:
     with_duplicates(database, dsn)
-    _, run = steps.begin(database, unique=True, segments=3)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True, segments=3)
     with pytest.raises(DuplicatesFound):
         steps.seal_all(database, run)
     abort.abort(database, "ix", "test")

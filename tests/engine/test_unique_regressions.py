@@ -9,7 +9,6 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import abort, switch
-from airflow_roir.engine.build import Claim
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
@@ -77,8 +76,7 @@ def test_tidb_40698_pairs_of_different_ranges_and_beside_a_delete_marker_do_not_
 ) -> None:
     """Each range was checked by itself there, and a deleted row's marker hid the pair of its key."""
     run_sql(dsn, f"UPDATE t SET k = 1 WHERE id = {ROWS}")
-    _, run = steps.begin(database, unique=True, batch_rows=10, ranges=4, segments=3)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True, batch_rows=10, ranges=4, segments=3)
     # Three of a key, of which one goes; a pair in the delta alone; one of which one is there and back again.
     run_sql(
         dsn,
@@ -96,9 +94,7 @@ def test_tidb_40698_pairs_of_different_ranges_and_beside_a_delete_marker_do_not_
 def test_tidb_49233_a_batch_that_is_done_again_brings_no_duplicates(database: Database) -> None:
     """Its answer was lost, and the next try found its own rows there."""
     _, run = steps.begin(database, unique=True, batch_rows=10)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
+    worker, claim = steps.claimed(database, run)
     worker.batch(claim)
     with pytest.raises(Fenced):
         worker.batch(claim)
@@ -141,9 +137,7 @@ def test_tidb_40730_it_is_enforced_from_one_moment_on(database: Database, dsn: s
 
     Here none is before the switch, which waits for all writers, and each is after it.
     """
-    _, run = steps.begin(database, unique=True, lock_timeout_ms=50, lock_patience_s=0)
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
+    run = steps.sealed(database, unique=True, lock_timeout_ms=50, lock_patience_s=0)
     early = steps.session(dsn)
     sql(early, "INSERT INTO t VALUES (101, 0, 5, 0)")
     with pytest.raises(LockNotAcquired):
@@ -164,8 +158,7 @@ def test_tidb_40730_it_is_enforced_from_one_moment_on(database: Database, dsn: s
 def test_tidb_13093_44439_53004_cockroach_60491_each_key_and_row_is_named(database: Database, dsn: str) -> None:
     """The message named no key there, or a wrong one, or only the first: who heals began the build again for each."""
     run_sql(dsn, "UPDATE t SET k = id / 2 WHERE id BETWEEN 20 AND 59")
-    _, run = steps.begin(database, unique=True, ranges=4, segments=5)
-    steps.build_all(database, run)
+    run = steps.built(database, unique=True, ranges=4, segments=5)
     with pytest.raises(DuplicatesFound, match=r"50 rows share 20 keys.*roir duplicates public.ix"):
         steps.seal_all(database, run)
     real = {str(k): count for k, count in Counter(row[2] for row in rows(dsn)).items() if count > 1}

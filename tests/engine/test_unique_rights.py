@@ -124,8 +124,7 @@ def test_duplicates_are_found_healed_and_repaired_as_the_owner(database: Databas
     with closing(writer(dsn, "unique_keeper")) as user:
         sql(user, "INSERT INTO t VALUES (100, 1, 'k100', 0, ROW('k7', 1))")
         user.commit()
-        _, run = steps.begin(database, keys="h", include="v", unique=True, segments=3)
-        steps.build_all(database, run)
+        run = steps.built(database, keys="h", include="v", unique=True, segments=3)
         sql(user, "INSERT INTO t VALUES (101, 1, 'k101', 0, ROW('k8', 1))")
         user.commit()
         with pytest.raises(DuplicatesFound):
@@ -199,8 +198,7 @@ def test_only_a_write_to_the_table_notes_that_an_entry_was_taken_over(database: 
 
 
 def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
-    _, run = steps.begin(database, keys="k", include="v", unique=True, segments=3)
-    steps.finish_all(database, run)
+    steps.make_index(database, keys="k", include="v", unique=True, segments=3)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 'k7', 0)", "UPDATE t SET k = 'new' WHERE id = 8")
     run_sql(
         dsn, "UPDATE roir_data.g1 SET c2 = 109, c3 = 1 WHERE c2 = 9", "UPDATE roir_data.g1 SET c4 = 0 WHERE c2 = 10"

@@ -48,8 +48,7 @@ def through_duplicates(database: Database, dsn: str, first: str, other: str) -> 
     `t (id int, x …, …)` has a row of id 1 with the key `first`; `other` is equal to that.
     """
     run_sql(dsn, f"INSERT INTO t (id, x) VALUES (900, {other})")
-    _, run = steps.begin(database, keys="x", **OPTIONS)
-    steps.build_all(database, run)
+    run = steps.built(database, keys="x", **OPTIONS)
     run_sql(dsn, f"INSERT INTO t (id, x) VALUES (901, {other}), (902, {first})")
     with pytest.raises(DuplicatesFound):
         steps.seal_all(database, run)

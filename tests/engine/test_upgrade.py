@@ -111,8 +111,7 @@ def fill(old: Server, wanted: Iterable[tuple[str, str]]) -> None:
         elif what == "ordinary":
             rows = "INSERT INTO t SELECT i, i % 7 FROM generate_series(1, 50) i"
             run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text)", rows)
-            _, run = steps.begin(Database(dsn))
-            steps.finish_all(Database(dsn), run)
+            steps.make_index(Database(dsn))
         else:
             publish(Database(dsn), dsn, what if what in SHAPES else "range")
         if what == "leaving":

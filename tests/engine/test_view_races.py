@@ -74,9 +74,7 @@ def scene(dsn: str, compacted: bool) -> None:
     if compacted:
         compacting.begin(database, act("rewrite", 1), lock_patience_s=60, lock_timeout_ms=900)
     else:
-        _, run = steps.begin(database, table=None, keys=None, lock_patience_s=60, lock_timeout_ms=900)
-        steps.switch_all(database, run)
-        steps.fold_delta(database, run)
+        steps.folded(database, table=None, keys=None, lock_patience_s=60, lock_timeout_ms=900)
         run_sql(dsn, "SELECT roir.detach_partition('t6')")
     database.engine.dispose()
 

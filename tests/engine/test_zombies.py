@@ -55,8 +55,7 @@ def of_range(database: Database, begun: int) -> Scene:
 
 def of_segment(database: Database, indexed: bool, unique: bool = False) -> Scene:
     """A segment before its index, or before its vacuum."""
-    _, run = steps.begin(database, keys="id,k" if unique else "k,v", unique=unique, ranges=2, segments=2)
-    steps.build_all(database, run)
+    run = steps.built(database, keys="id,k" if unique else "k,v", unique=unique, ranges=2, segments=2)
     connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
@@ -113,8 +112,7 @@ def of_compaction(database: Database, stage: str) -> Scene:
 
 def of_delta(database: Database) -> Scene:
     """A part of the delta of which some blocks are folded."""
-    _, run = steps.begin(database, keys="k,v", ranges=2, segments=2)
-    steps.build_all(database, run)
+    run = steps.built(database, keys="k,v", ranges=2, segments=2)
     run_sql(database.dsn, "UPDATE t SET k = '7', v = -v", "DELETE FROM t WHERE id % 5 = 0")
     steps.seal_all(database, run)
     switch.switch(database, run)

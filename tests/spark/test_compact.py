@@ -70,8 +70,7 @@ def rows_of(database: Database) -> list[int]:
 
 
 def test_it_fails_where_readers_see_another_generation(database: Database, generation: int) -> None:
-    _, run = steps.begin(database, include="v", ranges=4, segments=3)
-    steps.finish_all(database, run)
+    run = steps.make_index(database, include="v", ranges=4, segments=3)
     begun(database)
     run = start_run(database, "ix", "test")
     revert.revert(database, "ix", "somebody")
