@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,12 +13,14 @@ from functools import partial
 from typing import TypeVar
 
 import psycopg2
+import pytest
 
 from airflow_roir.engine.database import Database
 from tests.conftest import database_dsn, run_sql
 from tests.engine import stages
 from tests.engine.isolation import (
     DEADLOCK,
+    LEVELS,
     READ_COMMITTED,
     SERIALIZABLE,
     SERIALIZATION_FAILURE,
@@ -26,8 +29,10 @@ from tests.engine.isolation import (
     Schedule,
     Session,
     Watcher,
+    by_chance,
+    shuffled,
 )
-from tests.engine.menu import HELD, TRIGGERS, Rows
+from tests.engine.menu import HELD, TRIGGERS, Rows, choices
 from tests.engine.stages import Stage
 
 SLOTS = 24
@@ -40,22 +45,6 @@ ORDINARY, IMMEDIATE, DEFERRED = "ordinary", "DEFERRABLE INITIALLY IMMEDIATE", "D
 KINDS = (ORDINARY, IMMEDIATE, DEFERRED)
 
 Outcomes = dict[tuple[int, int], Outcome]
-Replay = Callable[[Sequence[Schedule], Sequence[Outcomes]], list["Failure"]]
-
-
-def create(table: str, kind: str) -> str:
-    """SQL for a table with a primary key of that kind, and the users' triggers on it."""
-    key = "" if kind == ORDINARY else kind
-    return f"CREATE TABLE {table} (id int PRIMARY KEY {key}, k text, v int); {TRIGGERS.replace('{t}', table)}"
-
-
-def fill(table: str, slots: int = SLOTS) -> str:
-    """SQL that puts the rows of all slots back."""
-    held = ", ".join(f"({row})" for row in HELD)
-    return (
-        f"DELETE FROM {table}; INSERT INTO {table} SELECT s * 10 + r, 'k', r FROM generate_series(0, {slots - 1}) s, "
-        f"(VALUES {held}) h (r)"
-    )
 
 
 @dataclass(frozen=True)
@@ -93,12 +82,17 @@ class Count:
 
 
 class Ground:
-    """A database with the twin, and a stage for each mode of the capture, all with one kind of primary key.
+    """A database with the twin, and a stage for each mode of the capture. kind: of their primary key."""
 
-    modes: modes or phases of `Stage`.
-    """
+    # Modes or phases of `Stage`.
+    modes: Sequence[str] = ("mid-build", "direct", "active")
+    # What else an index is.
+    definition: Mapping[str, object] = {}
+    # How many transactions a schedule by chance has, and of which levels: these in turn.
+    sizes: Sequence[int] = (2, 3)
+    levels: Sequence[Sequence[str]] = (LEVELS,)
 
-    def __init__(self, dsn: str, kind: str, modes: Sequence[str], **definition: object) -> None:
+    def __init__(self, dsn: str, kind: str) -> None:
         self.dsn = dsn
         self.database = Database(dsn, "roir tests")
         self.kind = kind
@@ -107,12 +101,14 @@ class Ground:
         self.cursor = self.connection.cursor()
         self.watcher = Watcher(dsn)
         self.sessions = [Session(dsn) for _ in range(3)]
-        self.run(f"{create(TWIN, kind)}; {fill(TWIN)}")
+        self.run(f"{self.twin()}; {self.fill(TWIN)}")
         self.stages: dict[str, Stage] = {}
-        for mode in modes:
+        for mode in self.modes:
             table = "t_" + mode.replace(" ", "_").replace("-", "_")
-            self.run(f"{create(table, kind)}; {fill(table)}; ANALYZE {table}")
-            self.stages[mode] = Stage(self.database, mode, index=f"ix_{table}", table=table, include="v", **definition)
+            self.run(f"{self.create(table)}; {self.fill(table)}; ANALYZE {table}")
+            self.stages[mode] = Stage(
+                self.database, mode, index=f"ix_{table}", table=table, include="v", **self.definition
+            )
         self.fillings = 0
         self.count = Count()
 
@@ -120,16 +116,36 @@ class Ground:
         """Where a play takes place, and what its statements are."""
         return Rows(table, slot)
 
+    def choices(self) -> list[str]:
+        """The statements that can be played."""
+        return choices(self.kind != ORDINARY)
+
+    def drawn(self, chance: random.Random, number: int) -> list[Schedule]:
+        """So many schedules by chance."""
+        return [
+            shuffled(
+                chance,
+                by_chance(chance, self.choices(), self.sizes[i % len(self.sizes)], self.levels[i % len(self.levels)]),
+            )
+            for i in range(number)
+        ]
+
     def fill(self, table: str, slots: int = SLOTS) -> str:
         """SQL that puts the rows of all slots back."""
-        return fill(table, slots)
-
-    # What else an index is, and what is written before an operation goes on.
-    definition: Mapping[str, object] = {}
+        held = ", ".join(f"({row})" for row in HELD)
+        return (
+            f"DELETE FROM {table}; INSERT INTO {table} SELECT s * 10 + r, 'k', r "
+            f"FROM generate_series(0, {slots - 1}) s, (VALUES {held}) h (r)"
+        )
 
     def create(self, table: str) -> str:
-        """SQL for another source."""
-        return create(table, self.kind)
+        """SQL for a source, with the users' triggers on it."""
+        key = "" if self.kind == ORDINARY else self.kind
+        return f"CREATE TABLE {table} (id int PRIMARY KEY {key}, k text, v int); {TRIGGERS.replace('{t}', table)}"
+
+    def twin(self) -> str:
+        """SQL for the table without an index of ours."""
+        return self.create(TWIN)
 
     def touch(self, table: str, slots: int) -> list[str]:
         """SQL that brings some entries into the delta."""
@@ -158,7 +174,7 @@ class Ground:
         stage = self.stages[mode]
         job, base, delta = stage.job, stage.base, stage.delta
         table, columns = job.source.sql, ", ".join(job.entry.physical())
-        statements = [fill(table), f"DELETE FROM {base}", f"DELETE FROM {delta}"]
+        statements = [self.fill(table), f"DELETE FROM {base}", f"DELETE FROM {delta}"]
         projection = f"SELECT {', '.join(job.entry.source_columns('s'))} FROM {table} s"
         absent = f"SELECT 'k', i * 10 + 7, NULL::int FROM generate_series(0, {SLOTS - 1}) i"
         if stage.phase == "published":
@@ -307,6 +323,12 @@ class Ground:
         twins = self.twins(schedules)
         while lot := list(itertools.islice(twins, slots)):
             yield tuple(zip(*lot, strict=True))  # type: ignore[misc]
+
+    def settled(self, seed: int) -> None:
+        """Nothing was wrong."""
+        print(f"{self.kind}, seed {seed}: {self.count.told()}")
+        if self.count.failures:
+            pytest.fail(self.report())
 
     def report(self) -> str:
         """What was found, each failure of a kind once and in short, and how much was played."""

@@ -1,11 +1,11 @@
-"""Statements on three rows, a, b and c, of which c isn't there; what interleavings are made of."""
+"""Statements on a few rows, of which some aren't there; what interleavings are made of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Rows of one play; its ids are `slot * 10` and these. All keys are equal, so that a row which takes another one's
-# primary key takes its entry too.
+# Rows of one play, a, b and c, of which c isn't there; its ids are `slot * 10` and these. All keys are equal, so that a
+# row which takes another one's primary key takes its entry too.
 A, B, C = 5, 6, 7
 HELD = (A, B)
 
@@ -97,3 +97,73 @@ class Rows:
         """A statement of the menu for a transaction's turn. Its value tells which."""
         ids = {letter: self.slot * 10 + row for letter, row in zip("abc", (A, B, C), strict=True)}
         return MENU[name].format(t=self.table, v=100 * (who + 1) + position, **ids)
+
+
+# -- a unique index
+
+# A slot's keys: those of its rows a and b, and one that no row has.
+FREE = 2
+WIDTH = 1000
+
+_INSERT = "INSERT INTO {t} VALUES "
+_UPSERT = " ON CONFLICT (id, part) DO UPDATE SET k = excluded.k, v = excluded.v"
+# Rows a (part 0, key k0) and b (part 1, key k1) are there; c and d aren't, and no row has key k2.
+KEYS = {
+    "insert c with a's key": _INSERT + "({c}, 0, {k0}, {v})",
+    "insert c with b's key": _INSERT + "({c}, 0, {k1}, {v})",
+    "insert c with k2": _INSERT + "({c}, 0, {k2}, {v})",
+    "insert d with k2": _INSERT + "({d}, 1, {k2}, {v})",
+    "insert d with a's key": _INSERT + "({d}, 1, {k0}, {v})",
+    "insert c and d": _INSERT + "({c}, 0, {k2}, {v}), ({d}, 1, {k0}, {v})",
+    "insert c with k2, or nothing": _INSERT + "({c}, 0, {k2}, {v}) ON CONFLICT (id, part) DO NOTHING",
+    "insert c with a's key, or catch": (
+        "DO $$ BEGIN INSERT INTO {t} VALUES ({c}, 0, {k0}, {v}); EXCEPTION WHEN unique_violation THEN "
+        "INSERT INTO {t} VALUES ({c}, 0, {k2}, {v}); END $$"
+    ),
+    "upsert c with a's key": _INSERT + "({c}, 0, {k0}, {v})" + _UPSERT,
+    "upsert a with b's key": _INSERT + "({a}, 0, {k1}, {v})" + _UPSERT,
+    "upsert a with k2": _INSERT + "({a}, 0, {k2}, {v})" + _UPSERT,
+    "merge c with k2": (
+        "MERGE INTO {t} USING (VALUES ({c})) n (id) ON {t}.id = n.id WHEN MATCHED THEN UPDATE SET k = {k2} "
+        "WHEN NOT MATCHED THEN INSERT VALUES (n.id, 0, {k2}, {v})"
+    ),
+    "a takes k2": "UPDATE {t} SET k = {k2} WHERE id = {a}",
+    "b takes k2": "UPDATE {t} SET k = {k2} WHERE id = {b}",
+    "a takes b's key": "UPDATE {t} SET k = {k1} WHERE id = {a}",
+    "b takes a's key": "UPDATE {t} SET k = {k0} WHERE id = {b}",
+    "a takes its key back": "UPDATE {t} SET k = {k0} WHERE id = {a}",
+    "swap keys": "UPDATE {t} SET k = {k0} + {k1} - k WHERE id IN ({a}, {b})",
+    "shift keys": "UPDATE {t} SET k = k + 1 WHERE id IN ({a}, {b})",
+    "touch a": "UPDATE {t} SET v = {v} WHERE id = {a}",
+    "touch b": "UPDATE {t} SET v = {v} WHERE id = {b}",
+    "touch both": "UPDATE {t} SET v = {v} WHERE id IN ({a}, {b})",
+    "delete a": "DELETE FROM {t} WHERE id = {a}",
+    "delete b": "DELETE FROM {t} WHERE id = {b}",
+    "delete c": "DELETE FROM {t} WHERE id = {c}",
+    "delete a's key": "DELETE FROM {t} WHERE k = {k0}",
+    "delete k2": "DELETE FROM {t} WHERE k = {k2}",
+    "move a": "UPDATE {t} SET part = 2 WHERE id = {a}",
+    "move a and b": "UPDATE {t} SET part = 2 WHERE id IN ({a}, {b})",
+    "move b, with a's key": "UPDATE {t} SET part = 2, k = {k0} WHERE id = {b}",
+    "a becomes c": "UPDATE {t} SET id = {c} WHERE id = {a}",
+    "a becomes c, with k2": "UPDATE {t} SET id = {c}, k = {k2} WHERE id = {a}",
+    "c instead of a": "DELETE FROM {t} WHERE id = {a}; INSERT INTO {t} VALUES ({c}, 0, {k0}, {v})",
+    "c instead of a, at once": (
+        "WITH gone AS (DELETE FROM {t} WHERE id = {a} RETURNING k) INSERT INTO {t} SELECT {c}, 0, k, {v} FROM gone"
+    ),
+    "a takes k2 in vain": "SAVEPOINT s; UPDATE {t} SET k = {k2} WHERE id = {a}; ROLLBACK TO s",
+    "delete a in vain": "SAVEPOINT s; DELETE FROM {t} WHERE id = {a}; ROLLBACK TO s",
+}
+MOVES = frozenset(name for name in KEYS if name.startswith("move"))
+# They find their rows by a primary key; others may have moved such a row, which PostgreSQL refuses with 40001.
+INSERTS = frozenset(name for name in KEYS if name.startswith("insert"))
+
+
+@dataclass(frozen=True)
+class KeyRows(Rows):
+    """The rows of one slot of a table."""
+
+    def sql(self, name: str, who: int, position: int) -> str:
+        ids = {letter: self.slot * 10 + row for letter, row in zip("abcd", (1, 2, 3, 4), strict=True)}
+        keys = {f"k{i}": self.slot * WIDTH + i for i in range(3)}
+        return KEYS[name].format(t=self.table, v=100 * (who + 1) + position, **ids, **keys)

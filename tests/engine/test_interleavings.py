@@ -1,7 +1,8 @@
 """Transactions in all interleavings, on a real server: the index is the projection of the source afterwards.
 
 Or someone was refused with 40001, or got an error that he gets without the index too: each schedule is played on a twin
-that has none. With an ordinary primary key and READ COMMITTED there is no other error and no other wait than there.
+that has none, or PostgreSQL's own constraint where the index is unique. With an ordinary primary key and READ COMMITTED
+there is no other error and no other wait than there. No unique key is ever there twice.
 """
 
 from __future__ import annotations
@@ -9,34 +10,40 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 
-from tests.engine import menu
-from tests.engine.crossing import LEGS, Crossing, drains
-from tests.engine.ground import DEFERRED, IMMEDIATE, KINDS, ORDINARY, Ground, grounds_of
+from airflow_roir.engine import switch
+from airflow_roir.engine.control.job import Job, load_job
+from airflow_roir.engine.control.run import Run
+from tests.engine import stages, steps
+from tests.engine.ground import DEFERRED, IMMEDIATE, KINDS, ORDINARY, Failure, Ground, Outcomes, by_slot, grounds_of
 from tests.engine.isolation import (
     BUILD,
+    COMMIT,
     LEVELS,
     READ_COMMITTED,
     REPEATABLE_READ,
+    ROLLBACK,
     SERIALIZABLE,
+    Play,
     Schedule,
+    Session,
     Transaction,
     all_pairs,
     by_chance,
     interleavings,
     shuffled,
 )
+from tests.engine.unique_ground import PARTITIONED, PLAIN, SOURCES, UniqueGround
 
-pytestmark = pytest.mark.sample(1)
+pytestmark = pytest.mark.sample(2)
 
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
 OLD = (REPEATABLE_READ, SERIALIZABLE)
-# In the midst of a build some slots are scanned and some aren't.
-MODES = ("mid-build", "direct", "active")
+GROUNDS = (*KINDS, *SOURCES)
 # Two of these in all orders beside a third: what meets, parts or moves the row that the other transaction deletes.
 CORE = (
     "insert b",
@@ -61,14 +68,143 @@ RETURNS = {
     "and is deleted again": ("insert b", "delete the new b"),
 }
 
+PHASES = ("nothing", "prepared", "built", "sealed", "switched", "folded", "published")
+# Where they begin they wait for all writers.
+DRAINED = ("prepared", "switched", "published")
+# Plays at a time: each has two sessions, of a hundred that the server takes.
+ABREAST = 12
+NUMBERS = itertools.count()
+LEGS = tuple(itertools.combinations(PHASES, 2))
+
 Grounds = Callable[[str], Ground]
 
 
 @pytest.fixture(scope="module")
 def grounds(server: str) -> Iterator[Grounds]:
-    """The ground of a kind of primary key, in a database of its own; at the end its operations are finished."""
-    with grounds_of(server, "interleavings", lambda dsn, kind: Ground(dsn, kind, MODES)) as ground:
+    """The ground of a kind, in a database of its own; at the end its operations are finished.
+
+    Of a kind of primary key, with stages from the build to the end; or of a unique index, from the switch on.
+    """
+
+    def make(dsn: str, kind: str) -> Ground:
+        return (UniqueGround if kind in SOURCES else Ground)(dsn, kind)
+
+    with grounds_of(server, "interleavings", make) as ground:
         yield ground
+
+
+# -- an operation that goes on in the midst of schedules
+
+
+def drains(begin: str, end: str) -> bool:
+    """True where no writer may be under way between two phases."""
+    return any(phase in PHASES[PHASES.index(begin) + 1 : PHASES.index(end) + 1] for phase in DRAINED)
+
+
+class Crossing:
+    """Plays whose builds go on in their midst: each on a table of its own, with sessions that stay open meanwhile."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self.sessions: list[list[Session]] = []
+
+    def __enter__(self) -> Crossing:
+        for _ in range(ABREAST):
+            self.sessions.append([Session(self.ground.dsn) for _ in range(2)])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for session in itertools.chain(*self.sessions):
+            session.close()
+
+    def sweep(self, schedules: Iterable[Schedule], begin: str, end: str) -> None:
+        """As `Ground.sweep`, from one phase to another."""
+        for lot in self.ground.lots(schedules, ABREAST):
+            self.play(*lot, begin, end)
+
+    def play(self, schedules: Sequence[Schedule], twins: Sequence[Outcomes], begin: str, end: str) -> list[Failure]:
+        """As `Ground.play`; at the build's turn the operation goes from one phase to another."""
+        ground, name = self.ground, f"crossed_{next(NUMBERS)}"
+        ground.run(f"{ground.create(name)}; {ground.fill(name, ABREAST)}; ANALYZE {name}")
+        operation = Voyage(ground, name)
+        operation.reach(begin)
+        if begin != "nothing" and not operation.touched:
+            operation.touch()
+        plays = [
+            Play(schedule, ground.rows(name, slot).sql, self.sessions[slot], ground.watcher)
+            for slot, schedule in enumerate(schedules)
+        ]
+        for play in plays:
+            play.go_on()
+        operation.reach(end)
+        for play in plays:
+            while not play.over:
+                play.go_on()
+        wrong = operation.wrong()
+        operation.reach("published")
+        for slot, later in operation.wrong().items():
+            wrong.setdefault(slot, [f"after publish: {', '.join(later)}"])
+        return ground.judge(plays, twins, wrong, f"{begin} to {end}")
+
+
+class Voyage:
+    """One operation on its way."""
+
+    def __init__(self, ground: Ground, table: str) -> None:
+        self.ground = ground
+        self.table = table
+        self.phase = "nothing"
+        self.touched = False
+        self.run: Run
+        self.job: Job
+
+    def reach(self, phase: str) -> None:
+        """Go on to a phase."""
+        # What is enforced isn't disturbed: entries come into the delta before it is.
+        if self.ground.definition and phase != "nothing" and not self.touched:
+            self.reach_plainly("sealed")
+            self.touch()
+        self.reach_plainly(phase)
+
+    def touch(self) -> None:
+        """Bring some entries into the delta."""
+        self.touched = True
+        for statement in self.ground.touch(self.table, ABREAST):
+            self.ground.run(statement)
+
+    def reach_plainly(self, phase: str) -> None:
+        """As `reach`, where nothing is written."""
+        for following in PHASES[PHASES.index(self.phase) + 1 : PHASES.index(phase) + 1]:
+            self._go_on(following)
+            self.phase = following
+
+    def _go_on(self, phase: str) -> None:
+        database = self.ground.database
+        if phase == "prepared":
+            options = {"ranges": 3, "segments": 2, "batch_rows": 7, "lock_timeout_ms": 500, "lock_patience_s": 5}
+            _, self.run = steps.begin(
+                database, f"ix_{self.table}", self.table, include="v", **{**options, **self.ground.definition}
+            )
+            with database.transaction() as connection:
+                self.job = load_job(connection, self.run)
+        elif phase == "built":
+            steps.build_all(database, self.run)
+        elif phase == "sealed":
+            steps.seal_all(database, self.run)
+        elif phase == "switched":
+            switch.switch(database, self.run)
+        elif phase == "folded":
+            steps.fold_delta(database, self.run)
+        else:
+            steps.publish_all(database, self.run)
+
+    def wrong(self) -> dict[int, list[str]]:
+        """The entries that are missing or too many, by slot."""
+        with self.ground.database.transaction() as connection:
+            return by_slot(stages.differences(connection, self.job, self.phase == "published"))
+
+
+# -- chosen schedules
 
 
 def returning(isolation: str, statements: tuple[str, ...], build: bool) -> Schedule:
@@ -84,7 +220,7 @@ def test_a_row_that_was_deleted_since_the_snapshot_comes_back(grounds: Grounds, 
     with Crossing(ground) as crossing:
         late = (returning(isolation, statements, build=True) for isolation in OLD for _ in range(3))
         crossing.sweep(late, "nothing", "prepared")
-    settled(ground)
+    ground.settled(SEED)
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
@@ -96,7 +232,7 @@ def test_a_deferred_primary_key_has_two_rows_while_one_of_them_is_being_deleted(
     ground = grounds(DEFERRED)
     theirs, ours = Transaction(READ_COMMITTED, ("delete b",)), Transaction(isolation, (statement,))
     ground.sweep(Schedule((theirs, ours), turns) for turns in interleavings((theirs, ours)) for _ in range(3))
-    settled(ground)
+    ground.settled(SEED)
 
 
 @pytest.mark.parametrize("isolation", OLD)
@@ -108,55 +244,86 @@ def test_a_deferrable_primary_key_whose_row_is_deleted_since_the_snapshot(
     ground = grounds(IMMEDIATE)
     theirs, ours = Transaction(READ_COMMITTED, ("delete b",)), Transaction(isolation, (statement,))
     ground.sweep(Schedule((theirs, ours), turns) for turns in interleavings((theirs, ours)) for _ in range(3))
-    settled(ground)
+    ground.settled(SEED)
 
 
-def crossings(chance: random.Random, deferrable: bool, number: int, drained: bool) -> Iterator[Schedule]:
+@pytest.mark.sample(1)
+def test_a_row_that_moves_while_its_key_is_asked_for(grounds: Grounds) -> None:
+    """READ COMMITTED never gets 40001 for that: the move is half done, and waits for a third transaction."""
+    ground = grounds(PARTITIONED)
+    third = Transaction(READ_COMMITTED, ("touch b",))
+    moves = Transaction(READ_COMMITTED, ("move a and b",))
+    schedules = [
+        Schedule((third, moves, Transaction(READ_COMMITTED, (insert,), end)), (0, 1, 2, 0, 1, 2))
+        for insert in ("insert c with a's key", "insert d with a's key", "insert c with a's key, or catch")
+        for end in (COMMIT, ROLLBACK)
+        for _ in range(4)
+    ]
+    ground.sweep(schedules)
+    assert ground.count.refused == 0, ground.count.told()
+    ground.settled(SEED)
+
+
+# -- schedules by chance, and all of them
+
+
+@pytest.mark.parametrize("kind", GROUNDS)
+def test_a_sample_of_schedules(grounds: Grounds, kind: str) -> None:
+    ground = grounds(kind)
+    ground.sweep(ground.drawn(random.Random(SEED), EXAMPLES or 240))
+    ground.settled(SEED)
+
+
+def crossings(ground: Ground, chance: random.Random, number: int, drained: bool) -> Iterator[Schedule]:
     """Schedules with a turn of the build. drained: no writer is under way then."""
     while number:
-        schedule = shuffled(chance, by_chance(chance, menu.choices(deferrable), 2), build=True)
+        some = by_chance(chance, ground.choices(), 2, chance.choice(ground.levels))
+        schedule = shuffled(chance, some, build=True)
         if not drained or schedule.idle_at_build:
             number -= 1
             yield schedule
 
 
-def cross(ground: Ground, chance: random.Random, number: int, legs: Sequence[tuple[str, str]] = LEGS) -> None:
+def cross(ground: Ground, number: int, legs: Sequence[tuple[str, str]] = LEGS) -> None:
     """So many schedules on each of some legs of an operation."""
+    chance = random.Random(SEED)
     with Crossing(ground) as crossing:
-        for begin, end in legs:
-            schedules = crossings(chance, ground.kind != ORDINARY, number, drains(begin, end))
-            crossing.sweep(schedules, begin, end)
+        for leg in legs:
+            crossing.sweep(crossings(ground, chance, number, drains(*leg)), *leg)
+    ground.settled(SEED)
 
 
-def settled(ground: Ground) -> None:
-    """Nothing was wrong."""
-    print(f"{ground.kind} key, seed {SEED}: {ground.count.told()}")
-    if ground.count.failures:
-        pytest.fail(ground.report())
+# A unique index is enforced from the switch on.
+CROSSED = {
+    ORDINARY: (("nothing", "prepared"), ("sealed", "switched"), ("folded", "published")),
+    PLAIN: (("switched", "folded"), ("folded", "published"), ("switched", "published")),
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sample_of_schedules(grounds: Grounds, kind: str) -> None:
-    ground, chance = grounds(kind), random.Random(SEED)
-    choices = menu.choices(kind != ORDINARY)
-    sample = [shuffled(chance, by_chance(chance, choices, 2 + i % 2)) for i in range(240)]
-    ground.sweep(sample)
-    settled(ground)
-
-
-def test_a_sample_of_schedules_across_phases(grounds: Grounds) -> None:
-    ground, chance = grounds(ORDINARY), random.Random(SEED)
-    cross(ground, chance, 12, (("nothing", "prepared"), ("sealed", "switched"), ("folded", "published")))
-    settled(ground)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("kind", "leg"), [(kind, leg) for kind, legs in CROSSED.items() for leg in legs])
+def test_a_sample_of_schedules_across_phases(grounds: Grounds, kind: str, leg: tuple[str, str]) -> None:
+    cross(grounds(kind), 12 if kind == ORDINARY else EXAMPLES or 48, [leg])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("levels", [LEVELS[:1] * 2, LEVELS[1::-1], LEVELS[1:2] * 2], ids="-".join)
+def test_a_build_goes_on_in_every_gap(grounds: Grounds, kind: str) -> None:
+    """Every leg of an operation, at every turn where it can be."""
+    cross(grounds(kind), EXAMPLES or 96)
+
+
+PAIRS = (LEVELS[:1] * 2, LEVELS[1::-1], LEVELS[1:2] * 2, LEVELS[::2])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "levels"), [(kind, pair) for kind in GROUNDS for pair in PAIRS[: 4 if kind in SOURCES else 3]]
+)
 def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str, str]) -> None:
     ground = grounds(kind)
-    ground.sweep(all_pairs(menu.choices(kind != ORDINARY), levels))
-    settled(ground)
+    ground.sweep(all_pairs(ground.choices(), levels))
+    ground.settled(SEED)
 
 
 @pytest.mark.long
@@ -165,34 +332,22 @@ def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str,
 def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) -> None:
     """In all interleavings; the one is READ COMMITTED."""
     ground = grounds(kind)
-    core = [name for name in CORE if name in menu.choices(kind != ORDINARY)]
+    core = [name for name in CORE if name in ground.choices()]
     transactions = (
         (Transaction(isolation, (first, second)), Transaction(READ_COMMITTED, (beside,)))
         for first, second, beside in itertools.product(core, repeat=3)
     )
     ground.sweep(Schedule(some, turns) for some in transactions for turns in interleavings(some))
-    settled(ground)
+    ground.settled(SEED)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GROUNDS)
 def test_all_interleavings_of_transactions_by_chance(grounds: Grounds, kind: str) -> None:
     """Two to three statements each, at any two levels; and three transactions, one interleaving of each."""
     ground, chance = grounds(kind), random.Random(SEED)
-    choices = menu.choices(kind != ORDINARY)
-    print(f"seed {SEED}")
     for _ in range(EXAMPLES or 40):
-        two = by_chance(chance, choices, 2)
+        two = by_chance(chance, ground.choices(), 2)
         ground.sweep(Schedule(two, turns) for turns in interleavings(two))
-        ground.sweep(shuffled(chance, by_chance(chance, choices, 3)) for _ in range(48))
-    settled(ground)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_build_goes_on_in_every_gap(grounds: Grounds, kind: str) -> None:
-    """Every leg of an operation, at every turn where it can be."""
-    ground, chance = grounds(kind), random.Random(SEED)
-    print(f"seed {SEED}")
-    cross(ground, chance, EXAMPLES or 96)
-    settled(ground)
+        ground.sweep(shuffled(chance, by_chance(chance, ground.choices(), 3)) for _ in range(48))
+    ground.settled(SEED)

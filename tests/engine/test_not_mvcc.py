@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 
 import psycopg2.errors
 import pytest
@@ -15,31 +16,33 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.job import UnitClaim
 from tests.conftest import run_sql
-from tests.engine import menu, steps, unique_ground, verifying
-from tests.engine import rewrites as rewriting
-from tests.engine.ground import KINDS, ORDINARY, Ground, grounds_of
+from tests.engine import steps, verifying
+from tests.engine.ground import KINDS, SLOTS, TWIN, Ground, Outcomes, compared, grounds_of
 from tests.engine.isolation import (
     COMMIT,
+    DEADLOCK,
     PATIENCE_S,
     READ_COMMITTED,
     REPEATABLE_READ,
     ROLLBACK,
     SERIALIZABLE,
     SERIALIZATION_FAILURE,
+    Play,
     Schedule,
     Session,
     Transaction,
     Watcher,
     interleavings,
 )
-from tests.engine.rewrites import RewritingGround, UniqueRewritingGround
+from tests.engine.menu import Rows
 from tests.engine.stages import Stage
 from tests.engine.steps import sql
-from tests.engine.unique_ground import SOURCES
+from tests.engine.unique_ground import PARTITIONED, SOURCES, UniqueGround
 
 pytestmark = pytest.mark.sample(1)
 
 OLD = (REPEATABLE_READ, SERIALIZABLE)
+GROUNDS = (*KINDS, *SOURCES)
 REWRITES = {
     "type": "ALTER TABLE t ALTER note TYPE bigint",
     "volatile default": "ALTER TABLE t ADD COLUMN more float8 DEFAULT random()",
@@ -166,6 +169,107 @@ def _table(partitioned: bool = False) -> tuple[str, ...]:
     )
 
 
+# -- a third party's rewrites among the statements of interleaved transactions
+
+
+_PERSISTENCE = "ALTER TABLE {leaf} SET UNLOGGED; ALTER TABLE {leaf} SET LOGGED"
+_AWAY = "ALTER TABLE {t} DETACH PARTITION {t}_1; "
+_BACK = "; ALTER TABLE {t} ATTACH PARTITION {t}_1 FOR VALUES IN (1)"
+_COPY = (
+    "ALTER TABLE {t}_1 RENAME TO old; CREATE TABLE {t}_1 (LIKE old INCLUDING ALL EXCLUDING IDENTITY); "
+    "INSERT INTO {t}_1 (id, part, k, v, note) SELECT id, part, k, v, note FROM old; DROP TABLE old; "
+    "ALTER INDEX {t}_1_pkey1 RENAME TO {t}_1_pkey"
+)
+# {leaf}: one of the partitions, or the table itself.
+OF_A_TABLE = {
+    "retype": "ALTER TABLE {t} ALTER note TYPE int USING note + 1",
+    "add a random column": (
+        "ALTER TABLE {t} DROP COLUMN IF EXISTS more; ALTER TABLE {t} ADD COLUMN more float8 DEFAULT random()"
+    ),
+    "add a generated column": (
+        "ALTER TABLE {t} DROP COLUMN IF EXISTS twice; ALTER TABLE {t} ADD COLUMN twice int "
+        "GENERATED ALWAYS AS (note * 2) STORED"
+    ),
+    "cluster": "CLUSTER {leaf} USING {leaf}_pkey",
+    "truncate and fill": "TRUNCATE {t}; {fill}",
+    "set a default": "ALTER TABLE {t} ALTER note SET DEFAULT 5",
+}
+TOO_MANY_COLUMNS = "54011"
+# A leaf's rows vanish for older snapshots, while on the twin all do, or none: what each meets isn't compared.
+OF_A_LEAF = {
+    "unlogged and logged": _PERSISTENCE,
+    "another access method": "ALTER TABLE {leaf} SET ACCESS METHOD heap_too; ALTER TABLE {leaf} SET ACCESS METHOD heap",
+}
+EXCHANGES = {
+    "detach and attach": f"{_AWAY}SELECT{_BACK}",
+    "detach, rewrite, attach": f"{_AWAY}ALTER TABLE {{t}}_1 SET UNLOGGED; ALTER TABLE {{t}}_1 SET LOGGED{_BACK}",
+    "attach a copy": f"{_AWAY}{_COPY}{_BACK}",
+}
+
+
+def rewrites_of(kind: str) -> list[str]:
+    """What can be done to a source, of one kind of ground."""
+    return [*OF_A_TABLE, *OF_A_LEAF, *(EXCHANGES if kind == PARTITIONED else ())]
+
+
+@dataclass(frozen=True)
+class Rewritten(Rows):
+    """Rows whose table is also rewritten."""
+
+    rows: Rows
+    ground: Ground
+
+    def sql(self, name: str, who: int, position: int) -> str:
+        text = OF_A_TABLE.get(name) or OF_A_LEAF.get(name) or EXCHANGES.get(name)
+        if text is None:
+            return self.rows.sql(name, who, position)
+        table = self.table.rpartition(".")[2].strip('"')
+        apart = table != TWIN and self.ground.kind == PARTITIONED
+        if table == TWIN and name in EXCHANGES:
+            text = "LOCK TABLE {t} IN ACCESS EXCLUSIVE MODE"
+        fill = self.ground.fill(self.table, SLOTS + 1).partition(";")[2]
+        return text.format(t=table, leaf=f"{table}_1" if apart else table, fill=fill)
+
+
+class Rewriting(Ground):
+    """A ground whose tables can be rewritten: they have what is altered."""
+
+    modes = ("capture", "direct", "active")
+
+    def __init__(self, dsn: str, kind: str) -> None:
+        super().__init__(dsn, kind)
+        self.run("CREATE ACCESS METHOD heap_too TYPE TABLE HANDLER heap_tableam_handler")
+        for table in (TWIN, *(stage.job.source.sql for stage in self.stages.values())):
+            self.run(f"ALTER TABLE {table} ADD COLUMN note int DEFAULT 0")
+
+    def rows(self, table: str, slot: int) -> Rows:
+        return Rewritten(table, slot, super().rows(table, slot), self)
+
+    def close(self) -> None:
+        """What is being built isn't finished: its source was altered."""
+        for session in self.sessions:
+            session.close()
+        self.connection.close()
+        self.watcher.connection.close()
+
+    def _unexpected(self, play: Play, twin: Outcomes) -> list[str]:
+        if TOO_MANY_COLUMNS in {one.error for outcomes in (play.outcomes, twin) for one in outcomes.values()}:
+            # Each column that was dropped counts: this table has been altered by too many schedules, the other hasn't.
+            return []
+        done = {name for one in play.schedule.transactions for name in one.statements}
+        if self.kind == PARTITIONED and done & {*OF_A_LEAF, *EXCHANGES, "cluster"}:
+            errors = {one.error for one in play.outcomes.values()}
+            strange = errors - {"", SERIALIZATION_FAILURE, DEADLOCK, "23505"}
+            return [f"strange errors {sorted(strange)}: {compared(play, twin)}"] if strange else []
+        return super()._unexpected(play, twin)
+
+
+class UniqueRewriting(Rewriting, UniqueGround):
+    """Of a unique index."""
+
+    modes = ("direct", "active")
+
+
 LEVELS = (READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE)
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
@@ -177,33 +281,16 @@ Grounds = Callable[[str], Ground]
 def grounds(server: str) -> Iterator[Grounds]:
     """The ground of a kind of primary key, or of a unique index's source, in a database of its own."""
 
-    def make(dsn: str, kind: str) -> RewritingGround | UniqueRewritingGround:
-        one = (
-            UniqueRewritingGround(dsn, kind, ("direct", "active"))
-            if kind in SOURCES
-            else RewritingGround(dsn, kind, ("capture", "direct", "active"))
-        )
-        one.prepare()
-        return one
+    def make(dsn: str, kind: str) -> Ground:
+        return (UniqueRewriting if kind in SOURCES else Rewriting)(dsn, kind)
 
     with grounds_of(server, "rewriting", make) as ground:
         yield ground
 
 
-def statements_of(kind: str) -> list[str]:
-    return [*unique_ground.MENU] if kind in SOURCES else menu.choices(deferrable=kind != ORDINARY)
-
-
-def settled(ground: Ground) -> None:
-    """Nothing was wrong."""
-    print(f"{ground.kind}, seed {SEED}: {ground.count.told()}")
-    if ground.count.failures:
-        pytest.fail(ground.report())
-
-
-def by_chance(chance: random.Random, kind: str) -> Schedule:
+def drawn(chance: random.Random, ground: Ground) -> Schedule:
     """A transaction that has a snapshot, a rewrite, and then its statements, with or without a third transaction."""
-    statements, rewrites = statements_of(kind), rewriting.names(kind)
+    statements, rewrites = ground.choices(), rewrites_of(ground.kind)
     ours = Transaction(chance.choice(LEVELS), tuple(chance.choices(statements, k=chance.randint(1, 3))))
     theirs = Transaction(READ_COMMITTED, (chance.choice(rewrites),), chance.choice((COMMIT, COMMIT, COMMIT, ROLLBACK)))
     some = [ours, theirs]
@@ -219,14 +306,14 @@ def by_chance(chance: random.Random, kind: str) -> Schedule:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", [*KINDS, *SOURCES])
+@pytest.mark.parametrize("kind", GROUNDS)
 def test_a_sample_of_rewrites_beside_transactions(grounds: Grounds, kind: str) -> None:
     ground, chance = grounds(kind), random.Random(SEED)
-    ground.sweep([by_chance(chance, kind) for _ in range(EXAMPLES or 96)])
-    settled(ground)
+    ground.sweep([drawn(chance, ground) for _ in range(EXAMPLES or 96)])
+    ground.settled(SEED)
 
 
-ALL = [(kind, rewrite) for kind in (*KINDS, *SOURCES) for rewrite in rewriting.names(kind)]
+ALL = [(kind, rewrite) for kind in GROUNDS for rewrite in rewrites_of(kind)]
 
 
 @pytest.mark.long
@@ -235,20 +322,20 @@ ALL = [(kind, rewrite) for kind in (*KINDS, *SOURCES) for rewrite in rewriting.n
 def test_each_rewrite_beside_each_statement(grounds: Grounds, kind: str, rewrite: str, level: str) -> None:
     """In all interleavings."""
     ground = grounds(kind)
-    for statement in statements_of(kind):
+    for statement in ground.choices():
         both = (Transaction(level, (statement,)), Transaction(READ_COMMITTED, (rewrite,)))
         ground.sweep(Schedule(both, turns) for turns in interleavings(both))
-    settled(ground)
+    ground.settled(SEED)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("rewrite", ["retype", "unlogged and logged"])
-@pytest.mark.parametrize("kind", [*KINDS, *SOURCES])
+@pytest.mark.parametrize("kind", GROUNDS)
 def test_a_rewrite_before_two_statements(grounds: Grounds, kind: str, rewrite: str) -> None:
     """The snapshot is older than the rewrite."""
     ground, theirs = grounds(kind), Transaction(READ_COMMITTED, (rewrite,))
     ground.sweep(
         Schedule((Transaction(REPEATABLE_READ, two), theirs), (0, 1, 1, 0, 0, 0))
-        for two in itertools.product(statements_of(kind), repeat=2)
+        for two in itertools.product(ground.choices(), repeat=2)
     )
-    settled(ground)
+    ground.settled(SEED)

@@ -2,118 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import psycopg2
-
-from airflow_roir.engine.database import Database, execute
-from tests.engine.ground import SLOTS, TWIN, Count, Failure, Ground, Outcomes, by_slot, compared
-from tests.engine.isolation import DEADLOCK, READ_COMMITTED, SERIALIZATION_FAILURE, Play, Session, Watcher
-from tests.engine.menu import Rows
+from airflow_roir.engine.database import execute
+from tests.engine.ground import SLOTS, TWIN, Ground, Outcomes, by_slot, compared
+from tests.engine.isolation import DEADLOCK, LEVELS, READ_COMMITTED, SERIALIZATION_FAILURE, Play
+from tests.engine.menu import FREE, INSERTS, KEYS, MOVES, WIDTH, KeyRows, Rows
 from tests.engine.stages import Stage
 
 PLAIN, PARTITIONED = "plain", "partitioned"
 SOURCES = (PLAIN, PARTITIONED)
-# A slot's keys: those of its rows a and b, and one that no row has.
-FREE = 2
-WIDTH = 1000
-
-_INSERT = "INSERT INTO {t} VALUES "
-_UPSERT = " ON CONFLICT (id, part) DO UPDATE SET k = excluded.k, v = excluded.v"
-# Rows a (part 0, key k0) and b (part 1, key k1) are there; c and d aren't, and no row has key k2.
-MENU = {
-    "insert c with a's key": _INSERT + "({c}, 0, {k0}, {v})",
-    "insert c with b's key": _INSERT + "({c}, 0, {k1}, {v})",
-    "insert c with k2": _INSERT + "({c}, 0, {k2}, {v})",
-    "insert d with k2": _INSERT + "({d}, 1, {k2}, {v})",
-    "insert d with a's key": _INSERT + "({d}, 1, {k0}, {v})",
-    "insert c and d": _INSERT + "({c}, 0, {k2}, {v}), ({d}, 1, {k0}, {v})",
-    "insert c with k2, or nothing": _INSERT + "({c}, 0, {k2}, {v}) ON CONFLICT (id, part) DO NOTHING",
-    "insert c with a's key, or catch": (
-        "DO $$ BEGIN INSERT INTO {t} VALUES ({c}, 0, {k0}, {v}); EXCEPTION WHEN unique_violation THEN "
-        "INSERT INTO {t} VALUES ({c}, 0, {k2}, {v}); END $$"
-    ),
-    "upsert c with a's key": _INSERT + "({c}, 0, {k0}, {v})" + _UPSERT,
-    "upsert a with b's key": _INSERT + "({a}, 0, {k1}, {v})" + _UPSERT,
-    "upsert a with k2": _INSERT + "({a}, 0, {k2}, {v})" + _UPSERT,
-    "merge c with k2": (
-        "MERGE INTO {t} USING (VALUES ({c})) n (id) ON {t}.id = n.id WHEN MATCHED THEN UPDATE SET k = {k2} "
-        "WHEN NOT MATCHED THEN INSERT VALUES (n.id, 0, {k2}, {v})"
-    ),
-    "a takes k2": "UPDATE {t} SET k = {k2} WHERE id = {a}",
-    "b takes k2": "UPDATE {t} SET k = {k2} WHERE id = {b}",
-    "a takes b's key": "UPDATE {t} SET k = {k1} WHERE id = {a}",
-    "b takes a's key": "UPDATE {t} SET k = {k0} WHERE id = {b}",
-    "a takes its key back": "UPDATE {t} SET k = {k0} WHERE id = {a}",
-    "swap keys": "UPDATE {t} SET k = {k0} + {k1} - k WHERE id IN ({a}, {b})",
-    "shift keys": "UPDATE {t} SET k = k + 1 WHERE id IN ({a}, {b})",
-    "touch a": "UPDATE {t} SET v = {v} WHERE id = {a}",
-    "touch b": "UPDATE {t} SET v = {v} WHERE id = {b}",
-    "touch both": "UPDATE {t} SET v = {v} WHERE id IN ({a}, {b})",
-    "delete a": "DELETE FROM {t} WHERE id = {a}",
-    "delete b": "DELETE FROM {t} WHERE id = {b}",
-    "delete c": "DELETE FROM {t} WHERE id = {c}",
-    "delete a's key": "DELETE FROM {t} WHERE k = {k0}",
-    "delete k2": "DELETE FROM {t} WHERE k = {k2}",
-    "move a": "UPDATE {t} SET part = 2 WHERE id = {a}",
-    "move a and b": "UPDATE {t} SET part = 2 WHERE id IN ({a}, {b})",
-    "move b, with a's key": "UPDATE {t} SET part = 2, k = {k0} WHERE id = {b}",
-    "a becomes c": "UPDATE {t} SET id = {c} WHERE id = {a}",
-    "a becomes c, with k2": "UPDATE {t} SET id = {c}, k = {k2} WHERE id = {a}",
-    "c instead of a": "DELETE FROM {t} WHERE id = {a}; INSERT INTO {t} VALUES ({c}, 0, {k0}, {v})",
-    "c instead of a, at once": (
-        "WITH gone AS (DELETE FROM {t} WHERE id = {a} RETURNING k) INSERT INTO {t} SELECT {c}, 0, k, {v} FROM gone"
-    ),
-    "a takes k2 in vain": "SAVEPOINT s; UPDATE {t} SET k = {k2} WHERE id = {a}; ROLLBACK TO s",
-    "delete a in vain": "SAVEPOINT s; DELETE FROM {t} WHERE id = {a}; ROLLBACK TO s",
-}
-MOVES = frozenset(name for name in MENU if name.startswith("move"))
-# They find their rows by a primary key; others may have moved such a row, which PostgreSQL refuses with 40001.
-INSERTS = frozenset(name for name in MENU if name.startswith("insert"))
-
-
-@dataclass(frozen=True)
-class UniqueRows(Rows):
-    """The rows of one slot of a table."""
-
-    def sql(self, name: str, who: int, position: int) -> str:
-        ids = {letter: self.slot * 10 + row for letter, row in zip("abcd", (1, 2, 3, 4), strict=True)}
-        keys = {f"k{i}": self.slot * WIDTH + i for i in range(3)}
-        return MENU[name].format(t=self.table, v=100 * (who + 1) + position, **ids, **keys)
-
-
-def create(table: str, source: str) -> str:
-    """SQL for a source; the twin is a plain one with a constraint."""
-    columns = "(id int, part int, k int, v int, PRIMARY KEY (id, part))"
-    if source == PARTITIONED:
-        leaves = "; ".join(f"CREATE TABLE {table}_{p} PARTITION OF {table} FOR VALUES IN ({p})" for p in range(3))
-        return f"CREATE TABLE {table} {columns} PARTITION BY LIST (part); {leaves}"
-    return f"CREATE TABLE {table} {columns}"
 
 
 class UniqueGround(Ground):
-    """A database with the twin, and a stage for each mode. source: whether it has partitions."""
+    """The index is unique. kind: whether its source has partitions."""
 
-    def __init__(self, dsn: str, source: str, modes: Sequence[str]) -> None:
-        self.dsn, self.kind = dsn, source
-        self.database = Database(dsn, "roir tests")
-        self.connection = psycopg2.connect(dsn)
-        self.connection.autocommit = True
-        self.cursor = self.connection.cursor()
-        self.watcher = Watcher(dsn)
-        self.sessions = [Session(dsn) for _ in range(3)]
-        self.run(f"{create(TWIN, PLAIN)}; ALTER TABLE {TWIN} ADD UNIQUE (k) DEFERRABLE; {self.fill(TWIN)}")
-        self.stages: dict[str, Stage] = {}
-        for mode in modes:
-            table = "t_" + mode.replace(" ", "_").replace("-", "_")
-            self.run(f"{create(table, source)}; {self.fill(table)}; ANALYZE {table}")
-            self.stages[mode] = Stage(self.database, mode, index=f"ix_{table}", table=table, include="v", unique=True)
-        self.fillings = 0
-        self.count = Count()
+    modes = ("direct", "active")
+    definition = {"unique": True}
+    sizes = (2, 2, 2, 2, 3)
+    levels = (LEVELS[:1], LEVELS)
 
     def rows(self, table: str, slot: int) -> Rows:
-        return UniqueRows(table, slot)
+        return KeyRows(table, slot)
+
+    def choices(self) -> list[str]:
+        return [*KEYS]
 
     def fill(self, table: str, slots: int = SLOTS) -> str:
         return (
@@ -121,10 +32,16 @@ class UniqueGround(Ground):
             f"FROM generate_series(0, {slots - 1}) s, generate_series(1, 2) r"
         )
 
-    definition = {"unique": True}
+    def create(self, table: str, kind: str = "") -> str:
+        columns = "(id int, part int, k int, v int, PRIMARY KEY (id, part))"
+        if (kind or self.kind) == PLAIN:
+            return f"CREATE TABLE {table} {columns}"
+        leaves = "; ".join(f"CREATE TABLE {table}_{p} PARTITION OF {table} FOR VALUES IN ({p})" for p in range(3))
+        return f"CREATE TABLE {table} {columns} PARTITION BY LIST (part); {leaves}"
 
-    def create(self, table: str) -> str:
-        return create(table, self.kind)
+    def twin(self) -> str:
+        """It has no partitions, and the server's own constraint."""
+        return f"{self.create(TWIN, PLAIN)}; ALTER TABLE {TWIN} ADD UNIQUE (k) DEFERRABLE"
 
     def touch(self, table: str, slots: int) -> list[str]:
         """Some keys change rows, others are changed and come back."""
@@ -228,6 +145,3 @@ class UniqueGround(Ground):
             )
             for (who, turn), one in play.outcomes.items()
         )
-
-
-__all__ = ["Failure", "UniqueGround"]
