@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import psycopg2
@@ -110,6 +110,28 @@ def make_index(database: Database, *of: Any, **options: Any) -> Run:
     run = sealed(database, *of, **options)
     lifecycle.carry_on(database, run)
     return run
+
+
+# What `moments` yields, and after the last of them the publish.
+MOMENTS = ("before prepare", "after prepare", "after build", "after seal", "after switch", "after fold")
+
+
+def moments(database: Database, *of: Any, **options: Any) -> Iterator[str]:
+    """Carry an operation from nothing to its publish; yields each of MOMENTS, and "after publish"."""
+    yield "before prepare"
+    _, run = begin(database, *of, **options)
+    yield "after prepare"
+    build_all(database, run)
+    yield "after build"
+    seal_all(database, run)
+    yield "after seal"
+    switch.switch(database, run)
+    yield "after switch"
+    fold.fold_here(database, run)
+    yield "after fold"
+    fold.finish(database, run)
+    publish_all(database, run)
+    yield "after publish"
 
 
 def start_with(database: Database, parallelism: int, index: str = "ix", owner: str = "test", **how: Any) -> Run:

@@ -45,32 +45,16 @@ def is_guarded(database: Database) -> bool:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("kind", ["create", "rebuild"])
-@pytest.mark.parametrize("taken", ["before prepare", "after prepare", "after build", "after switch", "after fold"])
+@pytest.mark.parametrize("taken", [moment for moment in steps.MOMENTS if moment != "after seal"])
 def test_a_reader_with_a_snapshot_older_than_the_publish_is_refused(
     database: Database, dsn: str, isolation: str, kind: str, taken: str
 ) -> None:
     if kind == "rebuild":
         publish(database)
         assert clean_up.clean_up(database).guards_removed == 1
-    users = {}
-
-    def take(moment: str) -> None:
+    for moment in steps.moments(database, **({} if kind == "create" else {"table": None, "keys": None})):
         if moment == taken:
-            users["old"] = steps.old_session(dsn, isolation)
-
-    take("before prepare")
-    _, run = steps.begin(database, **({} if kind == "create" else {"table": None, "keys": None}))
-    take("after prepare")
-    steps.build_all(database, run)
-    take("after build")
-    steps.seal_all(database, run)
-    steps.switch.switch(database, run)
-    take("after switch")
-    steps.fold.fold_here(database, run)
-    take("after fold")
-    steps.fold.finish(database, run)
-    steps.publish_all(database, run)
-    old = users["old"]
+            old = steps.old_session(dsn, isolation)
     with pytest.raises(psycopg2.errors.SerializationFailure, match="published after the transaction's snapshot") as got:
         sql(old, "SELECT count(*) FROM ix")
     assert (got.value.diag.message_hint or "").startswith("Retry the transaction.")
