@@ -18,7 +18,7 @@ from airflow_roir.engine import abort, lifecycle, prepare
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -63,7 +63,7 @@ def terminal(dsn: str) -> Terminal:
 
 def begin(database: Database, kind: str) -> Run:
     if kind == "verify":
-        begun = verification.begin(database, "ix", VerifyOptions(), "test")
+        begun = record.begin(database, "ix", VerifyOptions(), "test")
         return start_run(database, begun.index, f"a run of {HOSTILE}")
     definition = IndexDefinition.parse("ix", *(("t", "k") if kind == "create" else (None, None)))
     prepared = prepare.prepare(database, definition, BuildOptions(), "test")

@@ -118,12 +118,12 @@ def build(
         from airflow_roir.cli.execute import carry_on, verify_to_end
         from airflow_roir.engine import prepare
         from airflow_roir.engine.control import operations
-        from airflow_roir.engine.verify import verification
+        from airflow_roir.engine.verify import record
 
         database = database_of(context)
         if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
             compare = options.for_comparison()
-            begun = verification.begin(database, index, compare, operations.default_actor(), "before", say)
+            begun = record.begin(database, index, compare, operations.default_actor(), "before", say)
             say(f"the index before its rebuild: {verify_to_end(database, begun.index, spark)}")
         prepared = prepare.prepare(database, definition, options, report=say)
         if prepared.adopted:

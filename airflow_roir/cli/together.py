@@ -23,7 +23,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VERIFY_BEFORE, BuildOptions
 from airflow_roir.spark import guard
@@ -93,7 +93,7 @@ def _compare(
     from airflow_roir.cli.spark import spark_of
 
     with spark_of(without_spark, database.dsn, master, conf) as spark:
-        begun = verification.begin(database, index, options.for_comparison(), operations.default_actor(), "before", say)
+        begun = record.begin(database, index, options.for_comparison(), operations.default_actor(), "before", say)
         say(f"{index} before its rebuild: {verify_to_end(database, begun.index, spark)}")
 
 

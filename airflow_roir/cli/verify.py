@@ -34,14 +34,14 @@ def verify_command(
     from airflow_roir.cli.execute import print_report, verify_to_end
     from airflow_roir.cli.spark import spark_of
     from airflow_roir.engine.control import live_options, operations
-    from airflow_roir.engine.verify import verification
+    from airflow_roir.engine.verify import record
 
     database = database_of(context)
     options = VerifyOptions.asked(**given)
     live_options.check_throttle(database, options.throttle)
     with spark_of(without_spark, database.dsn, master, conf) as spark:
         spark.start()
-        begun = verification.begin(database, index, options, operations.default_actor(), report=say)
+        begun = record.begin(database, index, options, operations.default_actor(), report=say)
         if begun.adopted:
             say(f"continuing unfinished verification {begun.operation_id}, with the options that it has")
         report = verify_to_end(database, begun.index, spark, quiet=as_json)

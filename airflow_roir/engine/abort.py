@@ -12,7 +12,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import drop
 from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.sessions.server_timeline import in_one_history
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.operation import Kind, Status, Verb
 
@@ -99,6 +99,6 @@ def conclude(connection: Connection, row: operations.OperationRow, actor: str) -
         return False
     # Before its units are forgotten: how far it was is kept by this move.
     operations.move(connection, now, Verb.REMOVE, also="finished_at = clock_timestamp()")
-    verification.give_up(connection, row.id)
+    record.give_up(connection, row.id)
     operations.record_event(connection, row.index_id, row.id, actor, "aborted")
     return True

@@ -39,7 +39,7 @@ from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.unique import census, duplicate_report
-from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify import report as reports
 from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.engine.work.phase_work import PhaseWork, Report
@@ -80,7 +80,7 @@ def _before_publish(database: Database, run: Run, report: Report) -> bool:
     if _is_verified(row):
         if not _is_apart(database, run, row, report):
             persist(database, run, lambda: switch.follow_partitions(database, run, report), report)
-        compare.begin_of_build(database, run, report)
+        comparing.begin_of_build(database, run, report)
     return True
 
 
@@ -90,12 +90,12 @@ def _publish(database: Database, run: Run, report: Report) -> None:
         row = read_control(connection, run)
         if row.phase != Phase.PUBLISH:
             return
-        last = verification.last(connection, run.operation_id) if _is_verified(row) else None
+        last = record.last(connection, run.operation_id) if _is_verified(row) else None
     if last is not None:
         if last.finished_at is None:
-            compare.finish(database, run)
+            comparing.finish(database, run)
         with database.transaction() as connection:
-            if verification.is_open(connection, last.id):
+            if record.is_open(connection, last.id):
                 return
         found = reports.report(database, last.id)
         report(f"compared with the table: {found}")
@@ -123,13 +123,13 @@ PHASES: dict[Phase, PhaseWork] = {
         replace(fold.PHASE, before=_before_fold),
         # Units of the comparison with the table. Ends with the publish, if nothing differs.
         replace(
-            compare.phase(Phase.PUBLISH, "compares the new generation with the table, then shows it to readers"),
+            comparing.phase(Phase.PUBLISH, "compares the new generation with the table, then shows it to readers"),
             before=_before_publish,
             finish=_publish,
         ),
         # A verification. Units of sums, by stages; then units of the rows whose sums differ. Ends with the last stage.
-        compare.SUM,
-        compare.CHECK,
+        comparing.SUM,
+        comparing.CHECK,
         # A compaction. Units of segments: each is taken through its steps to its swap. Ends when each is swapped in or
         # left out.
         compact_worker.PHASE,
@@ -260,7 +260,7 @@ def verify(
     Raises what `verification.begin` and `drive` raise, OperationPaused where somebody paused it.
     """
     owner = actor or operations.default_actor()
-    begun = verification.begin(database, index, options or VerifyOptions(), owner, mode)
+    begun = record.begin(database, index, options or VerifyOptions(), owner, mode)
     _to_its_end(database, begun.index, begun.operation_id, owner, report)
     return reports.report(database, begun.verification_id)
 

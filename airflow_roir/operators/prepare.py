@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, prepare
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.operation import Kind
@@ -127,7 +127,7 @@ class PrepareIndexBuildOperator(RoirOperator):
             if row.kind != Kind.VERIFY or row.owner != owner or row.status not in operations.LIVE:
                 return
             with database.transaction() as connection:
-                mode = verification.unfinished(connection, row.id).mode
+                mode = record.unfinished(connection, row.id).mode
                 if mode != "before" or operations.heart_beats(row, connection):
                     return
             operations.request_abort(database, self.index, owner, why, row.id)

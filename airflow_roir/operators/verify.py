@@ -9,7 +9,7 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import BUILDS, Kind
@@ -100,7 +100,7 @@ class VerifyIndexOperator(WholeOperationOperator):
         if begun_before is not None:
             return begun_before
         try:
-            begun = verification.begin(database, self.index, options, owner_of(context["ti"]), mode, self.log.info)
+            begun = record.begin(database, self.index, options, owner_of(context["ti"]), mode, self.log.info)
         except NotFound as reason:
             if mode == "before":
                 raise AirflowSkipException(f"nothing to verify before the build: {reason}") from None

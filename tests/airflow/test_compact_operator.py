@@ -21,7 +21,7 @@ from airflow_roir.engine.compact.ranking import rank
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.prepare import prepare as prepare_index
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.operators.compact import CompactIndexOperator
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from airflow_roir.task.ranked_indexes import ranked_indexes
@@ -139,7 +139,7 @@ def test_a_pause_by_the_switch_is_lifted_by_it(
 
 
 def test_another_operation_is_waited_for(context: dict[str, Any], shop: Any, aged: None) -> None:
-    verification.begin(shop.database, INDEX, VerifyOptions(), "test")
+    record.begin(shop.database, INDEX, VerifyOptions(), "test")
     with pytest.raises(AirflowRescheduleException):
         compacted(context)
     assert compactions(shop) == []

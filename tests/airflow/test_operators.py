@@ -24,7 +24,7 @@ from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.snapshot.operation import status
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import OperationRunning
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.build import BuildIndexOperator
@@ -626,7 +626,7 @@ def test_a_verification_that_the_run_has_left_does_not_hold_up_its_build(context
     steps.make_index(shop.database, INDEX, "item", "kind", "price")
     mine, other = "airflow rebuild_index run_1", "airflow rebuild_index run_0"
     for owner in (mine, other):
-        begun = verification.begin(shop.database, INDEX, VerifyOptions(), owner, "before").operation_id
+        begun = record.begin(shop.database, INDEX, VerifyOptions(), owner, "before").operation_id
         start_run(shop.database, INDEX, owner)
         with pytest.raises(AirflowRescheduleException):
             prepare(context)

@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.operators import prepare as preparing
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.attach_partition import AttachPartitionOperator
@@ -336,7 +336,7 @@ def test_a_wrong_value_in_the_task_state_store_changes_nothing(
         number = PrepareIndexBuildOperator(task_id="prepare", **BUILD).execute(context)  # type: ignore[arg-type]
     else:
         steps.make_index(shop.database, INDEX, "public.item", "kind")
-        number = verification.begin(shop.database, INDEX, VerifyOptions(), "somebody", "only").operation_id
+        number = record.begin(shop.database, INDEX, VerifyOptions(), "somebody", "only").operation_id
     task = operator(task_id="task", operation_id=number, **WHAT)
     if option not in task.live_options:
         pytest.skip("the task doesn't offer it")

@@ -19,7 +19,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.prepare import prepare as prepare_index
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import BuildOptions, VerifyOptions
@@ -171,7 +171,7 @@ def test_an_unfinished_build_is_waited_for(
 def test_an_unfinished_verification_is_adopted_when_nobody_drives_it(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun = verification.begin(shop.database, INDEX, VerifyOptions(repair=True), "ann@desk")
+    begun = record.begin(shop.database, INDEX, VerifyOptions(repair=True), "ann@desk")
     run = start_run(shop.database, INDEX, "roir of ann@desk")
     asked = driver_code(COMPARE)
     with pytest.raises(AirflowRescheduleException):
@@ -225,7 +225,7 @@ def test_before_a_build_there_may_be_nothing_to_verify(context: dict[str, Any], 
 
 
 def test_prepare_waits_for_an_unfinished_verification(context: dict[str, Any], shop: Any, base: str) -> None:
-    verification.begin(shop.database, INDEX, VerifyOptions(), "ann@desk")
+    record.begin(shop.database, INDEX, VerifyOptions(), "ann@desk")
     with pytest.raises(AirflowRescheduleException):
         prepare(context)
     abort.abort(shop.database, INDEX, "ann@desk")
@@ -252,5 +252,5 @@ def test_a_build_that_differs_fails_without_a_retry_until_it_is_cleared(
     shop.run(f"UPDATE {base} SET c3 = 77 WHERE c2 = 77")
     assert task.execute(context) == prepared.operation_id  # type: ignore[arg-type]
     # A try that is made once more finds it published, although a verification has begun since.
-    verification.begin(shop.database, INDEX, VerifyOptions(), "ann@desk")
+    record.begin(shop.database, INDEX, VerifyOptions(), "ann@desk")
     assert task.execute(context) == prepared.operation_id  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ from airflow_roir.engine.database import Database, retry, sqlstate
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.sessions.limits import Limits
-from airflow_roir.engine.verify import compare as verifying
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import comparing as verifying
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import (
     AttachDisturbed,
     Fenced,
@@ -155,14 +155,14 @@ def _prepare(database: Database) -> None:
 
 
 def _verify(database: Database) -> None:
-    begun = verification.begin(database, "ix", VerifyOptions(repair=True), "test")
+    begun = record.begin(database, "ix", VerifyOptions(repair=True), "test")
     run = start_run(database, "ix", "test")
     while True:
         # Of what raises the worker decides what may pass, a lock that isn't had among it.
         retry(lambda: list(units(database, run)), Patience(database.limits, outage_s=PATIENCE_S))
         verifying.finish(database, run)
         with database.transaction() as connection:
-            if not verification.is_open(connection, begun.verification_id):
+            if not record.is_open(connection, begun.verification_id):
                 return
 
 

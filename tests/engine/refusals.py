@@ -9,7 +9,7 @@ import pytest
 
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control.run import start_run
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.options import VerifyOptions
 from tests.engine import steps
 from tests.engine.following import Scene
@@ -56,7 +56,7 @@ def begin(scene: Scene) -> None:
 
 
 def begin_comparing(scene: Scene) -> None:
-    verification.begin(scene.database, IX, VerifyOptions(), "test")
+    record.begin(scene.database, IX, VerifyOptions(), "test")
 
 
 def finish(scene: Scene) -> None:

@@ -10,7 +10,7 @@ from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.control.job import SourceCheck
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import SourceChanged
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -41,7 +41,7 @@ def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
     run_sql(dsn, *PLAIN, ROWS)
     Stage(database, "active", include="v").connection.close()
     _, writer = stubbed(dsn)
-    monkeypatch.setattr(verification, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(record, "PATIENCE_S", 0.1)
     report = lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert report.complete
     assert report.found == 0
@@ -59,11 +59,11 @@ def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_
     Stage(database, "active", include="v").connection.close()
     _, writer = stubbed(dsn)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "PATIENCE_S", 0.1)
-        begun = verification.begin(database, "ix", VerifyOptions(), "test")
+        patch.setattr(record, "PATIENCE_S", 0.1)
+        begun = record.begin(database, "ix", VerifyOptions(), "test")
     writer.commit()
     # What it has read by now nobody knows.
-    assert verification.begin(database, "ix", VerifyOptions(), "test").verification_id == begun.verification_id
+    assert record.begin(database, "ix", VerifyOptions(), "test").verification_id == begun.verification_id
     lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert FUNCTION in warned(database)[0]
     assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2

@@ -23,7 +23,7 @@ from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -378,7 +378,7 @@ def test_other_operations_are_told_of_it(database: Database, dsn: str) -> None:
     with pytest.raises(OperationRunning, match="compacts the index"):
         prepare.prepare(database, IndexDefinition.parse("ix"), BuildOptions(), "me")
     with pytest.raises(OperationRunning, match="compacts the index"):
-        verification.begin(database, "ix", VerifyOptions(), "me")
+        record.begin(database, "ix", VerifyOptions(), "me")
     with pytest.raises(OperationRunning, match="unfinished operation"):
         drop.drop_index(database, "ix", "me")
     with pytest.raises(OperationRunning, match="is being driven by test"):

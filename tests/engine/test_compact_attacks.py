@@ -17,7 +17,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach, remove_entries
-from airflow_roir.engine.verify.verification import VerifyOptions
+from airflow_roir.engine.verify.record import VerifyOptions
 from airflow_roir.errors import Fenced, InvariantViolated, OperationFailed
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_roir.engine import clean_up, drop
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import NotFound, OperationRunning
 from airflow_roir.options import VerifyOptions
 from tests.engine import compacting, steps
@@ -18,7 +18,7 @@ from tests.engine.test_locks import in_thread, watching
 WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 BEGIN: dict[str, Callable[[Database], object]] = {
     "compaction": lambda database: compacting.begin(database, compacting.act("rewrite", 1)),
-    "verification": lambda database: verification.begin(database, "ix", VerifyOptions(), "test"),
+    "verification": lambda database: record.begin(database, "ix", VerifyOptions(), "test"),
 }
 
 

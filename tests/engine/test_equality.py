@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation.entry import Entry, is_null
-from airflow_roir.engine.verify import comparison
+from airflow_roir.engine.verify import differences
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -128,7 +128,7 @@ def test_python_sql_and_the_unique_index_say_the_same_of_every_pair(
     assert asked(entry.equal("s.", "x.").replace("s.c", "(SELECT e FROM entries e WHERE e.n = s.n).c")) == expected
     # What lookups ask: a row as entry, against each entry alone.
     with user.cursor() as cursor:
-        looked = comparison.lookup(entry, "(SELECT * FROM entries x WHERE x.n = p.n)", "true AS present")
+        looked = differences.lookup(entry, "(SELECT * FROM entries x WHERE x.n = p.n)", "true AS present")
         cursor.execute(f"SELECT s.n, p.n FROM entries s CROSS JOIN entries p WHERE EXISTS ({looked})")
         assert set(cursor.fetchall()) == expected
     # What is asked by the pattern of NULLs that the other side is known to have.

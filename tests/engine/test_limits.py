@@ -13,7 +13,7 @@ from airflow_roir.engine import abort, dry_run, lifecycle
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import InvalidInput, LabelsRenamed
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -286,7 +286,7 @@ def test_a_verification_goes_by_the_labels_of_now(database: Database, dsn: str) 
     steps.make_index(database)
     run_sql(dsn, "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
     assert lifecycle.verify(database, "ix", VerifyOptions(), "test").is_exact
-    begun = verification.begin(database, "ix", VerifyOptions(), "test")
+    begun = record.begin(database, "ix", VerifyOptions(), "test")
     run_sql(dsn, "ALTER TYPE mood RENAME VALUE 'blue' TO 'down'")
     with pytest.raises(LabelsRenamed, match="abort the operation and start again"):
         lifecycle.drive(database, begun.index, "test")

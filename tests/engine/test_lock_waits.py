@@ -19,7 +19,7 @@ from airflow_roir.engine.locks.lock_waits import LockWait
 from airflow_roir.engine.partitions.detach import detach_partition
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.snapshot.operation import overview
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.engine.work.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
@@ -128,13 +128,13 @@ COMMANDS: dict[
         _published,
         "SELECT roir.detach_partition('t1')",
         ("verify", "public.ix"),
-        lambda database, report: verification.begin(database, "ix", VerifyOptions(), "test", report=report),
+        lambda database, report: record.begin(database, "ix", VerifyOptions(), "test", report=report),
     ),
     "verify of a table that is locked": (
         _published,
         "LOCK TABLE t IN ACCESS EXCLUSIVE MODE",
         ("verify", "public.ix"),
-        lambda database, report: verification.begin(database, "ix", VerifyOptions(), "test", report=report),
+        lambda database, report: record.begin(database, "ix", VerifyOptions(), "test", report=report),
     ),
     "compact": (
         _published,

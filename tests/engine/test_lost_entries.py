@@ -14,7 +14,7 @@ from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.engine.snapshot.operation import status
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import SchemaMissing
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -43,7 +43,7 @@ def test_the_schema_of_entries_is_dropped(database: Database, dsn: str, kind: st
     if kind == "build":
         steps.begin(database, "ib")
     elif kind == "verify":
-        verification.begin(database, "ix", VerifyOptions(), "test")
+        record.begin(database, "ix", VerifyOptions(), "test")
     elif kind == "compact":
         compacting.begin(database, compacting.act("rewrite", 1))
     run_sql(dsn, "DROP SCHEMA roir_data CASCADE", "UPDATE t SET v = v + 1 WHERE id % 2 = 0")

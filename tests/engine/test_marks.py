@@ -18,7 +18,7 @@ from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import install
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify import comparing
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -377,7 +377,7 @@ def test_a_column_that_is_generated_no_longer_is_told_if_its_table_was_rewritten
 def test_what_happens_during_a_verification_is_not_forgotten_by_it(database: Database, dsn: str) -> None:
     run_sql(dsn, *PLAIN, ROWS)
     Stage(database, "active", include="v").connection.close()
-    begun = compare.verification.begin(database, "ix", VerifyOptions(), "test")
+    begun = comparing.verification.begin(database, "ix", VerifyOptions(), "test")
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id)")
     assert begun.index == "public.ix"
     assert lifecycle.verify(database, "ix", VerifyOptions(), "test").complete

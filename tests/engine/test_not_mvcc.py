@@ -13,7 +13,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify import comparing
 from airflow_roir.engine.verify.job import UnitClaim
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
@@ -154,7 +154,7 @@ def test_a_verification_whose_shared_snapshot_is_older_than_a_rewrite(database: 
         while isinstance(claim := one.claim(), UnitClaim):
             one.unit(claim)
         one.close()
-    compare.finish(database, run)
+    comparing.finish(database, run)
     verifying.to_check(database, run)
     verifying.go_through(database, run)
     assert len(verifying.found(dsn)) == 100

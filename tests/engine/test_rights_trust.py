@@ -18,7 +18,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.repair import Mender
 from airflow_roir.errors import RoirError, SourceChanged
@@ -157,7 +157,7 @@ def test_a_snapshot_that_is_older_than_a_hand_over_trusts_nobody(scene: Scene) -
     scene_session.close()
     run_sql(scene.dsn, f'ALTER TABLE evil.t OWNER TO "{us}"')
     steps.make_index(scene.database, "evil.ix", "evil.t", include="v")
-    verification.begin(scene.database, "evil.ix", VerifyOptions(), "test")
+    record.begin(scene.database, "evil.ix", VerifyOptions(), "test")
     run = start_run(scene.database, "evil.ix", "test", take_over=True)
     one = verifying.worker(scene.database, run)
     one.sums.snapshot.share(one.verify_job.verification_id)

@@ -11,7 +11,7 @@ import pytest
 from airflow_roir.engine import clean_up, drop, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot import index
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -42,7 +42,7 @@ def dropped(database: Database) -> None:
         drop.drop_index(database, "ix", "test", patience_s=0)
     # Seen to advise roir resume, and to speak of a revert window.
     commands: list[Callable[[], object]] = [
-        lambda: verification.begin(database, "ix", VerifyOptions(), "test"),
+        lambda: record.begin(database, "ix", VerifyOptions(), "test"),
         lambda: revert.revert(database, "ix", "test"),
     ]
     for command in commands:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from airflow_roir.engine.verify.compare import load
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.engine import abort, build, publish, switch
@@ -13,8 +14,7 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.snapshot.details import Progress, progress
 from airflow_roir.engine.source import catalog
-from airflow_roir.engine.verify import compare, units, verification
-from airflow_roir.engine.verify.compare import load
+from airflow_roir.engine.verify import comparing, record, units
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.options import VerifyOptions
@@ -71,7 +71,7 @@ class Watch:
                 worker.unit(claim)
                 self()
             worker.close()
-        compare.finish(run_on, run)
+        comparing.finish(run_on, run)
         self()
 
 
@@ -141,7 +141,7 @@ def _begin_comparison(database: Database, run: Run) -> int:
 
 def _is_compared(database: Database, verification_id: int) -> bool:
     with database.transaction() as connection:
-        return not verification.is_open(connection, verification_id)
+        return not record.is_open(connection, verification_id)
 
 
 def test_nothing_falls_where_partitions_come_and_go(database: Database, dsn: str) -> None:

@@ -12,7 +12,7 @@ from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.sessions.limits import Limits
-from airflow_roir.engine.verify import units, verification
+from airflow_roir.engine.verify import record, units
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.crash import gate
@@ -28,7 +28,7 @@ def test_a_part_of_a_table_that_was_never_analyzed_has_units_of_many_rows(dsn: s
         f"INSERT INTO t SELECT i, i::text FROM generate_series(1, {ROWS}) i",
     )
     steps.make_index(database)
-    verification.begin(database, "ix", VerifyOptions(slices=2), "test")
+    record.begin(database, "ix", VerifyOptions(slices=2), "test")
     with database.transaction() as connection:
         query = "SELECT count(*) FROM roir.verification_unit WHERE side = 'source'"
         made = execute(connection, query).scalar_one()

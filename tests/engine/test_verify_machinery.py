@@ -13,7 +13,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.snapshot.operation import status
-from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, VerificationFailed
@@ -160,7 +160,7 @@ def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base
         while held := [(one, mine) for one in workers if isinstance(mine := one.claim(), UnitClaim)]:
             for one, mine in held:
                 one.unit(mine)
-        compare.finish(database, run)
+        comparing.finish(database, run)
         report = report_of(database, run.operation_id)
         assert not report.complete
         rows, entries, missing = rows + report.rows, entries + report.entries, missing + report.missing
@@ -181,7 +181,7 @@ def test_a_time_limit_ends_it_early_and_says_so(database: Database, dsn: str, ba
     one.unit(claim(one))
     run_sql(dsn, "UPDATE roir.operation SET phase_seconds = '{\"check\": 2}' WHERE status = 'running'")
     assert not isinstance(one.claim(), UnitClaim)
-    compare.finish(database, run)
+    comparing.finish(database, run)
     report = report_of(database, run.operation_id)
     assert not report.complete
     assert _units(dsn) == 0
@@ -209,7 +209,7 @@ def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
     run = begin(database)
     revert.revert(database, "ix", "user")
     go_through(database, run)
-    compare.finish(database, run)
+    comparing.finish(database, run)
     assert report_of(database, run.operation_id).found == 0
     assert lifecycle.verify(database, "ix").missing == 1
 
@@ -273,4 +273,4 @@ def test_where_no_snapshot_can_be_shared_each_unit_has_its_own(database: Databas
     run = begin(database)
     go_through(database, run)
     with database.transaction() as connection:
-        assert verification.stage(connection, verification.unfinished(connection, run.operation_id).id) == "sum"
+        assert record.stage(connection, record.unfinished(connection, run.operation_id).id) == "sum"

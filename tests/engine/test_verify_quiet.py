@@ -9,7 +9,7 @@ import pytest
 
 from airflow_roir.engine import abort, fold, lifecycle, switch
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify import comparing
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import OperationPaused
@@ -106,7 +106,7 @@ def test_a_leaf_is_renamed_or_dropped_between_claim_and_unit(database: Database,
     run_sql(dsn, "ALTER TABLE p2 RENAME TO renamed", "SELECT roir.detach_partition('p1', and_drop => true)")
     one.unit(held)
     _go_on(one)
-    compare.finish(database, run)
+    comparing.finish(database, run)
     assert found(dsn) == []
     [(rows,)] = sql(steps.session(dsn), "SELECT rows FROM roir.verification WHERE mode = 'only'")
     assert rows == sql(steps.session(dsn), "SELECT count(*) FROM t")[0][0]

@@ -17,7 +17,7 @@ from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.drop import drop_index
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify import comparing
 from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
@@ -91,7 +91,7 @@ def of_verification(database: Database, check: bool) -> Scene:
                 if operations.read_operation(connection, run.operation_id).status != Status.RUNNING:
                     return
             yield from verifying.units(database, run)
-            compare.finish(database, run)
+            comparing.finish(database, run)
 
     return (lambda: one.unit(claim)), later
 

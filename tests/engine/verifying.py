@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from airflow_roir.engine.verify.compare import load
+
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, read_running, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.verify import compare, repair, verification
-from airflow_roir.engine.verify.compare import load
+from airflow_roir.engine.verify import comparing, record, repair
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import VerifyReport, report_of
 from airflow_roir.engine.verify.worker import VerifyWorker
@@ -32,7 +33,7 @@ def build_index(dsn: str, database: Database, *setup: str, index: str = "ix", **
 
 def begin(database: Database, **options: Any) -> Run:
     """A verification of `ix`, and a run of it."""
-    verification.begin(database, "ix", VerifyOptions(**options), "test")
+    record.begin(database, "ix", VerifyOptions(**options), "test")
     return start_run(database, "ix", "test", take_over=True)
 
 
@@ -62,25 +63,25 @@ def go_through(database: Database, run: Run, stages: int = 1) -> None:
     for _ in range(stages):
         for _ in units(database, run):
             pass
-        compare.finish(database, run)
+        comparing.finish(database, run)
 
 
 def is_done(database: Database, run: Run) -> bool:
     """Whether the run's verification has ended."""
     with database.transaction() as connection:
-        last = verification.last(connection, run.operation_id)
+        last = record.last(connection, run.operation_id)
         return last is None or last.finished_at is not None
 
 
 def of_build(database: Database, run: Run, wait: Callable[[float], object] | None = None) -> VerifyReport:
     """Compare the generation of a build that is folded, by one worker."""
-    compare.begin_of_build(database, run)
+    comparing.begin_of_build(database, run)
     while not is_done(database, run):
         for _ in lifecycle.PHASES[Phase.PUBLISH].work(database, run, 0, wait):
             pass
         with database.transaction() as connection:
             read_running(connection, run)
-        compare.finish(database, run)
+        comparing.finish(database, run)
     return report_of(database, run.operation_id)
 
 
@@ -88,8 +89,8 @@ def to_check(database: Database, run: Run) -> None:
     """Up to where rows are compared one by one."""
     while True:
         with database.transaction() as connection:
-            found = verification.unfinished(connection, run.operation_id)
-            if verification.stage(connection, found.id) == "check":
+            found = record.unfinished(connection, run.operation_id)
+            if record.stage(connection, found.id) == "check":
                 return
         go_through(database, run)
 

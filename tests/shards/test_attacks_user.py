@@ -16,7 +16,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.snapshot.index import indexes
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import InvalidInput, RoirError, ShardUnreachable
 from airflow_roir.options import BuildOptions, VerifyOptions
 from airflow_roir.shards import registry, shard
@@ -67,7 +67,7 @@ def test_a_command_names_the_shard_that_is_away(shards: Make) -> None:
     assert "\\t" not in ended.stderr
     made.ask("UPDATE roir.shard SET dsn = 'host=/nowhere dbname=none' WHERE name = 's0'")
     with pytest.raises(ShardUnreachable) as told:
-        verification.begin(laid.database, "ix", VerifyOptions(), "test")
+        record.begin(laid.database, "ix", VerifyOptions(), "test")
     assert re.fullmatch(
         r"the verification can't begin: shard \"s0\" can't be reached: .*nowhere.*; shard \"s1\" can't be reached: .*"
         r"\. Nothing was changed\. Begin it once all shards are there, .*",

@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from airflow_roir.engine.verify.compare import load
 from sqlalchemy import event
 
 from airflow_roir.engine import abort, lifecycle
@@ -14,8 +15,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.verify import compare, verification
-from airflow_roir.engine.verify.compare import load
+from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.errors import Fenced, VerificationFailed
 from airflow_roir.options import VerifyOptions
@@ -53,7 +53,7 @@ def test_a_doubtful_lane_is_trusted_after_a_whole_verification_with_repair_that_
 def test_a_doubt_that_arises_during_a_verification_stays(shards: Make) -> None:
     one = build(shards(2, TABLE, FILL))
     _doubt(one)
-    verification.begin(one.made.database, "ix", REPAIR, "test")
+    record.begin(one.made.database, "ix", REPAIR, "test")
     _doubt(one)
     run = start_run(one.made.database, "ix", "test", take_over=True)
     _finish(one.made.database, run)
@@ -191,7 +191,7 @@ def _finish(database: Database, run: Run) -> None:
                 return
         for _ in units(database, run):
             pass
-        compare.finish(database, run)
+        comparing.finish(database, run)
 
 
 def _break(one: Verified) -> None:
@@ -203,7 +203,7 @@ def test_at_every_unit_a_worker_dies_is_fenced_or_pauses_and_the_next_goes_on(sh
     one = build(shards(2, TABLE, FILL))
     _break(one)
     database = one.made.database
-    verification.begin(database, "ix", REPAIR, "test")
+    record.begin(database, "ix", REPAIR, "test")
     turn = 0
     with one.shipping():
         while operations.find_operation(database, "ix").status != "completed":
@@ -211,7 +211,7 @@ def test_at_every_unit_a_worker_dies_is_fenced_or_pauses_and_the_next_goes_on(sh
             worker = _worker(database, run)
             claim = worker.claim()
             if isinstance(claim, Stop):
-                compare.finish(database, run)
+                comparing.finish(database, run)
             elif turn % 4 == 0:
                 # Dies while it holds it.
                 pass
@@ -247,15 +247,15 @@ def test_an_abort_leaves_nothing(shards: Make, stage: str) -> None:
     _break(one)
     database = one.made.database
     before = apart.entries(one.made, one.generation)
-    begun = verification.begin(database, "ix", VerifyOptions(), "test")
+    begun = record.begin(database, "ix", VerifyOptions(), "test")
     run = start_run(database, "ix", "test", take_over=True)
     while True:
         with database.transaction() as connection:
-            if verification.stage(connection, begun.verification_id) == stage:
+            if record.stage(connection, begun.verification_id) == stage:
                 break
         for _ in units(database, run):
             pass
-        compare.finish(database, run)
+        comparing.finish(database, run)
     worker = _worker(database, run)
     claim = worker.claim()
     assert isinstance(claim, UnitClaim)
@@ -275,7 +275,7 @@ def test_a_shard_that_is_away_holds_its_own_units_alone(shards: Make, monkeypatc
     monkeypatch.setattr("airflow_roir.shards.shard.AWAY_S", 0.5)
     one = build(shards(2, TABLE, FILL))
     database = one.made.database
-    verification.begin(database, "ix", VerifyOptions(), "test")
+    record.begin(database, "ix", VerifyOptions(), "test")
     right = one.made.dsns["s1"]
     one.made.ask("UPDATE roir.shard SET dsn = %s WHERE name = 's1'", "postgresql://nobody@127.0.0.1:1/x")
     run = start_run(database, "ix", "test", take_over=True)

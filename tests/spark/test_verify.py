@@ -14,7 +14,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.snapshot.operation import operation_status
-from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -66,7 +66,7 @@ def twice(database: Database) -> int:
 
 def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, base: str) -> None:
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 100", f"UPDATE {base} SET c3 = 0 WHERE c2 = 200")
-    begun = verification.begin(database, "ix", VerifyOptions(), "test")
+    begun = record.begin(database, "ix", VerifyOptions(), "test")
     shut = gate.Gate(dsn, "compare")
     with Running(database, "local[4]") as driver:
         shut.reached(2)
@@ -94,7 +94,7 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
 
 def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Database, dsn: str, base: str) -> None:
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 100")
-    begun = verification.begin(database, "ix", VerifyOptions(repair=True), "test")
+    begun = record.begin(database, "ix", VerifyOptions(repair=True), "test")
     shut = gate.Gate(dsn, "compare")
     with Running(database, "local[2]") as driver:
         shut.reached(2)
@@ -111,7 +111,7 @@ def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Da
     run = start_run(database, "ix", "the next", take_over=True)
     while operations.find_operation(database, "ix").status == "running":
         list(units(database, run))
-        compare.finish(database, run)
+        comparing.finish(database, run)
     both = compared(database)
     # What was compared stays compared; what was open when the driver died was rolled back.
     assert both[first] == done

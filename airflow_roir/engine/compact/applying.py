@@ -18,7 +18,7 @@ from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.giving_way import giving_way
-from airflow_roir.engine.verify import comparison, damage
+from airflow_roir.engine.verify import damage, hashes
 
 # Of the list at once, some thousand identities: a fraction of a second.
 BLOCKS_PER_STEP = 32
@@ -116,8 +116,8 @@ def differs(
 def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation: str) -> tuple[int, int]:
     """Of one side the number of entries and the sum of their hashes, without those that are in the list."""
     newer = (connection.dialect.server_version_info or (0,)) >= (18,)
-    hashes = comparison.row_hash(entry, entry.physical(prefix="e."), newer)
-    summed = f"SELECT count(*), coalesce(sum({hashes}), 0) FROM"
+    hashed = hashes.row_hash(entry, entry.physical(prefix="e."), newer)
+    summed = f"SELECT count(*), coalesce(sum({hashed}), 0) FROM"
     execute(connection, damage.WITHOUT_INDEX)
     rows, total = map(int, execute(connection, f"{summed} {relation} e").one())
     execute(connection, BY_INDEX)

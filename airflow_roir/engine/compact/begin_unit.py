@@ -22,7 +22,7 @@ from airflow_roir.engine.locks.locks import Attempts
 from airflow_roir.engine.schema import rights
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source.files import files_of
-from airflow_roir.engine.verify.comparison import text
+from airflow_roir.engine.verify.hashes import text
 
 # Its bounds are stored in the order of keys; a unit's segments are neighbours.
 SEGMENTS = """

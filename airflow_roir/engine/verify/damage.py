@@ -13,7 +13,7 @@ from airflow_roir.definition import argument
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.verify import comparison
+from airflow_roir.engine.verify import differences, hashes
 from airflow_roir.entry_state import EntryState
 
 # What a finding keeps, of a table that is damaged all over.
@@ -43,23 +43,23 @@ def remedy_of_entries(index: str) -> str:
 
 def itself(entry: Entry, table: str) -> str:
     """SELECT whether the lookup of the identity of the entry `s` in these entries leads to that very entry."""
-    found = comparison.lookup(entry, table, "b.tableoid AS place, b.ctid AS tid")
+    found = differences.lookup(entry, table, "b.tableoid AS place, b.ctid AS tid")
     return f"SELECT e.place = s.place AND e.tid = s.tid AS itself FROM ({found}) e"
 
 
 def unreachable_rows(source: Source, entry: Entry, leaf: str, where: str) -> tuple[str, str]:
     """Rows of a leaf that its primary key doesn't lead to; as `comparison.recorded`. where: over it, alias `r`."""
-    values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(comparison.of_source(entry, "r")))
+    values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r")))
     same = " AND ".join(
         f"{entry.columns[i].of('o')} {entry.columns[i].equals} s.c{i + 1}"
         for i in entry.identity_positions
         if entry.columns[i].primary_key
     )
     unreachable, several = (
-        comparison.literal(f"{leaf}: {seen}. {remedy_of_source(source)}")
+        differences.literal(f"{leaf}: {seen}. {remedy_of_source(source)}")
         for seen in ("the primary key's index doesn't lead to this row", "several rows have this primary key")
     )
-    return comparison.recorded(
+    return differences.recorded(
         entry,
         f"""
         SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other,
@@ -99,7 +99,7 @@ def mistaken(recorded: str, source: Source, base: str, entry: Entry, index: str)
 def both_sides(source: Source, entry: Entry, generation_id: int, shown: str, with_delta: bool, newer: bool) -> str:
     """SELECT of all rows (side 1) and of all entries (side -1), with their hash."""
     names = ", ".join(entry.physical())
-    rows = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(comparison.of_source(entry, "r")))
+    rows = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r")))
     entries = f"SELECT {names} FROM {physical.base(generation_id)} x WHERE {shown}"
     if with_delta:
         delta = physical.delta(generation_id)
@@ -107,7 +107,7 @@ def both_sides(source: Source, entry: Entry, generation_id: int, shown: str, wit
         touched = f"SELECT FROM {delta} d WHERE d.state <> '{EntryState.GHOST.value}' AND {entry.equal('x.', 'd.')}"
         regular = f"SELECT {names} FROM {delta} x WHERE x.state = '{EntryState.REGULAR.value}' AND {shown}"
         entries += f" AND NOT EXISTS ({touched}) UNION ALL {regular}"
-    hashed = comparison.row_hash(entry, entry.physical(prefix="b."), newer)
+    hashed = hashes.row_hash(entry, entry.physical(prefix="b."), newer)
     return (
         f"SELECT b.*, {hashed} AS hash FROM (SELECT 1 AS side, {rows} FROM {source.sql} r "
         f"UNION ALL SELECT -1, {names} FROM ({entries}) y) b"
@@ -121,7 +121,7 @@ DIFFERING_ROWS = "primary_key jsonb, key jsonb, rows bigint, entries bigint"
 
 def differing_buckets(both: str, entry: Entry, buckets: int) -> str:
     """SELECT of the buckets whose rows and entries aren't the same."""
-    bucket = comparison.bucket(entry, entry.physical(prefix="b."), buckets)
+    bucket = hashes.bucket(entry, entry.physical(prefix="b."), buckets)
     return (
         f"SELECT {bucket} AS bucket FROM ({both}) b GROUP BY 1 "
         "HAVING sum(b.side) <> 0 OR sum(b.side * b.hash::numeric) <> 0"
@@ -130,11 +130,11 @@ def differing_buckets(both: str, entry: Entry, buckets: int) -> str:
 
 def differing_rows(both: str, entry: Entry, buckets: int, chosen: Sequence[int]) -> str:
     """SELECT, in these buckets, of primary keys whose rows and entries aren't the same: how many there are of each."""
-    bucket = comparison.bucket(entry, entry.physical(prefix="b."), buckets)
+    bucket = hashes.bucket(entry, entry.physical(prefix="b."), buckets)
     primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
     return (
-        f"SELECT {comparison.texts(entry, 'b.', primary_key)} AS primary_key, "
-        f"(array_agg({comparison.texts(entry, 'b.', range(entry.key))} ORDER BY b.side DESC))[1] AS key, "
+        f"SELECT {differences.texts(entry, 'b.', primary_key)} AS primary_key, "
+        f"(array_agg({differences.texts(entry, 'b.', range(entry.key))} ORDER BY b.side DESC))[1] AS key, "
         "count(*) FILTER (WHERE b.side = 1) AS rows, count(*) FILTER (WHERE b.side = -1) AS entries "
         f"FROM ({both}) b WHERE {bucket} = ANY ('{{{','.join(map(str, chosen))}}}'::int[]) GROUP BY 1 "
         f"HAVING sum(b.side) <> 0 OR sum(b.side * b.hash::numeric) <> 0 ORDER BY 1 LIMIT {MOST_NAMED}"

@@ -26,7 +26,7 @@ from airflow_roir.engine.locks.locks import check_name
 from airflow_roir.engine.retry.trouble import Trouble, trouble_of
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog, owner
-from airflow_roir.engine.verify import comparison, damage
+from airflow_roir.engine.verify import damage, differences, hashes
 
 # A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.
 MANY = 100
@@ -75,8 +75,8 @@ class Mender:
         self.read = job.source
         # In the caller's transaction, if there is one.
         with connection.begin_nested() if connection.in_transaction() else connection.begin():
-            types = list(execute(connection, comparison.TYPES, {"base": self.base}).scalars())
-        recorded = comparison.recorded_identity(entry, "d", types)
+            types = list(execute(connection, differences.TYPES, {"base": self.base}).scalars())
+        recorded = differences.recorded_identity(entry, "d", types)
         self.identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
         self.row = entry.has_row("r", "s.")
 
@@ -122,7 +122,7 @@ class Mender:
         )
         if not self._ids(f"SELECT o.id {pairs}", missing):
             return
-        detail = comparison.duplicate_of(entry, "o.", self.job.run.index)
+        detail = differences.duplicate_of(entry, "o.", self.job.run.index)
         self._are_duplicates(f"SELECT o.id, NULL::jsonb AS other, {detail} AS detail {pairs}", self._with_row(missing))
 
     def _are_duplicates(self, query: str, ids: Iterable[int]) -> None:
@@ -164,8 +164,8 @@ class Mender:
 
     def _right(self, ids: set[int]) -> set[int]:
         """Those whose rows have their entry, as it must be."""
-        entry = comparison.lookup(self.entry, self.base, "true AS present")
-        read = ", ".join(comparison.of_source(self.entry, "r"))
+        entry = differences.lookup(self.entry, self.base, "true AS present")
+        read = ", ".join(hashes.of_source(self.entry, "r"))
         image = f"ROW({', '.join(self.entry.physical(prefix='e.'))})::record"
         joined = f"FROM {self.recorded} JOIN {self.source} r ON {self.row}"
         return self._ids(
@@ -175,7 +175,7 @@ class Mender:
     def _write(self, ids: set[int], table: str, conflict: str, where: str = "true") -> None:
         """Write the entries of rows. where: over these, `r.c1` and so on."""
         columns = ", ".join(self.entry.physical())
-        read = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(comparison.of_source(self.entry, "r")))
+        read = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(self.entry, "r")))
         query = f"SELECT {read} FROM {self.recorded} JOIN {self.source} r ON {self.row}"
         item, values = self._asked(query, owner.row_type(self.connection, self.base), ids)
         chosen = f"SELECT {columns} FROM {item} WHERE {where}"
@@ -184,7 +184,7 @@ class Mender:
     def _write_unique(self, ids: set[int]) -> None:
         """As `_write`, where an entry that is there has the key, or nothing: no other row's is touched."""
         entry = self.entry
-        lookup = comparison.lookup(entry, self.base, "true AS present")
+        lookup = differences.lookup(entry, self.base, "true AS present")
         present = self._ids(f"SELECT s.id FROM {self.recorded} CROSS JOIN LATERAL ({lookup}) e", ids)
         # Of two rows of one key the first one gets the entry.
         self._write(ids - present, self.base, "ON CONFLICT DO NOTHING")
@@ -203,7 +203,7 @@ class Mender:
 
         Those are duplicates, or wait for a writer who holds the entry.
         """
-        holders = comparison.holders(self.entry, self.base, "b.tableoid, b.ctid")
+        holders = differences.holders(self.entry, self.base, "b.tableoid, b.ctid")
         by_segment = self._places(holders, ids)
         taken: set[int] = set()
         for segment, tids in sorted(by_segment.items()):
@@ -211,11 +211,11 @@ class Mender:
             self._remove(segment, tids, removed, set())
             taken |= {one for found in tids.values() for one in found} - removed
         there = f"EXISTS (SELECT FROM {self.source} o WHERE {self.entry.has_row('o', 'h.')})"
-        columns = comparison.texts(self.entry, "h.")
-        detail = comparison.duplicate_of(self.entry, "h.", self.job.run.index)
+        columns = differences.texts(self.entry, "h.")
+        detail = differences.duplicate_of(self.entry, "h.", self.job.run.index)
         query = (
             f"SELECT s.id, {columns} AS other, {detail} AS detail FROM {self.recorded} "
-            f"CROSS JOIN LATERAL ({comparison.holders(self.entry, self.base, 'true AS present')}) h WHERE {there}"
+            f"CROSS JOIN LATERAL ({differences.holders(self.entry, self.base, 'true AS present')}) h WHERE {there}"
         )
         if taken:
             self._are_duplicates(query, taken)
@@ -226,7 +226,7 @@ class Mender:
         with self.connection.begin():
             self._wait_little()
             self._lock_source()
-            by_segment = self._places(comparison.lookup(self.entry, self.base, "b.tableoid, b.ctid"), ids)
+            by_segment = self._places(differences.lookup(self.entry, self.base, "b.tableoid, b.ctid"), ids)
             removed: set[int] = set()
             hidden: set[int] = set()
             for segment, tids in sorted(by_segment.items()):

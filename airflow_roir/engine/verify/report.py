@@ -10,7 +10,7 @@ from sqlalchemy import Row
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify import record
 from airflow_roir.errors import NotFound
 from airflow_roir.quantity import counted
 
@@ -106,7 +106,7 @@ def report(database: Database, verification_id: int) -> VerifyReport:
 def report_of(database: Database, operation_id: int) -> VerifyReport:
     """What the newest verification of an operation found. Raises NotFound."""
     with database.transaction() as connection:
-        found = verification.last(connection, operation_id)
+        found = record.last(connection, operation_id)
     if found is None:
         raise NotFound(f"operation {operation_id} has no verification")
     return report(database, found.id)

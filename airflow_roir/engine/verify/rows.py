@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.verify import comparison, damage, repair
-from airflow_roir.engine.verify.comparison import of_source
+from airflow_roir.engine.verify import damage, differences, hashes, repair
+from airflow_roir.engine.verify.hashes import of_source
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.reading import UnitReading
 
@@ -48,11 +48,11 @@ class UnitRows:
         execute(self.connection, damage.BY_INDEX)
         if self.verify_job.suspicious is not None:
             read = of_source(job.entry, "r") if claim.of_source else job.entry.physical(prefix="x.")
-            bucket = comparison.bucket(job.entry, read, self.verify_job.buckets)
+            bucket = hashes.bucket(job.entry, read, self.verify_job.buckets)
             # A constant, so that the server looks them up by hash.
             where += f" AND {bucket} = ANY ('{{{','.join(map(str, self.verify_job.suspicious))}}}'::int[])"
         if claim.side == "source":
-            compared = comparison.missing_or_different(
+            compared = differences.missing_or_different(
                 job.source, job.entry, job.generation_id, name, where, with_delta, job.run.index
             )
         elif claim.side == "heap":
@@ -68,7 +68,7 @@ class UnitRows:
         sql, around = compared
         for name, number in (("verification", self.verify_job.verification_id), ("unit", claim.id)):
             around = around.replace(f"%({name})s", str(int(number)))
-        return self.reading.execute(claim, sql, values, comparison.COMPARED, around, reads)
+        return self.reading.execute(claim, sql, values, differences.COMPARED, around, reads)
 
     def _extra(self, claim: UnitClaim, name: str, where: str) -> tuple[str, str]:
         job = self.job
@@ -76,7 +76,7 @@ class UnitRows:
         of_base = self.verify_job.with_delta and claim.side == "entry"
         itself = damage.itself(job.entry, physical.base(job.generation_id)) if claim.side != "delta" else None
         remedy = damage.remedy_of_entries(job.run.index)
-        return comparison.extra(job.source, job.entry, job.generation_id, name, where, of_base, itself, remedy)
+        return differences.extra(job.source, job.entry, job.generation_id, name, where, of_base, itself, remedy)
 
     def count(self, claim: UnitClaim, name: str) -> None:
         """Whether a segment's B-tree leads to as much as its heap holds; to what it doesn't."""

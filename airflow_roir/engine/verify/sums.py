@@ -8,8 +8,8 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.verify import comparison, damage
-from airflow_roir.engine.verify.comparison import of_source
+from airflow_roir.engine.verify import damage, differences, hashes
+from airflow_roir.engine.verify.hashes import of_source
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.reading import UnitReading
 from airflow_roir.engine.verify.snapshot import SharedSnapshot
@@ -73,11 +73,11 @@ class UnitSums:
                 # As a batch of the build: a unit is no scan of the whole table.
                 execute(self.connection, "SET LOCAL enable_seqscan = off")
             if claim.stage == "total":
-                sql = comparison.total(entry, read, f"{name} r", where, self.newer)
+                sql = hashes.total(entry, read, f"{name} r", where, self.newer)
             else:
-                sql = comparison.sums(entry, read, f"{name} r", where, self.newer, self.verify_job.buckets)
+                sql = hashes.sums(entry, read, f"{name} r", where, self.newer, self.verify_job.buckets)
             reads = [name] if claim.of_source else None
-            row = self.reading.execute(claim, sql, values, comparison.SUMMED, "SELECT * FROM {compared}", reads)
+            row = self.reading.execute(claim, sql, values, differences.SUMMED, "SELECT * FROM {compared}", reads)
             self.reading.check_names(claim, name)
             # Not by its name, which a server that was restarted gives again.
             seen = execute(self.connection, "SELECT md5(pg_current_snapshot()::text)").scalar_one()

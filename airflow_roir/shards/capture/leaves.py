@@ -20,7 +20,7 @@ from airflow_roir.engine.database import as_it_is, execute, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.source import catalog
-from airflow_roir.engine.verify import comparison
+from airflow_roir.engine.verify import differences
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy.bounds import Unreadable, within
 from airflow_roir.shards.shard import SHARD_SCHEMA
@@ -128,7 +128,7 @@ def _touch_within(index: Connection, there: Connection, route: Route, here: Entr
     An entry that is touched in vain costs a look.
     """
     positions = [i for i in route.entry.identity_positions if i != route.column]
-    texts = comparison.texts(route.entry, "b.", positions)
+    texts = differences.texts(route.entry, "b.", positions)
     base = physical.base(route.lane.generation_id)
     columns = ", ".join(f"s.{name}" for name in here.physical(here.identity_positions))
     # Names of the condition are those of the source's columns, whatever ours are.

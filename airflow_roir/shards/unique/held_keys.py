@@ -13,7 +13,7 @@ from airflow_roir.definition import argument, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.source.files import cut, files_of
-from airflow_roir.engine.verify import comparison, damage
+from airflow_roir.engine.verify import damage, hashes
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.shards.announce import intents
 from airflow_roir.shards.unique import holders
@@ -59,8 +59,8 @@ class HeldKeys:
         self.generation_id = both.job.generation_id
         entry, shard = both.job.entry, both.position
         key_and_shard = [*entry.key_positions, shard]
-        identity = [comparison.text(entry.columns[i], f"r.c{i + 1}") for i in entry.identity_positions]
-        key = [comparison.text(entry.columns[i], f"h.c{i + 1}") for i in entry.key_positions]
+        identity = [hashes.text(entry.columns[i], f"r.c{i + 1}") for i in entry.identity_positions]
+        key = [hashes.text(entry.columns[i], f"h.c{i + 1}") for i in entry.key_positions]
         self._names = {
             "identity": ", ".join(identity),
             "key": ", ".join(key),

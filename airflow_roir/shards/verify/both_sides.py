@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.verify import comparison
+from airflow_roir.engine.verify import differences
 from airflow_roir.engine.verify.job import UnitClaim, VerifyJob
 from airflow_roir.engine.verify.reading import UnitReading
 from airflow_roir.shards.shard import lanes_of
@@ -56,7 +56,7 @@ class BothSides:
                 terms.append(f"r.ctid {sign} '({int(block[0])},0)'::tid")
         belongs = execute(self.connection, CONSTRAINT, {"relation": claim.relation}).scalar() or "true"
         shard = f"r.c{self.position + 1}"
-        names = {place: comparison.literal(lane.shard.name) for place, lane in enumerate(self.lanes)}
+        names = {place: differences.literal(lane.shard.name) for place, lane in enumerate(self.lanes)}
         places = " ".join(f"WHEN {name} THEN {place}" for place, name in names.items())
         ids = " ".join(f"WHEN {name} THEN {self.lanes[place].id}" for place, name in names.items())
         misplaced = f"CASE WHEN ({belongs}) IS FALSE THEN"

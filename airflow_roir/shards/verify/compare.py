@@ -17,7 +17,7 @@ from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.lanes import IS_AWAY
-from airflow_roir.engine.verify import comparison, damage
+from airflow_roir.engine.verify import damage, hashes
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
 from airflow_roir.engine.verify.sums import NO_SUMS
 from airflow_roir.engine.verify.worker import UNITS, VerifyWorker
@@ -130,7 +130,7 @@ class ApartWorker(VerifyWorker):
             execute(self.connection, damage.WITHOUT_INDEX)
             read = self.both.read()
             grouped = place if buckets is None else sums.bucket(self.both.plain, read, self.both.utf8, buckets, place)
-            sql = comparison.summed(f"{name} r", where, sums.row_hash(self.both.plain, read, self.both.utf8), grouped)
+            sql = hashes.summed(f"{name} r", where, sums.row_hash(self.both.plain, read, self.both.utf8), grouped)
             row = execute(self.connection, sql).one()
             return {**row._mapping, "snapshot": None}
 
@@ -138,8 +138,8 @@ class ApartWorker(VerifyWorker):
         self, buckets: int | None, one: InShard, name: str, where: str, values: dict[str, Any]
     ) -> dict[str, Any]:
         assert one.entry is not None
-        read = comparison.of_source(one.entry, "r")
+        read = hashes.of_source(one.entry, "r")
         place = str(self.both.lanes.index(self.both.by_id[one.lane.id]))
         grouped = f"({place})" if buckets is None else sums.bucket(one.entry, read, one.utf8, buckets, place)
-        sql = comparison.summed(f"{name} r", where, sums.row_hash(one.entry, read, one.utf8), grouped)
+        sql = hashes.summed(f"{name} r", where, sums.row_hash(one.entry, read, one.utf8), grouped)
         return {**execute(one.connection, sql, values).one()._mapping, "snapshot": None}

@@ -19,7 +19,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry, is_null
 from airflow_roir.engine.sessions.limits import limits_of
-from airflow_roir.engine.verify import comparison, damage
+from airflow_roir.engine.verify import damage, differences
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.shard import Lane
 from airflow_roir.shards.ship import poll
@@ -203,14 +203,14 @@ def _found(entry: Entry, table: str, digested: Sequence[str]) -> str:
     # Renumbered, since `whole` names columns by their places.
     inner = ", ".join(f"{name} AS c{i + 1}" for i, name in enumerate(digested))
     of_whole = whole(replace(entry, columns=tuple(chosen)), "w.")
-    texts = comparison.texts(entry, "b.")
+    texts = differences.texts(entry, "b.")
     select = f"true AS present, {texts} AS texts, (SELECT {of_whole} FROM (SELECT {inner}) w) AS whole"
     return by_identity(entry, table, select)
 
 
 def by_identity(entry: Entry, table: str, select: str) -> str:
     """SELECT by index of what in `b` has the identity of the outer row `s`."""
-    nullable = entry.nullable_positions[: comparison.MOST_NULLABLE]
+    nullable = entry.nullable_positions[: differences.MOST_NULLABLE]
     arms = []
     for pattern in product((False, True), repeat=len(nullable)):
         nulls = dict(zip(nullable, pattern, strict=True))

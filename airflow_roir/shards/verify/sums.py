@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.generation.entry import Entry, EntryColumn
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.verify import comparison
+from airflow_roir.engine.verify import hashes
 from airflow_roir.errors import SourceChanged
 
 # Of each lane, so that a bucket's number is its lane's place and its own.
@@ -48,7 +48,7 @@ def image(column: EntryColumn, value: str, utf8: bool) -> str:
     """SQL for something that has one hash on all servers, and for two values only where they are the same."""
     if column.cast == "boolean":
         return f"{value}::int"
-    found = comparison.image(column, value)
+    found = hashes.image(column, value)
     if found.endswith('COLLATE "C"') and not utf8:
         return f"convert_to({found}::text, 'UTF8')"
     return found
@@ -80,5 +80,5 @@ def bucket(entry: Entry, values: Sequence[str], utf8: bool, buckets: int, place:
 
 def whole(entry: Entry, prefix: str) -> str:
     """SQL for what tells whether two rows are the same, on any server: of the texts of all columns."""
-    listed = ", ".join(comparison.text(column, f"{prefix}c{i + 1}") for i, column in enumerate(entry.columns))
+    listed = ", ".join(hashes.text(column, f"{prefix}c{i + 1}") for i, column in enumerate(entry.columns))
     return f"encode(sha256(convert_to(ARRAY[{listed}]::text[]::text, 'UTF8')), 'hex')"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_roir.engine.database import bound, execute
-from airflow_roir.engine.verify import comparison, damage
+from airflow_roir.engine.verify import damage, hashes
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.shards.verify import sums
 from airflow_roir.shards.verify.both_sides import BothSides
@@ -43,7 +43,7 @@ class Suspects:
 
             def read(one: InShard, name: str, where: str, values: dict[str, Any]) -> dict[str, Any]:
                 assert one.entry is not None
-                bucket = sums.bucket(one.entry, comparison.of_source(one.entry, "r"), one.utf8, buckets, str(place))
+                bucket = sums.bucket(one.entry, hashes.of_source(one.entry, "r"), one.utf8, buckets, str(place))
                 chosen = f"{where} AND {bucket} = ANY ('{{{','.join(map(str, mine))}}}'::int[])"
                 with self.connection.begin():
                     rows = self._spool(claim, one, name, chosen, values)
@@ -86,8 +86,8 @@ class Suspects:
 
     def _spool(self, claim: UnitClaim, one: InShard, name: str, where: str, values: dict[str, Any]) -> int:
         assert one.entry is not None
-        read = comparison.of_source(one.entry, "r")
-        texts = [comparison.text(one.entry.columns[i], read[i]) for i in one.entry.identity_positions]
+        read = hashes.of_source(one.entry, "r")
+        texts = [hashes.text(one.entry.columns[i], read[i]) for i in one.entry.identity_positions]
         hashed = sums.row_hash(one.entry, read, one.utf8)
         sql = f"SELECT ARRAY[{', '.join(texts)}]::text[] AS identity, {hashed} AS hash FROM {name} r WHERE {where}"
         rows = 0
@@ -108,7 +108,7 @@ class Suspects:
 
     def _spool_entries(self, claim: UnitClaim, name: str, where: str, lane: str) -> int:
         entry = self.job.entry
-        texts = [comparison.text(entry.columns[i], f"r.c{i + 1}") for i in entry.identity_positions]
+        texts = [hashes.text(entry.columns[i], f"r.c{i + 1}") for i in entry.identity_positions]
         hashed = sums.row_hash(self.both.plain, self.both.read(), self.both.utf8)
         sql = (
             "INSERT INTO roir.suspect (verification_id, unit_id, lane_id, of_source, identity, hash) "

@@ -1,9 +1,6 @@
-"""The SQL that compares source and entries: sums of row hashes by bucket, and row by row.
+"""The SQL that compares rows and entries one by one, each row and its entry in one statement, so in one snapshot.
 
-The sides share no order, so no range of one is a range of the other. Sums need no order: both sides are read once, each
-piece in a snapshot of its own. Where the totals differ, both are summed by buckets of the primary key, and only buckets
-whose sums differ are looked at again, row by row. A row and its entry are compared in one statement, so in one
-snapshot: a writer at the same time makes a bucket suspicious at the most, never a discrepancy.
+So a writer at the same time makes a bucket of `hashes.py` suspicious at the most, never a discrepancy.
 """
 
 from __future__ import annotations
@@ -13,170 +10,17 @@ from itertools import product
 
 from airflow_roir.definition import argument
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.generation.entry import Entry, EntryColumn, is_null
+from airflow_roir.engine.generation.entry import Entry, is_null
 from airflow_roir.engine.source.source import Source
+from airflow_roir.engine.verify import hashes
 from airflow_roir.entry_state import EntryState
 
-# Types of which two values are equal only where they are the same value, and which have a hash function; every other
-# type is compared by its text, as 1.0 and 1.00 differ.
-EXACT = frozenset(
-    (
-        "smallint",
-        "integer",
-        "bigint",
-        "oid",
-        "boolean",
-        "uuid",
-        "date",
-        "time without time zone",
-        "timestamp without time zone",
-        "timestamp with time zone",
-        "bytea",
-        "macaddr",
-        "pg_lsn",
-    )
-)
-INTEGERS = frozenset(("smallint", "integer", "bigint"))
-TEXTUAL = frozenset(("text", "character varying", "name"))
-PADDED = frozenset(("character", "bpchar"))
-# Types whose hash function can be called by itself, with a seed: several times as fast as through a record.
-HASHES = {
-    "smallint": "hashint2extended({value}, {seed})",
-    "integer": "hashint4extended({value}, {seed})",
-    "bigint": "hashint8extended({value}, {seed})",
-    "oid": "hashoidextended({value}, {seed})",
-    "boolean": "hashint4extended({value}::int, {seed})",
-    "uuid": "uuid_hash_extended({value}, {seed})",
-    "timestamp without time zone": "timestamp_hash_extended({value}, {seed})",
-    # The session's time zone is UTC.
-    "timestamp with time zone": "timestamp_hash_extended({value}::timestamp, {seed})",
-    "text": "hashtextextended({value}, {seed})",
-    "character varying": "hashtextextended({value}, {seed})",
-    "numeric": "hash_numeric_extended({value}, {seed})",
-    "time without time zone": "time_hash_extended({value}, {seed})",
-    "pg_lsn": "pg_lsn_hash_extended({value}, {seed})",
-    "macaddr": "hashmacaddrextended({value}, {seed})",
-    "date": "hashdateextended({value}, {seed})",
-    "bytea": "hashbyteaextended({value}, {seed})",
-}
-# These two came with PostgreSQL 18.
-NEWER_HASHES = frozenset(("date", "bytea"))
 # A lookup has an arm for each pattern of NULLs in the key, since only that can use the index; more would be too long.
 MOST_NULLABLE = 4
+
+
 # Characters of an included value that a discrepancy keeps: where a whole segment is lost that is every value of it.
 MOST_KEPT = 1_000
-
-
-def image(column: EntryColumn, value: str) -> str:
-    """SQL for something that is equal for two values only where they are the same, down to trailing zeros."""
-    if column.cast in EXACT or _has_scale(column):
-        return value
-    if column.oid_alias:
-        return f"{value}::oid"
-    if column.cast in PADDED:
-        # Its text has lost the blanks at the end.
-        return f"bpcharsend({value})"
-    return f'({_output(column, value)}) COLLATE "C"' if column.cast not in TEXTUAL else f'{value} COLLATE "C"'
-
-
-def _output(column: EntryColumn, value: str) -> str:
-    """SQL for a value's text. The owner of a type may have made a cast to text that loses something."""
-    if "." not in column.cast:
-        return f"{value}::text"
-    return f"CASE WHEN {value} IS DISTINCT FROM NULL THEN concat({value}) END"
-
-
-def _has_scale(column: EntryColumn) -> bool:
-    """True for a numeric whose values all have the scale that is declared."""
-    return column.type.startswith("numeric(")
-
-
-def _is_fast(column: EntryColumn, newer: bool) -> bool:
-    if column.oid_alias or (column.cast in NEWER_HASHES and not newer):
-        return False
-    return column.cast in HASHES and (column.cast != "numeric" or _has_scale(column))
-
-
-def text(column: EntryColumn, value: str) -> str:
-    """SQL for a value's lossless text, under pinned settings."""
-    if column.cast in PADDED:
-        return f"textin(bpcharout({value}))"
-    return f"{value}::oid::text" if column.oid_alias else _output(column, value)
-
-
-def row_hash(entry: Entry, values: Sequence[str], newer: bool) -> str:
-    """SQL for the 64-bit hash of all columns. newer: the server is PostgreSQL 18 or newer.
-
-    A record's hash is linear in those of its columns: values that two rows have swapped could leave a sum as it was.
-    So each row is hashed with a seed of its own, of its primary key.
-    """
-    pairs = [(column, image(column, value)) for column, value in zip(entry.columns, values, strict=True)]
-    key = [(column, value) for column, value in pairs if column.primary_key]
-    seed = f"hash_record_extended(ROW({', '.join(value for _, value in key)}), 0)"
-    if len(key) == 1 and _is_fast(key[0][0], newer):
-        seed = HASHES[key[0][0].cast].format(value=key[0][1], seed="0")
-    # The hash of a bigint folds its halves into one: 1 and 2^32 have the same.
-    halves = [value for column, value in pairs for value in (value, *[f"{value} >> 32"] * (column.cast == "bigint"))]
-    record = f"hash_record_extended(ROW({', '.join(halves)}), {seed})"
-    slow = ", ".join(value for column, value in pairs if not _is_fast(column, newer))
-    chain = f"hash_record_extended(ROW({slow}), {seed})" if slow else "0"
-    for column, value in pairs:
-        if _is_fast(column, newer):
-            seed = f"{value} # {chain}" if column.cast == "bigint" else chain
-            chain = HASHES[column.cast].format(value=value, seed=seed)
-    # Each function of the chain is NULL for a NULL.
-    return f"coalesce({chain}, {record})"
-
-
-def bucket(entry: Entry, values: Sequence[str], buckets: int) -> str:
-    """SQL for the bucket of a row by its primary key. buckets: a power of two."""
-    key = [(column, value) for column, value in zip(entry.columns, values, strict=True) if column.primary_key]
-    if len(key) == 1 and key[0][0].cast in INTEGERS:
-        # Hashing would take longer than all else here.
-        return f"({key[0][1]} & {buckets - 1})::int"
-    images = ", ".join(image(column, value) for column, value in key)
-    return f"(hash_record_extended(ROW({images}), 0) & {buckets - 1})::int"
-
-
-def of_source(entry: Entry, alias: str) -> list[str]:
-    """The entry's columns, read from a row of the source."""
-    return [column.of(alias) for column in entry.columns]
-
-
-def total(entry: Entry, values: Sequence[str], relation: str, where: str, newer: bool) -> str:
-    """As `sums` of a single bucket: several times as fast."""
-    return f"""
-    SELECT ARRAY[0] AS buckets, ARRAY[count(*)] AS counts,
-           ARRAY[coalesce(sum({row_hash(entry, values, newer)}), 0)] AS sums, count(*) AS rows
-      FROM {relation} WHERE {where}"""
-
-
-def sums(entry: Entry, values: Sequence[str], relation: str, where: str, newer: bool, buckets: int) -> str:
-    """SELECT of one row, as `summed`: of each bucket of rows."""
-    return summed(relation, where, row_hash(entry, values, newer), bucket(entry, values, buckets))
-
-
-def summed(relation: str, where: str, hashed: str, grouped: str) -> str:
-    """SELECT of one row: of each group the count and the sum of its rows' hashes, and the count of all.
-
-    The sum of 64-bit hashes is exact: it has 128 bits, and doesn't depend on any order.
-    """
-    return f"""
-    SELECT coalesce(array_agg(bucket), '{{}}') AS buckets, coalesce(array_agg(rows), '{{}}') AS counts,
-           coalesce(array_agg(total), '{{}}') AS sums, coalesce(sum(rows), 0)::bigint AS rows
-      FROM (SELECT {grouped} AS bucket, count(*) AS rows, sum({hashed}) AS total
-              FROM {relation} WHERE {where} GROUP BY 1) summed"""
-
-
-SUSPICIOUS = """
-SELECT bucket FROM (
-    SELECT s.bucket, CASE WHEN u.side IN ('source', 'heap') THEN s.rows ELSE -s.rows END AS rows,
-           CASE WHEN u.side IN ('source', 'heap') THEN s.total ELSE -s.total END AS total
-      FROM roir.verification_unit u CROSS JOIN LATERAL unnest(u.buckets, u.counts, u.sums) AS s (bucket, rows, total)
-     WHERE u.verification_id = %(verification)s AND u.stage = %(stage)s) sides
- GROUP BY bucket HAVING sum(rows) <> 0 OR sum(total) <> 0
- ORDER BY bucket
-"""
 
 
 def missing_or_different(
@@ -186,7 +30,7 @@ def missing_or_different(
 
     In a unique index a row whose key is another row's, which has the entry, is a duplicate.
     """
-    values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(of_source(entry, "r")))
+    values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r")))
     base = lookup(entry, physical.base(generation_id), "true AS present")
     stores = [physical.base(generation_id)]
     if with_delta:
@@ -249,7 +93,7 @@ def duplicate_of(entry: Entry, prefix: str, index: str) -> str:
     said, parts = "row ", []
     for i in entry.identity_positions:
         if entry.columns[i].primary_key:
-            parts += [said + entry.columns[i].source + " ", text(entry.columns[i], f"{prefix}c{i + 1}")]
+            parts += [said + entry.columns[i].source + " ", hashes.text(entry.columns[i], f"{prefix}c{i + 1}")]
             said = ", "
     parts.append(
         " has this key, too. Change or delete rows until each key is left once, then: "
@@ -307,6 +151,8 @@ def extra(
 
 # What is compared, as a column definition list.
 COMPARED = "kind text, detail text, key jsonb, primary_key jsonb, looked_at jsonb, other jsonb"
+
+
 SUMMED = "buckets int[], counts bigint[], sums numeric[], rows bigint"
 
 
@@ -349,9 +195,9 @@ def texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> 
     """SQL for a JSON array of lossless texts: unlike the function for it, an array takes any number of columns."""
     chosen = range(len(entry.columns)) if positions is None else positions
     listed = ", ".join(
-        text(entry.columns[i], f"{prefix}c{i + 1}")
+        hashes.text(entry.columns[i], f"{prefix}c{i + 1}")
         if i < entry.identity
-        else f"left({text(entry.columns[i], f'{prefix}c{i + 1}')}, {MOST_KEPT})"
+        else f"left({hashes.text(entry.columns[i], f'{prefix}c{i + 1}')}, {MOST_KEPT})"
         for i in chosen
     )
     return f"to_jsonb(ARRAY[{listed}]::text[])"

@@ -18,7 +18,7 @@ from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.readers import view_check
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.source import catalog
-from airflow_roir.engine.verify import comparison, units, verification
+from airflow_roir.engine.verify import hashes, record, units
 from airflow_roir.engine.verify.job import VerifyJob
 from airflow_roir.engine.verify.units import Units
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
@@ -32,7 +32,7 @@ from airflow_roir.options import VerifyOptions
 def load(connection: Connection, run: Run) -> VerifyJob:
     """Read what the workers of a run need. Raises Fenced, NotFound, SourceChanged."""
     row = read_control(connection, run)
-    found = verification.unfinished(connection, row.id)
+    found = record.unfinished(connection, row.id)
     generation = execute(
         connection,
         "SELECT g.entry, g.status, i.source_oid, i.shard_column FROM roir.generation g "
@@ -76,7 +76,7 @@ NOTHING = {"verification": 0, "spent": True, "until": 0}
 
 def named_in_units(connection: Connection, run: Run) -> Mapping[str, Any]:
     """What the SQL of the units names: of the run's verification that is open; of none otherwise."""
-    last = verification.last(connection, run.operation_id)
+    last = record.last(connection, run.operation_id)
     if last is None or last.finished_at is not None:
         return NOTHING
     found = {"verification": last.id}
@@ -89,18 +89,18 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         row = read_control(connection, run)
         if row.kind == "verify" and row.phase not in (Phase.SUM, Phase.CHECK):
             return
-        last = verification.last(connection, run.operation_id)
+        last = record.last(connection, run.operation_id)
         if last is not None and last.finished_at is not None:
             # The answer to the commit that closed it was lost.
             return
-        found = verification.unfinished(connection, run.operation_id)
+        found = record.unfinished(connection, run.operation_id)
         left = UNITS.left(connection, run, (), named_in_units(connection, run))
         if left.undone:
             raise InvariantViolated(
                 f"index {run.index}: {left.undone} units are not compared yet; resume the operation"
             )
         operations.tick(connection, run.operation_id, run.epoch)
-        stage = verification.stage(connection, found.id)
+        stage = record.stage(connection, found.id)
         units_of = apart().units if is_apart(connection, found.generation_id) else Units
         pieces = units_of(connection, row.index_id, found)
         if stage in ("check", "whole"):
@@ -109,12 +109,12 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
                 return
             if row.kind == "verify":
                 view_check.verify(connection, found.id, found.generation_id, VerifyOptions(**found.options).repair)
-            verification.close(connection, found)
+            record.close(connection, found)
             if row.kind == "verify":
                 _complete(connection, row, run)
             return
         values = {"verification": found.id, "stage": stage}
-        differ = list(execute(connection, comparison.SUSPICIOUS, values).scalars())
+        differ = list(execute(connection, hashes.SUSPICIOUS, values).scalars())
         if stage == "sum":
             differ = pieces.summed(differ)
         mixed = execute(connection, MIXED, values).scalar_one()
@@ -144,7 +144,7 @@ UPDATE roir.verification_unit SET buckets = NULL, counts = NULL, sums = NULL
 
 def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     operations.complete(connection, row, run.epoch)
-    last = verification.last(connection, row.id)
+    last = record.last(connection, row.id)
     assert last is not None
     if last.complete and last.found == last.mended:
         tamper.forgive(connection, last.generation_id)
@@ -168,7 +168,7 @@ def begin_of_build(database: Database, run: Run, report: Callable[[str], None] =
         tables = apart().tables(database, row.generation_id, options)
         with database.transaction() as connection:
             row = read_control(connection, run)
-            last = verification.last(connection, row.id)
+            last = record.last(connection, row.id)
             if last is not None and (last.finished_at is None or last.found == 0):
                 return int(last.id)
             source = catalog.source_of_index(connection, row.index_id)
