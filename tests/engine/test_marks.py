@@ -377,7 +377,7 @@ def test_a_column_that_is_generated_no_longer_is_told_if_its_table_was_rewritten
 def test_what_happens_during_a_verification_is_not_forgotten_by_it(database: Database, dsn: str) -> None:
     run_sql(dsn, *PLAIN, ROWS)
     Stage(database, "active", include="v").connection.close()
-    begun = comparing.verification.begin(database, "ix", VerifyOptions(), "test")
+    begun = comparing.record.begin(database, "ix", VerifyOptions(), "test")
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id)")
     assert begun.index == "public.ix"
     assert lifecycle.verify(database, "ix", VerifyOptions(), "test").complete

@@ -298,7 +298,7 @@ NOT_FOR_USERS = {
     "unique.duplicate_report.first_lines",
     "unique.duplicate_report.page",
     "verify.report.report_of",
-    "verify.verification.begin",
+    "verify.record.begin",
 }
 
 
