@@ -33,6 +33,8 @@ UPGRADE ?=
 export UV_HTTP_TIMEOUT ?= 300
 # The interpreter is the one that was named; uv shall not fetch another.
 export UV_PYTHON_DOWNLOADS := never
+# Containers like to set it. Each process of ours would compile Airflow, Spark and the tests again: half its CPU time.
+unexport PYTHONDONTWRITEBYTECODE
 
 on = $(filter-out 0 no false,$(1))
 
