@@ -14,8 +14,8 @@ from typing import Any
 
 import psycopg2
 
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from benchmarks.server import BenchServer
 
 ROWS_PER_EMAIL = 3

@@ -14,10 +14,9 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, lifecycle, prepare, seal, switch
+from airflow_roir.engine import build, drop, install, lifecycle, prepare, seal, switch
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 
 # Rows that are there before; a statement writes some of them, or that many more.

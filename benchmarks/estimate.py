@@ -21,11 +21,10 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import build, clean_up, drop, lifecycle, prepare, seal
+from airflow_roir.engine import build, clean_up, drop, install, lifecycle, prepare, seal
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, driving, heartbeat, start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from benchmarks.data import DATASETS
 from benchmarks.engine import in_parallel

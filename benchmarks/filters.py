@@ -23,7 +23,7 @@ import pyfusefilter
 from pyfusefilter._xorfilter import ffi, lib
 from rbloom import Bloom
 
-from airflow_roir.engine.unique.early.key_sets import Hashes, join
+from airflow_roir.engine.early.key_sets import Hashes, join
 
 RESULTS = Path(__file__).parent / "results" / "filters.json"
 # Into a processor's cache with what is computed of them.

@@ -28,7 +28,7 @@ import psycopg2
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, build, fold, prepare, seal, switch
+from airflow_roir.engine import abort, build, fold, install, prepare, seal, switch
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
@@ -38,7 +38,6 @@ from airflow_roir.engine.fold import FoldWorker, PartClaim
 from airflow_roir.engine.folding import Folded
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.engine.work.pool import ThreadPool
 from airflow_roir.options import BuildOptions

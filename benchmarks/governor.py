@@ -29,9 +29,8 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import abort, drop
+from airflow_roir.engine import abort, drop, install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from benchmarks.governor_watch import Sample, Watch, lags
 from benchmarks.paced_load import PacedLoad, Seconds, over
 from benchmarks.pictures import of_governor

@@ -27,13 +27,12 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, prepare, publish, seal, switch
+from airflow_roir.engine import build, install, prepare, publish, seal, switch
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.locks.locks import Drain
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from benchmarks.quantile import quantile
 from servers.killable import running_server

@@ -16,11 +16,10 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import prepare
+from airflow_roir.engine import install, prepare
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.details import progress
 from airflow_roir.options import BuildOptions
 from airflow_roir.page.sessions import Sessions

@@ -17,9 +17,9 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from benchmarks.engine import build_index
 from benchmarks.pictures import of_partitions
 from benchmarks.quantile import quantile

@@ -14,9 +14,8 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, prepare
+from airflow_roir.engine import abort, install, prepare
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from servers.killable import Server
 

@@ -13,13 +13,12 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, dry_run, lifecycle, prepare, seal
+from airflow_roir.engine import build, dry_run, install, lifecycle, prepare, seal
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import space
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions, VerifyOptions
 from servers.killable import running_server
 

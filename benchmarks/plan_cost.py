@@ -7,9 +7,8 @@ import time
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import dry_run
+from airflow_roir.engine import dry_run, install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from benchmarks.partitions import DAYS, ROWS_PER_CUSTOMER, TABLE
 from benchmarks.server import bench_server, facts

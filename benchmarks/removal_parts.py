@@ -20,11 +20,10 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import prepare
+from airflow_roir.engine import install, prepare
 from airflow_roir.engine.capture import installation, row_function
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.source.catalog import read_source
 from airflow_roir.options import BuildOptions
 from benchmarks.bulk import computed, publish

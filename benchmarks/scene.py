@@ -11,9 +11,8 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import drop
+from airflow_roir.engine import drop, install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import NotFound
 from benchmarks.data import Dataset
 from benchmarks.server import BenchServer

@@ -21,10 +21,10 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
+from airflow_roir.engine import install
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import install
 from benchmarks.engine import build_index
 from servers import contrib
 from servers.postgres import CELERP, embedded_postgres

@@ -28,10 +28,9 @@ from typing import Any
 import psycopg2
 import psycopg2.errors
 
-from airflow_roir.engine import prepare
+from airflow_roir.engine import install, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from benchmarks import unique_cost
 from benchmarks.server import bench_server, described, facts

@@ -36,7 +36,7 @@ AGAINST = {PLAIN: PLAIN, UNIQUE: PLAIN, WITHOUT_EARLY: PLAIN, BEFORE: PLAIN}
 
 def has_early() -> bool:
     """Whether duplicates are told during the build."""
-    return importlib.util.find_spec("airflow_roir.engine.unique.early") is not None
+    return importlib.util.find_spec("airflow_roir.engine.early") is not None
 
 
 def write_of(table: Table) -> Write:

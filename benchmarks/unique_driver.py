@@ -31,7 +31,7 @@ WORK = "work"
 def early(database: Database, run: Run) -> AbstractContextManager[Any]:
     """The detection of duplicates during the build, where there is one."""
     try:
-        detecting = importlib.import_module("airflow_roir.engine.unique.early.detecting").detecting
+        detecting = importlib.import_module("airflow_roir.engine.early.detecting").detecting
     except ModuleNotFoundError:
         return nullcontext()
     context: AbstractContextManager[Any] = detecting(database, run)

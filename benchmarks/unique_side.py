@@ -15,10 +15,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, lifecycle, prepare, seal
+from airflow_roir.engine import build, drop, install, lifecycle, prepare, seal
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from benchmarks.engine import in_parallel
 
@@ -61,7 +60,7 @@ def main() -> None:
     took("prepare")
     early: Any = nullcontext()
     if order["early"]:
-        early = importlib.import_module("airflow_roir.engine.unique.early.detecting").detecting(database, run)
+        early = importlib.import_module("airflow_roir.engine.early.detecting").detecting(database, run)
     with early:
         in_parallel(build, database, run, workers)
     build.finish(database, run)

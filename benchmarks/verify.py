@@ -17,9 +17,8 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import lifecycle
+from airflow_roir.engine import install, lifecycle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.options import VerifyOptions
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_index

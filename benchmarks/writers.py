@@ -42,13 +42,12 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, fold, folding, lifecycle, prepare, seal, switch
+from airflow_roir.engine import build, drop, fold, folding, install, lifecycle, prepare, seal, switch
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from airflow_roir.options import BuildOptions
 from benchmarks import bulk, removal_parts
 from benchmarks.quantile import quantile

@@ -28,9 +28,9 @@ from typing import Any
 
 import psycopg2
 
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from benchmarks.engine import build_index
 from benchmarks.pictures import of_young
 from benchmarks.quantile import quantile

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.snapshot.operation import status as read_status
 from airflow_roir.engine.verify.report import VerifyReport

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from servers.killable import Server
 from servers.postgres import COPIED
 

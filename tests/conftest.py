@@ -15,8 +15,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg2
 import pytest
 
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from servers.postgres import COPIED, embedded_postgres, programs, use
 
 _numbers = itertools.count(1)

@@ -40,7 +40,8 @@ from airflow_roir.windows import parse_windows
 @app.command()
 def init(context: typer.Context, ignore_publications: IgnorePublications = False) -> None:
     """Create or upgrade the control schema `roir` in the database."""
-    from airflow_roir.engine.schema import install, schema
+    from airflow_roir.engine import install
+    from airflow_roir.engine.schema import schema
     from airflow_roir.engine.source import checks, replication
 
     database = database_of(context)

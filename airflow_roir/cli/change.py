@@ -25,7 +25,7 @@ def change(
 ) -> None:
     """Change an unfinished operation, running or paused. Workers follow at their next batch."""
     from airflow_roir.engine.control import live_options, operations
-    from airflow_roir.engine.forecast.slow import slow_operation
+    from airflow_roir.engine.control.slow_options import slow_operation
 
     database = database_of(context)
     before = operations.find_operation(database, index)

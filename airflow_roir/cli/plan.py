@@ -194,11 +194,11 @@ def _show_locks(foreseen: list[Lock]) -> None:
 
 
 def _facts(database: Database, dry: DryRun, options: BuildOptions, as_json: bool) -> dict[str, Any]:
-    from airflow_roir.engine.forecast import slow
+    from airflow_roir.engine.control import slow_options
+    from airflow_roir.engine.early import hashing
     from airflow_roir.engine.readers import view
     from airflow_roir.engine.schema import schema
     from airflow_roir.engine.source import checks
-    from airflow_roir.engine.unique.early import hashing
 
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
@@ -241,7 +241,7 @@ def _facts(database: Database, dry: DryRun, options: BuildOptions, as_json: bool
         facts["early"] = untold
     if untried:
         facts["server"] = untried
-    if warnings := slow.slow(options, dry.plan.rows, dry.plan.ranges):
+    if warnings := slow_options.slow(options, dry.plan.rows, dry.plan.ranges):
         facts["slow"] = warnings
     return facts
 

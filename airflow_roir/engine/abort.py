@@ -7,9 +7,8 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from airflow_roir.engine.compact import undo
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, removal
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation import drop
 from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.verify import record
@@ -76,18 +75,18 @@ def finish_abort(
         # Under the lock: whoever was faster has removed it.
         if operations.read_operation(connection, operation_id).status != Status.ABORTING:
             return []
-        drop.retire_for_good(connection, [row.generation_id])
+        removal.retire_for_good(connection, [row.generation_id])
         return [row.generation_id]
 
-    drop.remove(database, row.index_id, remove, report, patience_s)
+    removal.remove(database, row.index_id, remove, report, patience_s)
 
     def release(connection: Connection) -> None:
         if not conclude(connection, row, actor):
             return
         if not execute(connection, IS_SHOWN_OR_KEPT, {"index": row.index_id}).scalar_one():
-            drop.forget_index(connection, row.index_id)
+            removal.forget_index(connection, row.index_id)
 
-    drop.release_source(database, row.index_id, release, report, patience_s)
+    removal.release_source(database, row.index_id, release, report, patience_s)
     for line in ends().release(database, row.index_id, patience_s, report):
         report(f"{line}; the next clean-up tries again")
 

@@ -22,15 +22,15 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.control.run import Run, check_epoch, read_control
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
+from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.lanes import NOT_NOW, TOO_MANY
-from airflow_roir.engine.governor.turn import share_of
 from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.scan.copier import Away, Claim, Copier, SourceCopier
 from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.sessions.limits import limits_of
-from airflow_roir.engine.unique.early.detecting import detecting
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
+from airflow_roir.engine.work.turn import share_of
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.options import BuildOptions

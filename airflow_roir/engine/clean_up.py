@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import abort, drop, health
-from airflow_roir.engine.capture import installation
+from airflow_roir.engine import abort, drop
+from airflow_roir.engine.capture import installation, partition_changes
 from airflow_roir.engine.compact import leftovers
 from airflow_roir.engine.control import long_pause, operations
 from airflow_roir.engine.control.long_pause import LongPause
@@ -23,9 +23,10 @@ from airflow_roir.engine.database import Database, execute, has_vanished, sqlsta
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.generation.lanes import ends
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import DENIED, MOST_VANISHED, Attempts, Drain
-from airflow_roir.engine.partitions import changes, remove_entries
+from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.readers import serializable, view
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.engine.schema import tamper
@@ -223,7 +224,7 @@ def _look_for_problems(database: Database, row: Any, result: CleanUpReport) -> N
         # The definition of a view is read under its lock.
         execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
         try:
-            found = health.warnings(connection, row.operation_id)
+            found = faults.warnings(connection, row.operation_id)
         except DBAPIError as error:
             if sqlstate(error) != LOCK_TIMEOUT:
                 raise
@@ -266,7 +267,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
         # Of those that the guard has taken in.
         tamper.follow(connection, row.id)
         try:
-            came = changes.check(
+            came = partition_changes.check(
                 connection, str(operations.index_name(row)), source, row.id, Entry.from_json(row.entry), set()
             )
         except PartitionsChanged as error:
@@ -274,7 +275,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
             return
 
     def body(connection: Connection) -> None:
-        changes.adopt(connection, source, row.id, came)
+        partition_changes.adopt(connection, source, row.id, came)
         view.hide(connection, row.id)
 
     if came:
@@ -311,7 +312,7 @@ def _may_refresh(connection: Connection, source: Source) -> bool:
     if not installation.is_stale(connection, source):
         return False
     is_built = execute(connection, IS_BUILT, {"source": source.oid}).scalar_one()
-    return not (is_built and health.is_replaced(connection, source))
+    return not (is_built and faults.is_replaced(connection, source))
 
 
 def _status(connection: Connection, generation_id: int) -> str:

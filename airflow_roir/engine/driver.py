@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.control.run import Run, read_control, settle, start_clock
 from airflow_roir.engine.control.shortage import persist
+from airflow_roir.engine.control.slow_options import slow
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.work import worker
 from airflow_roir.engine.work.phase_log import PhaseLog

@@ -9,9 +9,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, removal
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation import drop
 from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.readers import serializable, view
 from airflow_roir.engine.schema.schema import check_schema
@@ -54,7 +53,7 @@ def drop_index(
                 f"index {index} has an unfinished operation; abort it first: roir abort {argument(index)}"
             )
         view.drop(connection, operations.index_name(found), found.id)
-        ids = drop.generations_of(connection, found.id)
+        ids = removal.generations_of(connection, found.id)
         if ids:
             operations.record_event(connection, found.id, None, actor, "drop")
         # The view is locked: nobody reads from here on.
@@ -62,11 +61,11 @@ def drop_index(
             kept.append(serializable.kept(overlapping))
             serializable.retire(connection, ids)
             return []
-        drop.retire_for_good(connection, ids)
+        removal.retire_for_good(connection, ids)
         return ids
 
     try:
-        drop.remove(database, found.id, remove, report, patience_s)
+        removal.remove(database, found.id, remove, report, patience_s)
     except DBAPIError as error:
         if not isinstance(error.orig, pg_errors.DependentObjectsStillExist):
             raise
@@ -95,10 +94,10 @@ def finish_drop(
     def conclude(connection: Connection) -> None:
         # A build of the same name may have begun since, where the definition was still there.
         last = operations.newest_operation(connection, index_id)
-        if not drop.generations_of(connection, index_id) and (last is None or last.status not in operations.LIVE):
-            drop.forget_index(connection, index_id)
+        if not removal.generations_of(connection, index_id) and (last is None or last.status not in operations.LIVE):
+            removal.forget_index(connection, index_id)
 
-    drop.release_source(database, index_id, conclude, report, patience_s)
+    removal.release_source(database, index_id, conclude, report, patience_s)
     for line in ends().release(database, index_id, patience_s, report):
         report(f"{line}; the next clean-up tries again")
 

@@ -10,18 +10,18 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, argument, quote
-from airflow_roir.engine import health
 from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import live_options, operations
 from airflow_roir.engine.control.stored_definition import existing_index, stored_definition
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.forecast import entry_size
 from airflow_roir.engine.forecast import trial as trials
 from airflow_roir.engine.forecast.expectation import expect
 from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.forecast.trial import Trial
+from airflow_roir.engine.generation import entry_size
 from airflow_roir.engine.generation.cut import make_plan
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.readers import view
@@ -168,7 +168,7 @@ def check_shape(connection: Connection, existing: Row[Any], source: Source) -> N
     active = execute(connection, operations.ACTIVE_GENERATION, {"index": existing.id}).first()
     if active is not None:
         name = operations.index_name(existing)
-        problems = health.shape_problems(connection, str(name), source, active.id, Entry.from_json(active.entry))
+        problems = faults.shape_problems(connection, str(name), source, active.id, Entry.from_json(active.entry))
         if problem := next(iter(problems), view.renamed_column(connection, name, existing.id)):
             raise InvalidInput(problem)
 

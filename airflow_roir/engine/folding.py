@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation import physical, visibility
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.partitions import visibility
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog
 from airflow_roir.entry_state import EntryState

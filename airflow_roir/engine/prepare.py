@@ -15,27 +15,26 @@ from sqlalchemy.exc import IntegrityError
 from airflow_roir.definition import IndexDefinition, argument
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.apart import apart
-from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture import installation, partition_changes
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import adopt, insert_operation, refuse_ended
+from airflow_roir.engine.control.slow_options import slow
 from airflow_roir.engine.control.stored_definition import check_shards, existing_index, stored_definition, uniqueness
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.dry_run import check_columns
+from airflow_roir.engine.early import hashing
 from airflow_roir.engine.forecast.findings import DryRun
-from airflow_roir.engine.forecast.slow import slow
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Piece
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Drain, telling_of_names
-from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.scan import choosing, sharing
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.source import catalog, checks
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.unique.early import hashing
 from airflow_roir.errors import InvalidInput, OperationRunning, SourceChanged
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase
 from airflow_roir.options import BuildOptions
@@ -218,7 +217,7 @@ def _prepare(
         notice=" ".join(warnings) or None,
         phase_seconds=to_json({"prepare": round(time.monotonic() - begun, 3)}),
     )
-    changes.register(connection, source, generation_id)
+    partition_changes.register(connection, source, generation_id)
     if dry.survey is not None:
         apart().write_down(connection, generation_id, dry, entry)
     ranges = [{"ordinal": n, **asdict(piece)} for n, piece in pieces]

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import fold, folding, switch
 from airflow_roir.engine.apart import apart
-from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture import installation, partition_changes
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, check_fingerprint, check_partitions, load_job
@@ -17,7 +17,6 @@ from airflow_roir.engine.control.run import Run, read_running
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.locks.locks import telling_of_names
-from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.readers import view
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
@@ -62,7 +61,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     run = job.run
     row = read_running(connection, run)
     _check_complete(connection, job)
-    known: set[changes.Change] = set()
+    known: set[partition_changes.Change] = set()
     # A leaf that is new is read through here already, and the fingerprint's queries are planned: writers don't wait.
     check_partitions(connection, job, known)
     check_fingerprint(connection, job)

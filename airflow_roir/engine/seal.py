@@ -19,9 +19,8 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import Database, execute, sqlstate
-from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation import physical, visibility
 from airflow_roir.engine.locks.giving_way import GaveWay, giving_way
-from airflow_roir.engine.partitions import visibility
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import DuplicatesFound, InvariantViolated

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture import installation, partition_changes
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.control import operations
@@ -18,7 +18,6 @@ from airflow_roir.engine.control.job import Job, check_fingerprint, check_partit
 from airflow_roir.engine.control.run import Run, read_control, read_running
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks.locks import Drain, telling_of_names
-from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import IllegalTransition, LockNotAcquired
 
@@ -87,7 +86,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         row = read_running(connection, run)
-        known: set[changes.Change] = set()
+        known: set[partition_changes.Change] = set()
         # A leaf that is new is read through here already, the fingerprint is planned: not while writers wait.
         check_partitions(connection, job, known)
         check_fingerprint(connection, job)
@@ -115,11 +114,11 @@ def follow_partitions(database: Database, run: Run, report: Callable[[str], None
     """
     with database.transaction() as connection:
         job = load_job(connection, run)
-        came = changes.changes(connection, job.source, job.generation_id)
+        came = partition_changes.changes(connection, job.source, job.generation_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         read_control(connection, run)
-        known: set[changes.Change] = set()
+        known: set[partition_changes.Change] = set()
         check_partitions(connection, job, known)
         lock()
         check_partitions(connection, job, known, adopt=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_roir.engine.control import live_options, operations
-from airflow_roir.engine.forecast.slow import slow_operation
+from airflow_roir.engine.control.slow_options import slow_operation
 from airflow_roir.task.options_operator import OptionsOperator
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 

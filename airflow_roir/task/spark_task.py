@@ -9,8 +9,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.control import live_options, operations
+from airflow_roir.engine.control.slow_options import slow_operation
 from airflow_roir.engine.database import is_transient
-from airflow_roir.engine.forecast.slow import slow_operation
 from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning

@@ -13,12 +13,11 @@ from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, dry_run, lifecycle, prepare, publish, revert, switch
+from airflow_roir.engine import abort, clean_up, drop, dry_run, install, lifecycle, prepare, publish, revert, switch
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, driving, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

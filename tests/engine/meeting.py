@@ -15,9 +15,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import health, lifecycle
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, sqlstate
+from airflow_roir.engine.health import faults
 from airflow_roir.errors import NotFound, RoirError
 from tests.engine import steps
 from tests.engine.operators import (
@@ -255,7 +256,7 @@ class Meeting:
             joining = connection.exec_driver_sql(JOINING).scalar_one()
             self.found += [
                 f"status: {line}"
-                for line in health.warnings(connection)
+                for line in faults.warnings(connection)
                 if not (joining and "is being attached to" in line)
             ]
             there = connection.exec_driver_sql("SELECT to_regclass('public.ix') IS NOT NULL").scalar_one()

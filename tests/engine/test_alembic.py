@@ -13,8 +13,9 @@ from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table,
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from airflow_roir.engine import clean_up, health
+from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from tests.conftest import run_sql
 from tests.engine import steps
 
@@ -67,7 +68,7 @@ def test_its_migration_passes(database: Database, connection: Connection, what: 
     clean_up.clean_up(database)
     steps.assert_exact(database)
     with database.transaction() as ours:
-        assert health.warnings(ours) == []
+        assert faults.warnings(ours) == []
 
 
 @pytest.mark.parametrize("what", REFUSED)

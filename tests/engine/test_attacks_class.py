@@ -8,10 +8,10 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, drop, health
+from airflow_roir.engine import abort, clean_up, drop, install
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import detach
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import InvalidInput
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps, verifying
@@ -119,11 +119,11 @@ def test_a_new_owner_is_told_and_gets_what_the_capture_needs(
     stage = Stage(database, "active", include="v")
     run_sql(dsn, OWNERS[how].format(first, second))
     with database.transaction() as connection:
-        warned = health.warnings(connection)
+        warned = faults.warnings(connection)
     assert any("Run: roir clean-up" in line for line in warned), warned
     clean_up.clean_up(database)
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     run_sql(dsn, *(f"SET ROLE {second}; {write}" for write in WRITES))
     stage.assert_exact(how)
 
@@ -153,7 +153,7 @@ def test_a_command_before_a_clean_up_works_for_a_new_owner(
     stage.assert_exact(command)
     clean_up.clean_up(database)
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
 
 
 GRANTED = """
@@ -272,11 +272,11 @@ def test_rows_that_shared_a_primary_key_while_there_was_none_are_told(database: 
         "ALTER TABLE t ADD PRIMARY KEY (id)",
     )
     with database.transaction() as connection:
-        (warned,) = health.warnings(connection)
+        (warned,) = faults.warnings(connection)
     assert "was dropped and added again" in warned
     steps.make_index(database, table=None, keys=None)
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
 
 
 def test_partitions_by_the_hash_of_a_domain_are_refused(database: Database, dsn: str) -> None:
@@ -307,7 +307,7 @@ def test_a_level_by_the_hash_of_a_domain_that_comes_later_is_told(database: Data
         "CREATE TABLE t10 PARTITION OF t1 FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
     )
     with database.transaction() as connection:
-        assert any("t10" in line and "roir sync-partitions" in line for line in health.warnings(connection))
+        assert any("t10" in line and "roir sync-partitions" in line for line in faults.warnings(connection))
     (said,) = clean_up.clean_up(database).warnings[:1]
     assert "t1 is partitioned by the hash of id" in said
 

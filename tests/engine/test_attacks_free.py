@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, health, lifecycle, prepare
+from airflow_roir.engine import clean_up, lifecycle, prepare
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import attach, remove_entries, sync
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import LockNotAcquired, SourceChanged
@@ -38,7 +39,7 @@ PLAIN = (
 def said(database: Database) -> list[str]:
     """What status and clean-up tell."""
     with database.transaction() as connection:
-        told = health.warnings(connection)
+        told = faults.warnings(connection)
     report = clean_up.clean_up(database)
     return told + report.warnings + report.waiting
 

@@ -9,10 +9,9 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up, drop, lifecycle
+from airflow_roir.engine import abort, clean_up, drop, install, lifecycle
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

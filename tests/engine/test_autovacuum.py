@@ -9,11 +9,10 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import prepare
+from airflow_roir.engine import install, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.readers import old_snapshots
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.options import BuildOptions
 from servers.postgres import embedded_postgres

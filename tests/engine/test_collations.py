@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_roir.engine import clean_up
+from airflow_roir.engine import clean_up, install
 from airflow_roir.engine.control import run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import InvalidInput, SourceChanged
 from airflow_roir.operation import Status

@@ -11,7 +11,7 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, prepare, revert
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, prepare, revert
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
@@ -22,6 +22,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
@@ -85,7 +86,7 @@ def check(database: Database, dsn: str) -> None:
     assert verify(database, "ix").is_exact
     assert compacting.left_over(dsn) == []
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
 
 
 def write(dsn: str) -> None:

@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, health, revert
+from airflow_roir.engine import abort, clean_up, revert
 from airflow_roir.engine.compact import applying
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach, remove_entries
 from airflow_roir.engine.verify.record import VerifyOptions
@@ -41,7 +42,7 @@ def is_right(dsn: str, database: Database) -> None:
     steps.assert_exact(database)
     assert left_over(dsn) == []
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
 
 
 def until(stages_: object, wanted: str) -> str:

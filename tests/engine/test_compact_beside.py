@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import health
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.lifecycle import verify
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
@@ -52,5 +52,5 @@ def test_two_compactions_and_a_build_over_one_table(database: Database, dsn: str
     steps.publish_all(database, run)
     assert [verify(database, index).is_exact for index in ("ix", "iy", "iz")] == [True] * 3
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     assert compacting.left_over(dsn) == []

@@ -9,7 +9,7 @@ from dataclasses import replace
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, health, lifecycle
+from airflow_roir.engine import abort, clean_up, lifecycle
 from airflow_roir.engine.compact import choosing, compaction
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.budget import Budget
@@ -17,6 +17,7 @@ from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.generation_state import UnitStatus
@@ -103,7 +104,7 @@ def test_what_is_warned_of_is_not_hidden_by_new_segments(dsn: str, what: str, wh
     assert "altered by others" in note
     assert left_over(dsn) == []
     with database.transaction() as connection:
-        [warning] = health.warnings(connection)
+        [warning] = faults.warnings(connection)
     assert "roir_data.g1" in warning
 
 

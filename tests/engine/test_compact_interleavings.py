@@ -10,8 +10,8 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.engine import health
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.compacting import act, begin, left_over, small, stages
@@ -82,7 +82,7 @@ def is_right(dsn: str, database: Database) -> None:
     steps.assert_exact(database)
     assert left_over(dsn) == []
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
 
 
 @pytest.mark.parametrize("name", STATEMENTS)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import health
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from tests.engine import steps
 from tests.engine.compacting import act, begin, left_over, small, stages, worker, writes
 from tests.engine.steps import session, sql
@@ -77,7 +77,7 @@ def test_killed_at_a_statement(dsn: str, at: int) -> None:
     steps.assert_exact(database)
     assert left_over(dsn) == []
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
 
 
 def test_two_workers_of_one_run(dsn: str) -> None:

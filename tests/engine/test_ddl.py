@@ -14,14 +14,15 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, drop, health
+from airflow_roir.engine import clean_up, drop
+from airflow_roir.engine.capture import partition_changes
 from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.lifecycle import carry_on
-from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.source import catalog, checks, owner
@@ -150,9 +151,9 @@ class Trial:
         try:
             with self.connection.begin_nested():
                 if self.published:
-                    return (*health.warnings(self.connection), *self._gone())
+                    return (*faults.warnings(self.connection), *self._gone())
                 # In a rebuild readers see the older generation.
-                return (*self._next_batch(), *health.warnings(self.connection))
+                return (*self._next_batch(), *faults.warnings(self.connection))
         except (RoirError, DBAPIError) as error:
             return (f"error: {error}",) if not self.published else ()
 
@@ -174,9 +175,9 @@ class Trial:
             and execute(self.connection, REWRITTEN, {"operation": self.job.run.operation_id}).first()
         ):
             yield "was rewritten"
-        found = changes.check(self.connection, "ix", source, generation, self.job.entry, set())
+        found = partition_changes.check(self.connection, "ix", source, generation, self.job.entry, set())
         # As the switch does it.
-        changes.adopt(self.connection, source, generation, found)
+        partition_changes.adopt(self.connection, source, generation, found)
 
     def _exact(self) -> bool:
         try:

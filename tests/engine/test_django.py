@@ -16,8 +16,9 @@ from django.db.models import F, Value
 from django.db.models.functions import Concat
 from django.test import TestCase, TransactionTestCase
 
-from airflow_roir.engine import clean_up, drop, health
+from airflow_roir.engine import clean_up, drop
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.django_app import connect_to
@@ -192,7 +193,7 @@ def test_its_migration_passes(database: Database, operation: migrations.operatio
     clean_up.clean_up(database)
     steps.assert_exact(database)
     with database.transaction() as ours:
-        assert health.warnings(ours) == []
+        assert faults.warnings(ours) == []
 
 
 @pytest.mark.parametrize("operation", REFUSED, ids=lambda operation: operation.describe())
@@ -208,10 +209,10 @@ def test_a_model_that_is_deleted_leaves_one_thing_to_do(database: Database) -> N
     """Django drops its table with CASCADE."""
     _migrate(migrations.DeleteModel("item"))
     with database.transaction() as ours:
-        assert health.warnings(ours) == [
+        assert faults.warnings(ours) == [
             "index public.ix: its table was dropped; drop the index, too: roir drop public.ix"
         ]
     drop.drop_index(database, "public.ix", "test")
     clean_up.clean_up(database)
     with database.transaction() as ours:
-        assert health.warnings(ours) == []
+        assert faults.warnings(ours) == []

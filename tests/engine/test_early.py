@@ -17,11 +17,11 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.early import detector as early
+from airflow_roir.engine.early import growth, hashing
+from airflow_roir.engine.early.detecting import detecting
+from airflow_roir.engine.early.detector import Detector
 from airflow_roir.engine.sessions.limits import Limits
-from airflow_roir.engine.unique.early import detector as early
-from airflow_roir.engine.unique.early import growth, hashing
-from airflow_roir.engine.unique.early.detecting import detecting
-from airflow_roir.engine.unique.early.detector import Detector
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, drop
+from airflow_roir.engine import clean_up, drop, install
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import InvalidInput
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

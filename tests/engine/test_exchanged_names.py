@@ -15,9 +15,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, drop, health, lifecycle, prepare
+from airflow_roir.engine import abort, clean_up, drop, lifecycle, prepare
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import attach, sync
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotFound, RoirError, VerificationFailed
@@ -152,7 +153,7 @@ class Case:
     def _told(self) -> list[str]:
         status(self.database)
         with self.database.transaction() as connection:
-            return health.warnings(connection)
+            return faults.warnings(connection)
 
     def _active(self) -> bool:
         query = "SELECT 1 FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.status = 'active'"

@@ -7,10 +7,11 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, drop, health, revert
+from airflow_roir.engine import clean_up, drop, install, revert
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import detach, sync
-from airflow_roir.engine.schema import install, schema
+from airflow_roir.engine.schema import schema
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_detach import assert_shown, published
@@ -96,7 +97,7 @@ def test_what_takes_rows_is_taken_over(database: Database, guarded: str, stateme
         assert_shown(database)
     run_sql(guarded, "DROP TABLE IF EXISTS t1")
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     drop.drop_index(database, "ix", "test")
     run_sql(guarded, "DROP TABLE t")
 
@@ -268,7 +269,7 @@ def test_a_level_that_is_attached_is_looked_at_to_its_leaves(
         run_sql(guarded, f"BEGIN; {before}{attach}; COMMIT")
     run_sql(guarded, f"BEGIN; {before}TRUNCATE s; {attach}; COMMIT", row.format("t"), "TRUNCATE s", row.format("t"))
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     if state == "building":
         steps.finish_all(database, run)
     assert steps.assert_exact(database).rows == 301
@@ -470,12 +471,12 @@ def test_an_emptied_table_that_is_attached_makes_no_false_alarm(database: Databa
     )
     reader.close()
     with database.transaction() as connection:
-        found = health.warnings(connection)
+        found = faults.warnings(connection)
     assert bool(found) == held
     assert_shown(database)
     clean_up.clean_up(database)
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     assert steps.assert_exact(database).rows == 201
 
 

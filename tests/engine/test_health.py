@@ -6,9 +6,10 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import abort, clean_up, drop, health, lifecycle
+from airflow_roir.engine import abort, clean_up, drop, lifecycle
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.source import catalog
@@ -101,12 +102,12 @@ def test_the_remedy_for_a_partition_that_came_without_roir_helps(database: Datab
         "ALTER TABLE t ATTACH PARTITION came FOR VALUES FROM (700) TO (710)",
     )
     with database.transaction() as connection:
-        [warning] = health.warnings(connection)
+        [warning] = faults.warnings(connection)
     assert "came without roir (public.came)" in warning
     assert warning.endswith("Run: roir sync-partitions public.t")
     sync.sync_partitions(database, "t", "test")
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     steps.assert_exact(database)
 
 

@@ -6,10 +6,9 @@ import psycopg2.extensions
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import clean_up, drop, lifecycle, revert
+from airflow_roir.engine import clean_up, drop, install, lifecycle, revert
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.index import IndexFacts, indexes
 from airflow_roir.errors import NotFound, SchemaVersionMismatch
 from airflow_roir.options import VerifyOptions

@@ -12,12 +12,12 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, health, lifecycle, prepare
+from airflow_roir.engine import clean_up, install, lifecycle, prepare
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.retry import patience
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -156,7 +156,7 @@ def test_what_a_failed_statement_leaves(
                 said.append(str(getattr(failed, "orig", failed)))
                 assert said[-1], case
                 with database.transaction() as connection:
-                    told = health.warnings(connection)
+                    told = faults.warnings(connection)
                 if name.startswith("attach") and is_closed(database):
                     assert any("roir.cancel_attach('" in line for line in said), f"{case}: {said}"
                     assert any("roir.cancel_attach('" in line for line in told), f"{case}: {told}"

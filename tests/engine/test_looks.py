@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import health
 from airflow_roir.engine.database import Database, has_vanished
+from airflow_roir.engine.health import faults
 from tests.engine import operators
 from tests.engine.meeting import WAITS, Meeting
 from tests.engine.operators import COMMANDS
@@ -29,7 +29,7 @@ def told(connection: Connection) -> set[str]:
     """What status warns of; nothing where an object that the snapshot has is gone."""
     try:
         with connection.begin_nested():
-            return set(health.warnings(connection))
+            return set(faults.warnings(connection))
     except DBAPIError as error:
         if not has_vanished(error):
             raise
@@ -78,7 +78,7 @@ def test_a_look_that_a_drop_overtakes_looks_again(server: str, templates: dict[s
         def look() -> None:
             try:
                 with looker.transaction() as connection:
-                    found.append(health.warnings(connection))
+                    found.append(faults.warnings(connection))
             except Exception as error:
                 found.append(error)
 

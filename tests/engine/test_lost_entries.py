@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_roir.engine import clean_up, drop
+from airflow_roir.engine import clean_up, drop, install
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.verify import record

@@ -11,13 +11,13 @@ import psycopg2
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import clean_up, health, lifecycle
+from airflow_roir.engine import clean_up, install, lifecycle
 from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import install
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.verify import comparing
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VerifyOptions
@@ -282,7 +282,7 @@ def told(connection: Connection, stage: Stage) -> str:
         gone = "SELECT name FROM roir.partition_changes(%(generation)s, %(source)s) WHERE gone"
         names = execute(connection, gone, {"generation": generation, "source": source}).scalars()
         lines = [f"{name} was dropped or detached without roir" for name in names]
-        return "; ".join([*lines, *health.warnings(connection)])
+        return "; ".join([*lines, *faults.warnings(connection)])
     try:
         load_job(connection, stage.run)
     except RoirError as error:
@@ -336,7 +336,7 @@ def test_what_was_gone_for_a_while_is_refused_or_harmless_or_told(
 
 def warned(database: Database) -> list[str]:
     with database.transaction() as connection:
-        return health.warnings(connection)
+        return faults.warnings(connection)
 
 
 DROP_AND_ADD = ("ALTER TABLE t DROP CONSTRAINT t_pkey", *SHARED, "ALTER TABLE t ADD PRIMARY KEY (id)")

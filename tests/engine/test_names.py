@@ -8,10 +8,9 @@ from contextlib import closing
 import pytest
 
 from airflow_roir.definition import QualifiedName, quote
-from airflow_roir.engine import clean_up
+from airflow_roir.engine import clean_up, install
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.source import catalog
 from airflow_roir.errors import InvariantViolated
 from tests.conftest import run_sql

@@ -9,12 +9,11 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import prepare
+from airflow_roir.engine import install, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.dry_run import OWN_SCHEMAS
 from airflow_roir.engine.forecast import objections
 from airflow_roir.engine.forecast.objections import Objections
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions
 from tests.conftest import database_dsn, run_sql

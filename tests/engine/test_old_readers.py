@@ -11,10 +11,9 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import clean_up
+from airflow_roir.engine import clean_up, install
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.readers import view
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import LockNotAcquired
 from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql

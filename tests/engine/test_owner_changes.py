@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up, health, lifecycle
+from airflow_roir.engine import abort, clean_up, install, lifecycle
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
+from airflow_roir.engine.health import faults
 from airflow_roir.errors import RightMissing, RoirError
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -64,7 +64,7 @@ def test_a_build_whose_table_gets_another_owner_goes_on_after_a_clean_up(
 
 def warnings(database: Database) -> list[str]:
     with database.transaction() as connection:
-        return health.warnings(connection)
+        return faults.warnings(connection)
 
 
 def verify(database: Database) -> None:

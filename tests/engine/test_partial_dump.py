@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up
+from airflow_roir.engine import abort, clean_up, install
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import SchemaVersionMismatch
 from servers.postgres import programs

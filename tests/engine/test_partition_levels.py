@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import build, clean_up, health
+from airflow_roir.engine import build, clean_up
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.schema import tamper
 from tests.conftest import run_sql
@@ -194,7 +195,7 @@ class Case:
         if self.built:
             assert_shown(self.database)
         with self.database.transaction() as connection:
-            assert health.warnings(connection) == []
+            assert faults.warnings(connection) == []
 
     def copy_on(self) -> None:
         """Two batches of the build, which look at the partitions."""

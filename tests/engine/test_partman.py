@@ -5,8 +5,9 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import clean_up, health
+from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -91,7 +92,7 @@ def test_its_maintenance_runs_as_without_an_index(
     clean_up.clean_up(database)
     steps.assert_exact(database)
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
 
 
 def test_rows_of_the_default_partition_are_moved_out_of_it(database: Database, partman: str) -> None:
@@ -101,12 +102,12 @@ def test_rows_of_the_default_partition_are_moved_out_of_it(database: Database, p
         "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(500, 530) i",
     )
     with database.transaction() as connection:
-        (line,) = health.warnings(connection)
+        (line,) = faults.warnings(connection)
     assert "are in its default partition public.t_default" in line
     assert line.endswith("""CALL "partman".partition_data_proc('public.t')""")
     run_sql(partman, line.rsplit(": ", 1)[1])
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     assert sql(steps.session(partman), "SELECT count(*) FROM ONLY t_default") == [(0,)]
     steps.assert_exact(database)
 
@@ -124,11 +125,11 @@ def test_rows_of_a_lower_level_s_default_partition_are_moved_too(database: Datab
     with pytest.raises(psycopg2.errors.RaiseException, match="would be violated"):
         run_sql(partman, "SELECT partman.run_maintenance()")
     with database.transaction() as connection:
-        (line,) = health.warnings(connection)
+        (line,) = faults.warnings(connection)
     assert line.endswith("""CALL "partman".partition_data_proc('public.s_p0')""")
     run_sql(partman, line.rsplit(": ", 1)[1], "SELECT partman.run_maintenance()")
     with database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     steps.assert_exact(database)
 
 

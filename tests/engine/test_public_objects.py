@@ -11,7 +11,8 @@ from contextlib import suppress
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, health, lifecycle
+from airflow_roir.engine import clean_up, lifecycle
+from airflow_roir.engine.health import faults
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -280,7 +281,7 @@ def test_a_former_owner_keeps_no_right(world: World, how: str, guarded: bool) ->
     world.run("GRANT SELECT ON roir_data.g1 TO monitor")
     at_once = guarded and how == "ALTER TABLE"
     with world.database.transaction() as connection:
-        told = [line for line in health.warnings(connection) if "roir clean-up" in line]
+        told = [line for line in faults.warnings(connection) if "roir clean-up" in line]
     if at_once:
         assert told == []
     else:
@@ -302,7 +303,7 @@ def test_a_former_owner_keeps_no_right(world: World, how: str, guarded: bool) ->
         assert (found.missing, found.different, found.extra) == (0, 0, 0)
     clean_up.clean_up(world.database)
     with world.database.transaction() as connection:
-        assert [line for line in health.warnings(connection) if "roir clean-up" in line] == []
+        assert [line for line in faults.warnings(connection) if "roir clean-up" in line] == []
 
 
 def test_the_first_clean_up_after_a_handover_beside_an_unregistered_partition(world: World) -> None:

@@ -8,8 +8,8 @@ import re
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, health, lifecycle
-from airflow_roir.engine.schema import install
+from airflow_roir.engine import clean_up, install, lifecycle
+from airflow_roir.engine.health import faults
 from airflow_roir.options import VerifyOptions
 from tests.engine import steps
 from tests.engine.public import World
@@ -100,7 +100,7 @@ def test_the_view_lets_nobody_do_more_than_read(world: World, state: str) -> Non
     if state != "hiding":
         steps.assert_exact(world.database)
     with world.database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
 
 
 QUERIES = (
@@ -166,14 +166,14 @@ def test_status_tells_where_more_than_reading_became_possible(world: World, how:
     one.commit()
     one.close()
     with world.database.transaction() as connection:
-        (line,) = health.warnings(connection)
+        (line,) = faults.warnings(connection)
     assert "more than SELECT" in line
     if by == "init":
         install.init(world.database)
     else:
         assert lifecycle.verify(world.database, "public.ix", VerifyOptions(repair=True), "test").damaged == 1
     with world.database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     world.run("GRANT ALL ON ix TO app")
     assert world.outcome("app", "DELETE FROM ix") == "55000"
     assert world.outcome("app", "LOCK TABLE ix") == "42501"
@@ -187,16 +187,16 @@ def test_status_tells_who_may_not_read_what_the_view_reads(world: World) -> None
     world.run(f"REVOKE SELECT ON roir_data.{read} FROM {reader}", "GRANT SELECT ON ix TO app")
     assert world.outcome("app", "SELECT * FROM ix") == "42501"
     with world.database.transaction() as connection:
-        (line,) = health.warnings(connection)
+        (line,) = faults.warnings(connection)
     assert f"who may not read roir_data.{read}," in line
     assert "roir init" in line
     install.init(world.database)
     assert world.outcome("app", "SELECT * FROM ix") == "done"
     with world.database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     world.run("ALTER VIEW ix OWNER TO bob", "GRANT SELECT ON roir_data.g1 TO bob")
     with world.database.transaction() as connection:
-        (line,) = health.warnings(connection)
+        (line,) = faults.warnings(connection)
     assert "who may not read roir_data.g1_shown," in line
     assert "ALTER VIEW" in line
 
@@ -215,11 +215,11 @@ def test_functions_that_a_script_took_from_all_roles_are_told_and_given_again(wo
     world.run("GRANT SELECT ON ix TO app", "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA roir FROM PUBLIC")
     assert world.outcome("app", "SELECT * FROM ix") == "42501"
     with world.database.transaction() as connection:
-        (line,) = health.warnings(connection)
+        (line,) = faults.warnings(connection)
     assert "roir.published(" in line
     assert "roir init" in line
     install.init(world.database)
     assert world.outcome("app", "SELECT * FROM ix") == "done"
     assert world.outcome("app", "SELECT roir.note_taken(1, 0, '(0,1)')") == "42501"
     with world.database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []

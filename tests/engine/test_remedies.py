@@ -17,8 +17,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from airflow_roir.cli import app
-from airflow_roir.engine import health
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.snapshot.operation import status
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -150,7 +150,7 @@ class Follower:
 
     def told(self) -> list[str]:
         with self.database.transaction() as connection:
-            return health.warnings(connection)
+            return faults.warnings(connection)
 
     def build(self, include: str | None) -> None:
         steps.make_index(self.database, "public.ix", "public.t", "k", include)

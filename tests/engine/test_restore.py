@@ -11,12 +11,11 @@ import psycopg2.errors
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from airflow_roir.engine import abort, clean_up, drop
+from airflow_roir.engine import abort, clean_up, drop, install
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.health import warnings
+from airflow_roir.engine.health.faults import warnings
 from airflow_roir.engine.partitions.sync import sync_partitions
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.schema import restore as restore_engine
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch

@@ -8,7 +8,8 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, health
+from airflow_roir.engine import clean_up
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import run_sql
@@ -177,14 +178,14 @@ def test_the_owner_of_a_partition_gains_nothing_by_the_owner_of_its_table(scene:
     run_sql(scene.dsn, "INSERT INTO public.t SELECT i, i::text, 'v' FROM generate_series(1, 40) i")
     steps.make_index(scene.database, "public.ix", "public.t", include="v", parallelism=2, segments=3, ranges=3)
     with scene.database.transaction() as connection:
-        assert health.warnings(connection) == []
+        assert faults.warnings(connection) == []
     run_sql(scene.dsn, f"ALTER TABLE evil.t1 OWNER TO {scene.owner}")
     scene.as_owner("CREATE INDEX ON evil.t1 (k) WHERE evil.constant(1)")
     with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"partition evil.t1 belongs to"):
         scene.as_owner("DELETE FROM evil.t1 WHERE id = 3")
     assert not scene.gains()
     with scene.database.transaction() as connection:
-        [warning] = health.warnings(connection)
+        [warning] = faults.warnings(connection)
     assert f'ALTER TABLE evil.t1 OWNER TO "{user}"' in warning
 
 

@@ -10,8 +10,9 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from airflow_roir.definition import QualifiedName
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install, role
+from airflow_roir.engine.schema import role
 from airflow_roir.errors import InvalidInput
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

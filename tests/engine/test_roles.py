@@ -7,10 +7,10 @@ import psycopg2.errors
 import pytest
 from psycopg2.extensions import make_dsn
 
-from airflow_roir.engine import abort, clean_up, drop, revert
+from airflow_roir.engine import abort, clean_up, drop, install, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
-from airflow_roir.engine.schema import install, schema
+from airflow_roir.engine.schema import schema
 from airflow_roir.errors import InvalidInput, SourceChanged
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps

@@ -8,13 +8,12 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, lifecycle
+from airflow_roir.engine import clean_up, install, lifecycle
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import heartbeat
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry import patience
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import WorkerFailed
 from airflow_roir.options import CompactOptions

@@ -10,8 +10,9 @@ from alembic import command
 from alembic.script import ScriptDirectory
 
 from airflow_roir.definition import Scan
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import install, schema
+from airflow_roir.engine.schema import schema
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.slow_options import slow, slow_operation
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast.slow import slow, slow_operation
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.options import BuildOptions
 from tests.engine import steps

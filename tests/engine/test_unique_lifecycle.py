@@ -10,12 +10,11 @@ import psycopg2.errors
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up, drop, revert
+from airflow_roir.engine import abort, clean_up, drop, install, revert
 from airflow_roir.engine.compact.bloat import bloat_of
 from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from airflow_roir import cli
-from airflow_roir.engine import health
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.options import VerifyOptions
@@ -178,7 +178,7 @@ def test_triggers_that_are_disabled_are_told(database: Database, users: str) -> 
     trigger, _ = steps.capture_triggers(users, "users")
     run_sql(users, f"ALTER TABLE users DISABLE TRIGGER {trigger}", INSERT.format("2025-07-01", "user1"))
     with database.transaction() as connection:
-        [warning] = health.warnings(connection)
+        [warning] = faults.warnings(connection)
     assert "is disabled" in warning
     assert "ENABLE ALWAYS TRIGGER" in warning
     run_sql(users, f"ALTER TABLE users ENABLE ALWAYS TRIGGER {trigger}")

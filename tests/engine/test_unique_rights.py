@@ -9,10 +9,10 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import health, lifecycle, switch
+from airflow_roir.engine import install, lifecycle, switch
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
+from airflow_roir.engine.health import faults
 from airflow_roir.errors import DuplicatesFound, RightMissing
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -314,4 +314,4 @@ def test_policies_that_hold_the_capture_are_told(dsn: str, keepers: str) -> None
 def warnings(database: Database) -> list[str]:
     """What the status says."""
     with database.transaction() as connection:
-        return health.warnings(connection)
+        return faults.warnings(connection)

@@ -13,12 +13,11 @@ from pathlib import Path
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, lifecycle
+from airflow_roir.engine import abort, clean_up, install, lifecycle
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.partitions.sync import sync_partitions
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import SchemaVersionMismatch

@@ -5,8 +5,9 @@ from __future__ import annotations
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import clean_up, health, revert
+from airflow_roir.engine import clean_up, revert
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.verify import report
 from airflow_roir.options import VerifyOptions
@@ -50,7 +51,7 @@ def hiding(database: Database, dsn: str) -> None:
 
 def warned(database: Database) -> list[str]:
     with database.transaction() as connection:
-        return health.warnings(connection)
+        return faults.warnings(connection)
 
 
 def _shown(dsn: str) -> str:

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from airflow_roir.announcing import announce as announce_by_client
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import InvalidInput
 from airflow_roir.shards import registry
 from airflow_roir.shards.announce import announce

@@ -11,10 +11,9 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.engine import lifecycle, revert
+from airflow_roir.engine import install, lifecycle, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
-from airflow_roir.engine.schema import install
 from airflow_roir.errors import DuplicatesFound, InvalidInput, NotStrict
 from airflow_roir.options import VerifyOptions
 from airflow_roir.shards import registry

@@ -12,7 +12,7 @@ import pytest
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema.install import init
+from airflow_roir.engine.install import init
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.work.worker import session_name

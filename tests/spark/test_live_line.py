@@ -13,8 +13,8 @@ import termios
 
 import pytest
 
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.engine.work.phase_log import LINES
 from tests.engine import steps
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from airflow_roir.engine import install
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import install
 from airflow_roir.spark import worker_daemon
 from airflow_roir.spark.start_timings import MARKS, read_marks
 from tests.engine import steps

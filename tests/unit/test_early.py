@@ -9,10 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from airflow_roir.engine.unique.early import growth
-from airflow_roir.engine.unique.early.detector import Budget
-from airflow_roir.engine.unique.early.growth import Growth, Snapshot
-from airflow_roir.engine.unique.early.key_sets import (
+from airflow_roir.engine.early import growth
+from airflow_roir.engine.early.detector import Budget
+from airflow_roir.engine.early.growth import Growth, Snapshot
+from airflow_roir.engine.early.key_sets import (
     HASH,
     MOST_OF_ONE,
     PLACE_BLOCKS,

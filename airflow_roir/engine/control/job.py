@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import health
+from airflow_roir.engine.capture import partition_changes
 from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.partitions import changes
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog
@@ -103,8 +103,8 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         # A clean-up mends that. What else was altered is told by the next look.
-        if health.is_of_another(connection, job.source):
-            raise RightMissing(f"index {job.run.index}: {health.of_another(job.source)}")
+        if faults.is_of_another(connection, job.source):
+            raise RightMissing(f"index {job.run.index}: {faults.of_another(job.source)}")
         found = tamper.changes(connection, job.generation_id, job.source.sql)
         unseen = f": {'; '.join(found.values())}" if found else ""
         raise SourceChanged(
@@ -115,16 +115,16 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
 
 
 def check_partitions(
-    connection: Connection, job: Job, known: set[changes.Change] | None = None, adopt: bool = False
+    connection: Connection, job: Job, known: set[partition_changes.Change] | None = None, adopt: bool = False
 ) -> None:
     """Raise PartitionsChanged if partitions brought or took rows that no capture saw (`partitions.check`).
 
     adopt: also register the new ones, under the drain lock that the caller holds.
     """
     known = set() if known is None else known
-    found = changes.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
+    found = partition_changes.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
     if adopt:
-        changes.adopt(connection, job.source, job.generation_id, found)
+        partition_changes.adopt(connection, job.source, job.generation_id, found)
 
 
 class SourceCheck:
@@ -138,7 +138,7 @@ class SourceCheck:
         self.connection = connection
         self.job = job
         self._stamp = job.stamp
-        self._known: set[changes.Change] = set()
+        self._known: set[partition_changes.Change] = set()
 
     def look(self, stamp: str | None = None, partitions: bool = True) -> None:
         """Raise SourceChanged, LabelsRenamed or PartitionsChanged, as `check_fingerprint` and `check_partitions` do.

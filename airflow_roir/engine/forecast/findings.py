@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from airflow_roir.definition import IndexDefinition, QualifiedName
-from airflow_roir.engine.forecast.entry_size import EntrySize
 from airflow_roir.engine.forecast.expectation import Expectation
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.generation.cut import Plan
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.generation.entry_size import EntrySize
 from airflow_roir.engine.scan.choosing import Choice
 from airflow_roir.engine.source.source import Source
 

@@ -16,9 +16,9 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine.database import execute, said
-from airflow_roir.engine.forecast.entry_size import names_of
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.generation.entry_size import names_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.files import File, files_of
 from airflow_roir.engine.source.source import Source

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine.as_json import number
+from airflow_roir.as_json import number
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.signals import SIGNALS, Reading
 from airflow_roir.one_line import one_line

@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.as_json import plain_fields
 from airflow_roir.definition import QualifiedName, parse_name
-from airflow_roir.engine.as_json import plain_fields
 from airflow_roir.engine.database import Database, execute
 
 # As long as a heartbeat is fresh: an attempt with what it does before it asks for the lock, and the rest after it.

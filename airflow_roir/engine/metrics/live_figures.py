@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_roir.engine.as_json import number
+from airflow_roir.as_json import number
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import NotFound
 

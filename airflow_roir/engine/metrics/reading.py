@@ -21,10 +21,10 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import health
 from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.governor.signals import SIGNALS, Reading, Signal
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.metrics.families import Samples
 from airflow_roir.engine.schema.schema import check_schema
@@ -276,7 +276,7 @@ class _Look:
                 self._part("capture", partial(self._capture, row, index, gone[row.id]), index)
 
     def _capture(self, row: Row[Any], index: str, gone: int) -> None:
-        warnings = health.warnings(self._connection, row.newest)
+        warnings = faults.warnings(self._connection, row.newest)
         self._samples.add("roir_capture_faults", len(warnings) + gone, index)
 
     def _operations(self) -> None:

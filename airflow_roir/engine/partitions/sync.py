@@ -9,13 +9,14 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument
+from airflow_roir.engine.capture import partition_changes
+from airflow_roir.engine.capture.partition_changes import Change
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Attempts, telling_of_names
-from airflow_roir.engine.partitions import changes, copy_rows, remove_entries, unique_rows
-from airflow_roir.engine.partitions.changes import Change
+from airflow_roir.engine.partitions import copy_rows, remove_entries, unique_rows
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.schema.schema import check_schema
@@ -126,7 +127,7 @@ def _sync(sync: _Sync, generations: Sequence[Row[Any]]) -> None:
 
 def _changes(sync: _Sync, generation_id: int) -> list[Change]:
     with sync.database.transaction() as connection:
-        return changes.changes(connection, sync.source, generation_id)
+        return partition_changes.changes(connection, sync.source, generation_id)
 
 
 def _name(names: list[str], change: Change) -> None:
@@ -170,7 +171,9 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
         found = None if joining is None or joining.again else joining.id
         if joining is not None and joining.again:
             execute(connection, LEAVE, {"id": joining.id})
-        if found is None and changes.brings_rows(connection, sync.source, generation.id, entry, change.relation):
+        if found is None and partition_changes.brings_rows(
+            connection, sync.source, generation.id, entry, change.relation
+        ):
             execute(connection, JOIN, values)
             found = execute(connection, JOINING, values).scalar()
             if found is None:
@@ -191,7 +194,7 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
             # It may have been detached again: then its copied entries leave.
             execute(connection, LEAVE, {"id": found})
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
-        changes.adopt(connection, sync.source, generation.id, [change])
+        partition_changes.adopt(connection, sync.source, generation.id, [change])
         if found is None and joining is None:
             view.hide(connection, generation.id)
         else:

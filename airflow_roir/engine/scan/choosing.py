@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
-from airflow_roir.engine import health
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.cut import Piece, Plan, sample_of
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
@@ -129,7 +129,7 @@ def _doubt(connection: Connection, index_id: int) -> str:
         return ""
     # Somebody may hold its view, for good.
     name = operations.index_name(execute(connection, NAME, {"index": index_id}).one())
-    return "; ".join(health.warnings_at_once(connection, newest.id, str(name)))
+    return "; ".join(faults.warnings_at_once(connection, newest.id, str(name)))
 
 
 def correlation(connection: Connection, source: Source) -> float:

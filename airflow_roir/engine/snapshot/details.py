@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.as_json import number, plain_fields
 from airflow_roir.definition import parse_name
-from airflow_roir.engine.as_json import number, plain_fields
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.database import Database, execute

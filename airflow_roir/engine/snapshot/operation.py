@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from airflow_roir.as_json import number, plain_fields
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import health
-from airflow_roir.engine.as_json import number, plain_fields
 from airflow_roir.engine.compact.progress import Standing, standings
 from airflow_roir.engine.control import long_pause, operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import LockWait, lock_waits
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema.schema import check_schema
@@ -125,7 +125,7 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
         check_schema(connection)
         found = None if index is None else operations.find_index(connection, parse_name(index, "index")).id
         return [
-            replace(one, warnings=tuple(health.warnings_at_once(connection, one.operation_id, one.index)))
+            replace(one, warnings=tuple(faults.warnings_at_once(connection, one.operation_id, one.index)))
             for one in _newest(connection, found)
         ]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from airflow_roir.as_json import plain_fields
 from airflow_roir.definition import QualifiedName, quote
-from airflow_roir.engine.as_json import plain_fields
 from airflow_roir.engine.database import execute
 from airflow_roir.quantity import duration
 

@@ -18,10 +18,9 @@ from airflow_roir.definition import argument, quote
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation import physical, visibility
 from airflow_roir.engine.generation.entry import Entry, is_null
 from airflow_roir.engine.locks.locks import lock_table
-from airflow_roir.engine.partitions import visibility
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source

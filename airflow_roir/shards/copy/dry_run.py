@@ -11,10 +11,11 @@ from sqlalchemy import Row
 from airflow_roir.definition import IndexDefinition, QualifiedName, Scan
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast import entry_size, locks
+from airflow_roir.engine.forecast import locks
 from airflow_roir.engine.forecast.expectation import expect
 from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.forecast.locks import ACCESS_EXCLUSIVE, Lock
+from airflow_roir.engine.generation import entry_size
 from airflow_roir.engine.scan.choosing import Choice
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.source import catalog

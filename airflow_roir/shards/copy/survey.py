@@ -13,10 +13,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, Scan, quote
 from airflow_roir.engine.database import Database, execute, said, sqlstate
-from airflow_roir.engine.forecast.entry_size import cover
 from airflow_roir.engine.generation import cut as plans
 from airflow_roir.engine.generation.cut import Piece, Plan, make_plan
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.generation.entry_size import cover
 from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.source import catalog, checks, owner, replication

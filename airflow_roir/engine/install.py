@@ -10,9 +10,8 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine import abort
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, removal
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation import drop
 from airflow_roir.engine.schema import restore, rights
 from airflow_roir.engine.schema.schema import check_known, check_writable, current, head, is_lost, migrations_folder
 from airflow_roir.engine.source.checks import check_server
@@ -112,7 +111,7 @@ def give_up(connection: Connection, actor: str) -> list[str]:
                 execute(connection, "SELECT roir.abort(%(index)s, 'schema roir_data was dropped', %(actor)s)",
                         {"index": name, "actor": actor})  # fmt: skip
             abort.conclude(connection, row, actor)
-        drop.retire_for_good(connection, drop.generations_of(connection, index.id))
+        removal.retire_for_good(connection, removal.generations_of(connection, index.id))
         operations.record_event(connection, index.id, None, actor, "drop", "schema roir_data was dropped")
         again = "its table was dropped, too"
         if index.source is not None:
@@ -122,7 +121,7 @@ def give_up(connection: Connection, actor: str) -> list[str]:
             options += ["--unique"] * index.is_unique + ["--nulls-not-distinct"] * index.nulls_not_distinct
             again = f"build it again: roir build {argument(name)} {shlex.join(options)}"
         if index.shard_table is None:
-            drop.forget_index(connection, index.id)
+            removal.forget_index(connection, index.id)
         else:
             again = "run roir clean-up, which releases its shards; then build it again"
         lines.append(f"index {name} was dropped with schema roir_data; {again}")

@@ -80,7 +80,7 @@ def _detect(
         if halt.is_set():
             return
         # numpy takes a tenth of a second to import, which other builds shall not wait for.
-        from airflow_roir.engine.unique.early.detector import Detector, NoHash
+        from airflow_roir.engine.early.detector import Detector, NoHash
 
         try:
             detector = Detector(database, connection, job, halted=halt.is_set)

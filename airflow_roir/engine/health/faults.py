@@ -9,13 +9,13 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine import own_tables
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.partitions import partman, remove_entries
+from airflow_roir.engine.health import own_tables, partman
+from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema import restore, rights, tamper
 from airflow_roir.engine.source import catalog, replication
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS

@@ -15,10 +15,10 @@ from sqlalchemy import Connection
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import bound, execute
+from airflow_roir.engine.early.growth import Snapshot
+from airflow_roir.engine.early.key_sets import PLACE_BLOCKS, value_of_copy
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.sessions.limits import limits_of
-from airflow_roir.engine.unique.early.growth import Snapshot
-from airflow_roir.engine.unique.early.key_sets import PLACE_BLOCKS, value_of_copy
 from airflow_roir.operation import Phase, Status
 
 ENDS = """
