@@ -13,10 +13,10 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, dry_run, install, lifecycle, prepare, seal
+from airflow_roir.engine import build, install, lifecycle, prepare, seal
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast import space
+from airflow_roir.engine.forecast import forecast, space
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.options import BuildOptions, VerifyOptions
@@ -71,7 +71,7 @@ def measure(dsn: str, shape: str, rows: int) -> None:
     install.init(database)
     definition, options = IndexDefinition.parse("ix", "t", keys, include), BuildOptions(parallelism=1)
     begun = time.monotonic()
-    planned = dry_run.run(database, definition, options, with_trial=True)
+    planned = forecast.run(database, definition, options, with_trial=True)
     plan_s = time.monotonic() - begun
     assert isinstance(planned.trial, Trial), planned.trial
     with database.transaction() as connection:

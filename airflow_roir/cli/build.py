@@ -117,7 +117,7 @@ def build(
         else:
             spark.check()
         from airflow_roir.cli.execute import carry_on, verify_to_end
-        from airflow_roir.engine import prepare
+        from airflow_roir.engine import lifecycle, prepare
         from airflow_roir.engine.control import operations
         from airflow_roir.engine.verify import record
 
@@ -126,7 +126,7 @@ def build(
             compare = options.for_comparison()
             begun = record.begin(database, index, compare, operations.default_actor(), "before", say)
             say(f"the index before its rebuild: {verify_to_end(database, begun.index, spark)}")
-        prepared = prepare.prepare(database, definition, options, report=say)
+        prepared = lifecycle.prepare(database, definition, options, report=say)
         if prepared.adopted:
             say(f"continuing unfinished operation {prepared.operation_id}")
         carry_on(database, prepared.index, spark, False, as_json)

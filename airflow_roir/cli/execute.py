@@ -20,11 +20,11 @@ from airflow_roir.cli.overview import print_overview
 from airflow_roir.cli.snapshot import look
 from airflow_roir.cli.spark import CommandSpark, NoSpark, tell
 from airflow_roir.definition import argument
-from airflow_roir.engine import lifecycle
+from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.compact.report import told
-from airflow_roir.engine.control import admission, long_pause, operations
+from airflow_roir.engine.control import admission, operations
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry.repeat import meanwhile
@@ -193,7 +193,7 @@ def _turns(
                 now = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
                 say(f"index {argument(index)}: {wait.why}{now}. Waiting; Ctrl-C leaves it paused")
             if not wait.is_queued:
-                long_pause.settle(database, owner, operation_id, tell=lambda pause: say(pause.text))
+                abort.settle_pauses(database, owner, operation_id, tell=lambda pause: say(pause.text))
             time.sleep(WAIT_S if wait.seconds is None else max(min(wait.seconds, WAIT_S), 0.1))
     except KeyboardInterrupt:
         _pause_quietly(database, index, operation_id)

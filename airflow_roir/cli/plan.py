@@ -31,7 +31,7 @@ from airflow_roir.quantity import counted, size
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.forecast.findings import DryRun
+    from airflow_roir.engine.forecast.forecast import Forecast
     from airflow_roir.engine.forecast.locks import Lock
     from airflow_roir.engine.forecast.space import Space
     from airflow_roir.engine.sessions.limits import Limits
@@ -62,8 +62,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a build will take, what is missing for it, and what it will do. Changes nothing."""
-    from airflow_roir.engine import dry_run
-    from airflow_roir.engine.forecast import ddl, objections, signals
+    from airflow_roir.engine.forecast import ddl, forecast, objections, signals
     from airflow_roir.engine.governor.surroundings import Surroundings
 
     if not 0 <= measure <= MOST_MEASURED_S:
@@ -80,7 +79,7 @@ def plan(
         for refused in against.refused:
             say(f"refused: {refused}")
         raise typer.Exit(InvalidInput.exit_code)
-    dry = dry_run.run(database, definition, options, with_trial=not sql)
+    dry = forecast.run(database, definition, options, with_trial=not sql)
     if sql and dry.survey is not None:
         raise InvalidInput("the DDL of an index over shards isn't foreseen: leave --sql out")
     if sql:
@@ -106,7 +105,7 @@ def plan(
     _show_locks(foreseen)
 
 
-def _locks(dry: DryRun, options: BuildOptions, limits: Limits) -> list[Lock]:
+def _locks(dry: Forecast, options: BuildOptions, limits: Limits) -> list[Lock]:
     """On the user's table, and the view."""
     from airflow_roir.engine.forecast import locks
 
@@ -117,7 +116,7 @@ def _locks(dry: DryRun, options: BuildOptions, limits: Limits) -> list[Lock]:
     return dry_run.foresee(_surveyed(dry).any_source, dry.index, dry.kind, options, limits)
 
 
-def _surveyed(dry: DryRun) -> Survey:
+def _surveyed(dry: Forecast) -> Survey:
     from airflow_roir.shards.copy.survey import Survey
 
     assert isinstance(dry.survey, Survey)
@@ -167,7 +166,7 @@ def _strict(database: Database, found: Survey, as_json: bool) -> dict[str, Any]:
     return {"strict_reads": f"possible later, by roir announce --by client; --by server needs more: {told}"}
 
 
-def _space(database: Database, dry: DryRun, options: BuildOptions, measure: int) -> Space | None:
+def _space(database: Database, dry: Forecast, options: BuildOptions, measure: int) -> Space | None:
     from airflow_roir.engine.forecast import space, writes
 
     if dry.trial is None or isinstance(dry.trial, str):
@@ -178,7 +177,7 @@ def _space(database: Database, dry: DryRun, options: BuildOptions, measure: int)
         return space.foresee(connection, dry.plan, options, dry.trial, rate, dry.index_id)
 
 
-def _trial(dry: DryRun) -> Any:
+def _trial(dry: Forecast) -> Any:
     """For JSON: what was measured, or why nothing was."""
     trial = dry.trial
     if trial is None or isinstance(trial, str):
@@ -193,7 +192,7 @@ def _show_locks(foreseen: list[Lock]) -> None:
         show(f"{'' if place else 'locks':16} {line}")
 
 
-def _facts(database: Database, dry: DryRun, options: BuildOptions, as_json: bool) -> dict[str, Any]:
+def _facts(database: Database, dry: Forecast, options: BuildOptions, as_json: bool) -> dict[str, Any]:
     from airflow_roir.engine.control import slow_options
     from airflow_roir.engine.early import hashing
     from airflow_roir.engine.readers import view

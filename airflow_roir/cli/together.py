@@ -20,7 +20,7 @@ import typer
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.ending import SIGNALS
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import prepare
+from airflow_roir.engine import lifecycle, prepare
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import record
@@ -52,7 +52,7 @@ def build_together(
         try:
             if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
                 _compare(database, name, options, without_spark, master, conf)
-            found = prepare.prepare(database, definition, options, report=_said_of(name))
+            found = lifecycle.prepare(database, definition, options, report=_said_of(name))
         except RoirError as error:
             say(f"{name}: {error}")
             codes.append(error.exit_code)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from sqlalchemy import Connection
 
 from airflow_roir.engine.compact import undo
-from airflow_roir.engine.control import operations, removal
+from airflow_roir.engine.control import long_pause, operations, removal
+from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.operation import Kind, Status, Verb
+from airflow_roir.quantity import duration
 
 IS_SHOWN_OR_KEPT = """
 SELECT EXISTS (SELECT FROM roir.generation WHERE index_id = %(index)s AND status IN ('active', 'retired'))
@@ -101,3 +104,55 @@ def conclude(connection: Connection, row: operations.OperationRow, actor: str) -
     record.give_up(connection, row.id)
     operations.record_event(connection, row.index_id, row.id, actor, "aborted")
     return True
+
+
+def settle_pauses(
+    database: Database,
+    actor: str,
+    operation_id: int | None = None,
+    tell: Callable[[LongPause], object] = lambda pause: None,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[LongPause]:
+    """Warn of long pauses, of one operation or of all, and abort those that were to end so; returns all of them.
+
+    tell: called for a pause of which an event was written now: once, then once a day, and for an abort.
+    """
+    with database.transaction() as connection:
+        found = [row.operation_id for row in long_pause.paused(connection, operation_id)]
+    return [pause for one in found if (pause := _settle_pause(database, one, actor, tell, report)) is not None]
+
+
+def _settle_pause(
+    database: Database,
+    operation_id: int,
+    actor: str,
+    tell: Callable[[LongPause], object],
+    report: Callable[[str], None],
+) -> LongPause | None:
+    with database.transaction() as connection:
+        # Who resumes it now comes before us or after the abort.
+        operations.lock_operation(connection, operation_id)
+        row = next(iter(long_pause.paused(connection, operation_id)), None)
+        pause = None if row is None else long_pause.warning(connection, row)
+        if row is None or pause is None:
+            return None
+        is_due = row.abort_after_s is not None and pause.aborts_in == 0.0
+        if is_due:
+            pause = LongPause(**{**asdict(pause), "aborts_in": None, "aborted": True})
+            reason = f"paused for {duration(row.seconds)}, longer than abort_after_s ({duration(row.abort_after_s)})"
+            name = str(operations.index_name(row))
+            values = {"index": name, "reason": reason, "actor": actor}
+            execute(connection, "SELECT roir.abort(%(index)s, %(reason)s, %(actor)s)", values)
+        is_new = row.warned_at is None or (row.now - row.warned_at).total_seconds() >= long_pause.AGAIN_S
+        if is_new and not is_due:
+            index_id = operations.read_operation(connection, operation_id).index_id
+            operations.record_event(connection, index_id, operation_id, actor, long_pause.EVENT, pause.text)
+    if is_due:
+        report(pause.text)
+        try:
+            finish_abort(database, operation_id, actor, report)
+        except LockNotAcquired as error:
+            report(f"operation {operation_id} stays aborting until the next clean-up finishes it: {error}")
+    if is_due or is_new:
+        tell(pause)
+    return pause

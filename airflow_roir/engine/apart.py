@@ -1,7 +1,8 @@
-"""The seam to indexes over shards: all that the core asks of them while one is built, published and compared.
+"""The seam to indexes over shards: all that the core asks of them while one is built and published.
 
 The package `airflow_roir.shards` answers (`shards/hooks.py`); the core imports nothing of it, which a contract checks.
-What it asks when a generation ends is in `generation/lanes.py`, beside what it knows of shards by itself. Here is what
+What it asks when a generation ends is in `generation/lanes.py`, beside what it knows of shards by itself; what a
+verification asks is in `verify/apart.py`. Here is what
 an operation asks, in the order of its phases. A method says what a core without the package answers: what is right for
 an index whose table is in this database.
 """
@@ -17,15 +18,12 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.generation.lanes import Ends, implementation
 from airflow_roir.engine.scan.copier import Copier
-from airflow_roir.engine.verify.job import VerifyJob
-from airflow_roir.engine.verify.units import Units
-from airflow_roir.engine.verify.worker import VerifyWorker
+from airflow_roir.engine.scan.findings import Also, DryRun
 from airflow_roir.errors import RoirError
-from airflow_roir.options import BuildOptions, VerifyOptions
+from airflow_roir.options import BuildOptions
 
 # Takes a line for people.
 Report = Callable[[str], None]
@@ -36,19 +34,6 @@ class CopierApart(Copier, Protocol):
 
     def count_claims(self, connection: Connection) -> None:
         """Before a claim, in its transaction: a shard has no more readers than it is to have."""
-
-
-class TablesApart(Protocol):
-    """What a verification will read in the shards, asked before anything is locked here."""
-
-    @property
-    def generation_id(self) -> int:
-        """The generation that it is compared with."""
-
-    def plan(
-        self, connection: Connection, index_id: int, operation_id: int, options: VerifyOptions, mode: str
-    ) -> tuple[int, int]:
-        """As `verify.units.plan`: write a verification and its units down; returns its id and the estimated rows."""
 
 
 class Apart(Ends):
@@ -63,7 +48,7 @@ class Apart(Ends):
         definition: IndexDefinition,
         options: BuildOptions,
         report: Report,
-        with_trial: bool,
+        also: Also,
     ) -> DryRun:
         """As `dry_run.run`, once what is in this database is looked at. Changes nothing in any of them."""
         raise NotImplementedError
@@ -112,25 +97,6 @@ class Apart(Ends):
     def unfit(self, connection: Connection, generation_id: int, max_lag_s: float) -> str | None:
         """Of every generation, before readers see it: why they must not; None if they may."""
         return None
-
-    # --- verify
-
-    def tables(self, database: Database, generation_id: int, options: VerifyOptions) -> TablesApart | None:
-        """Of every generation that is to be compared: what there is to read in the shards; None if nothing is."""
-        return None
-
-    def verify_worker(
-        self, database: Database, connection: Connection, verify_job: VerifyJob, number: int
-    ) -> VerifyWorker:
-        """A worker that compares on both sides, and repairs."""
-        raise NotImplementedError
-
-    def units(self, connection: Connection, index_id: int, verification: Row[Any]) -> Units:
-        """The units of a verification, when a stage ends."""
-        raise NotImplementedError
-
-    def trust(self, connection: Connection, verification: Row[Any]) -> None:
-        """Of every verification that found all right, or has repaired it: what was in doubt before isn't any more."""
 
 
 def apart() -> Apart:

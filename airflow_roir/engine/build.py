@@ -22,7 +22,6 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.control.run import Run, check_epoch, read_control
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
-from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.lanes import NOT_NOW, TOO_MANY
 from airflow_roir.engine.scan.batch_size import BatchSize
@@ -290,5 +289,4 @@ PHASE = PhaseWork(
     finish,
     "SELECT ordinal, rows, seconds, done FROM roir.scan_range WHERE operation_id = %(operation)s",
     "copies the table's rows into the base, range by range; writers meanwhile fill the delta",
-    beside=detecting,
 )

@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
 from airflow_roir.engine import abort, drop
-from airflow_roir.engine.capture import installation, partition_changes
+from airflow_roir.engine.capture import alterations, installation, partition_changes
 from airflow_roir.engine.compact import leftovers
-from airflow_roir.engine.control import long_pause, operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.generation import physical
@@ -241,7 +241,7 @@ def _settle_pauses(
     tell: Callable[[LongPause], object],
     report: Callable[[str], None],
 ) -> None:
-    found = long_pause.settle(database, actor, None, tell, report)
+    found = abort.settle_pauses(database, actor, None, tell, report)
     result.warnings += [pause.text for pause in found]
     result.operations_aborted += sum(pause.aborted for pause in found)
 
@@ -312,7 +312,7 @@ def _may_refresh(connection: Connection, source: Source) -> bool:
     if not installation.is_stale(connection, source):
         return False
     is_built = execute(connection, IS_BUILT, {"source": source.oid}).scalar_one()
-    return not (is_built and faults.is_replaced(connection, source))
+    return not (is_built and alterations.is_replaced(connection, source))
 
 
 def _status(connection: Connection, generation_id: int) -> str:

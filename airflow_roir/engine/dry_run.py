@@ -14,18 +14,15 @@ from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import live_options, operations
 from airflow_roir.engine.control.stored_definition import existing_index, stored_definition
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.forecast import trial as trials
-from airflow_roir.engine.forecast.expectation import expect
-from airflow_roir.engine.forecast.findings import DryRun
-from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.generation import entry_size
 from airflow_roir.engine.generation.cut import make_plan
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.health import faults
+from airflow_roir.engine.health import columns
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.scan import choosing
+from airflow_roir.engine.scan.findings import Also, DryRun
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.source import catalog, checks, owner, replication
 from airflow_roir.engine.source.source import Source
@@ -40,19 +37,19 @@ def run(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 5.0,
     command: str | None = None,
-    with_trial: bool = False,
+    also: Also = lambda connection, dry: None,
 ) -> DryRun:
     """Validate a definition against the database and plan its ranges and segments. Changes nothing.
 
     patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
-    shows to wait for that; None shows no wait, and nothing is written. with_trial: copy some rows and take them
-    back, to know this server.
+    shows to wait for that; None shows no wait, and nothing is written. also: called in
+    that transaction, as the table's owner.
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
         existing, definition, found = look(connection, definition, options)
     if found is None:
-        return apart().dry_run(database, existing, definition, options, report, with_trial)
+        return apart().dry_run(database, existing, definition, options, report, also)
     source = found
 
     def plan(connection: Connection) -> DryRun:
@@ -64,12 +61,11 @@ def run(
         entry = Entry.of(source, definition, options.covering, found.partition)
         entry = entry_size.cover(connection, index, source, entry, options.covering)
         size = entry_size.measure(connection, index, source, entry)
-        tried = trials.attempt(connection, source, entry) if with_trial else None
         index_id = existing.id if existing else None
-        known = tried if isinstance(tried, Trial) else None
-        expectation = expect(connection, source, found, options, index_id, known)
         kind = "rebuild" if existing else "create"
-        return DryRun(index, source, definition, entry, found, choice, kind, size, expectation, tried, index_id)
+        dry = DryRun(index, source, definition, entry, found, choice, kind, size, index_id)
+        also(connection, dry)
+        return dry
 
     index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
     waiter = None if command is None else Waiter(command, str(index))
@@ -168,7 +164,7 @@ def check_shape(connection: Connection, existing: Row[Any], source: Source) -> N
     active = execute(connection, operations.ACTIVE_GENERATION, {"index": existing.id}).first()
     if active is not None:
         name = operations.index_name(existing)
-        problems = faults.shape_problems(connection, str(name), source, active.id, Entry.from_json(active.entry))
+        problems = columns.problems(connection, str(name), source, active.id, Entry.from_json(active.entry))
         if problem := next(iter(problems), view.renamed_column(connection, name, existing.id)):
             raise InvalidInput(problem)
 

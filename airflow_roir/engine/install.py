@@ -10,10 +10,21 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine import abort
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.control import operations, removal
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema import restore, rights
-from airflow_roir.engine.schema.schema import check_known, check_writable, current, head, is_lost, migrations_folder
+from airflow_roir.engine.schema import rights
+from airflow_roir.engine.schema.schema import (
+    RESTORED,
+    check_known,
+    check_writable,
+    current,
+    head,
+    is_lost,
+    migrations_folder,
+)
+from airflow_roir.engine.sessions.limits import limits_of
+from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.checks import check_server
 from airflow_roir.errors import InvalidInput
 from airflow_roir.operation import Status
@@ -42,7 +53,7 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
     """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
 
     If the database was restored from a dump, or upgraded by pg_upgrade, its indexes find their tables again
-    (`restore`). If schema `roir_data` was dropped, its indexes are (`give_up`), of which `report` hears.
+    (`adopt`). If schema `roir_data` was dropped, its indexes are (`give_up`), of which `report` hears.
 
     Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
     SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
@@ -79,11 +90,37 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
         # What the control schema says is made into statements of ours. What an administrator grants later stays.
         rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
         rights.give_again(connection)
-        restore.adopt(connection)
+        adopt(connection)
         execute(connection, "SELECT roir.only_read(id) FROM roir.generation WHERE status <> 'dropped' ORDER BY id")
         # Not if `roir.unguard` removed the event triggers, or the role may not create them: DDL is detected then.
         execute(connection, "SELECT roir.guard() FROM roir.setting WHERE guarded")
     return head()
+
+
+# Of types, tables and columns that have other oids and numbers now.
+KEEP_SHAPES = """
+SELECT roir.keep_shape(g.id) FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE i.source_oid = %(source)s AND g.status IN ('building', 'active', 'retired')
+"""
+
+
+def adopt(connection: Connection) -> None:
+    """Make indexes, partitions and capture functions name the tables that there are. No-op if nothing has moved.
+
+    In the caller's transaction; after a restore it locks the sources against writers. Operations that were unfinished
+    in a dump become `failed`; after a pg_upgrade they can continue. A single source that was replaced isn't adopted.
+    """
+    restored = execute(connection, RESTORED).all()
+    if restored:
+        execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).attempt_ms}")
+        for row in restored:
+            execute(connection, f"LOCK TABLE {row.name} IN SHARE ROW EXCLUSIVE MODE")
+        execute(connection, "SELECT roir.adopt_restored()")
+        for row in restored:
+            execute(connection, KEEP_SHAPES, {"source": row.present})
+            installation.refresh(connection, catalog.read_source_by_oid(connection, row.present))
+    execute(connection, "SELECT roir.adopt_upgraded()")
+    execute(connection, "SELECT roir.settle() WHERE roir.moved() IS NOT NULL")
 
 
 INDEXES = """

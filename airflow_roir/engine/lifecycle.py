@@ -18,8 +18,9 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import argument
-from airflow_roir.engine import build, fold, seal, switch
+from airflow_roir.definition import IndexDefinition, argument
+from airflow_roir.engine import abort, build, fold, seal, switch
+from airflow_roir.engine import prepare as preparing
 from airflow_roir.engine import publish as publishing
 from airflow_roir.engine.apart import apart
 from airflow_roir.engine.compact import compaction
@@ -32,10 +33,13 @@ from airflow_roir.engine.control.run import Run, driving, heartbeat, read_contro
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.driver import PhaseDriver
+from airflow_roir.engine.early.detecting import detecting
+from airflow_roir.engine.forecast import forecast
 from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.unique import census, duplicate_report
@@ -47,13 +51,14 @@ from airflow_roir.engine.work.pool import Pool, Pools, Threads
 from airflow_roir.errors import (
     DuplicatesFound,
     IllegalTransition,
+    LockNotAcquired,
     OperationPaused,
     RoirError,
     VerificationFailed,
     WorkerFailed,
 )
 from airflow_roir.operation import Phase, Status
-from airflow_roir.options import CompactOptions, VerifyOptions
+from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 
 
 def _before_fold(database: Database, run: Run, report: Report) -> bool:
@@ -61,6 +66,7 @@ def _before_fold(database: Database, run: Run, report: Report) -> bool:
     row = persist(database, run, lambda: _read(database, run), report)
     if row.options.get("census"):
         census.conclude(database, run, report)
+        _remove(database, run, report)
         return False
     if _is_apart(database, run, row, report):
         persist(database, run, lambda: apart().catch_up(database, run, report), report)
@@ -72,6 +78,14 @@ def _before_fold(database: Database, run: Run, report: Report) -> bool:
         raise
     persist(database, run, lambda: fold.begin(database, run), report)
     return True
+
+
+def _remove(database: Database, run: Run, report: Report) -> None:
+    """Remove the tables that a census has built."""
+    try:
+        abort.finish_abort(database, run.operation_id, run.owner, report, patience_s=60.0)
+    except LockNotAcquired as error:
+        report(f"what was built stays until the next clean-up removes it ({error}): roir clean-up")
 
 
 def _before_publish(database: Database, run: Run, report: Report) -> bool:
@@ -114,7 +128,7 @@ PHASES: dict[Phase, PhaseWork] = {
     for one in (
         # A build. `prepare` has cut the table into ranges, and installed the capture before the first one is read.
         # Ranges: a batch commits rows and watermark. Ends when each is done.
-        build.PHASE,
+        replace(build.PHASE, beside=detecting),
         # Segments of the base: each gets its index, by a sort, and is vacuumed. Ends when each is sealed; in a unique
         # index not before no rows share a key.
         seal.PHASE,
@@ -139,6 +153,17 @@ PHASES: dict[Phase, PhaseWork] = {
 FINAL = (Phase.FOLD, Phase.PUBLISH)
 # What may take hours of copying, sorting or comparing.
 LONG = tuple(phase for phase in PHASES if phase not in FINAL)
+
+
+def prepare(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    actor: str | None = None,
+    report: Report = lambda line: None,
+) -> PreparedOperation:
+    """As `prepare.prepare`, and say first what the build is expected to take."""
+    return preparing.prepare(database, definition, options, actor, report, forecast.lines)
 
 
 def drive(

@@ -23,14 +23,13 @@ from airflow_roir.engine.control.slow_options import slow
 from airflow_roir.engine.control.stored_definition import check_shards, existing_index, stored_definition, uniqueness
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.dry_run import check_columns
-from airflow_roir.engine.early import hashing
-from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Piece
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Drain, telling_of_names
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.scan import choosing, sharing
+from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.source import catalog, checks
@@ -69,6 +68,10 @@ SELECT %(operation)s, r.ordinal, r.relation, r.lower, r.upper, r.filenode, r.sha
 """
 
 
+# Says what a build will take, once it is known what it is of.
+Foresee = Callable[[Connection, DryRun, BuildOptions], Sequence[str]]
+
+
 @dataclass(frozen=True)
 class PreparedOperation:
     """What `prepare` left behind. adopted: an unfinished operation of the index was found and taken instead."""
@@ -86,9 +89,11 @@ def prepare(
     options: BuildOptions,
     actor: str | None = None,
     report: Callable[[str], None] = lambda line: None,
+    foresee: Foresee = lambda connection, dry, options: (),
 ) -> PreparedOperation:
     """Begin an operation: a create, or a rebuild where the index exists. Idempotent.
 
+    foresee: lines for `report`, of what the build will take; `lifecycle.prepare` gives it.
     An unfinished operation of the index is adopted with its own options; only those of LIVE_OPTIONS change. Raises
     InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed (an operation of the index failed
     and must be aborted first), SourceChanged (one of another index on the source must be).
@@ -106,7 +111,7 @@ def prepare(
     # Nothing has begun, and what a table of many partitions lacks at once, locks above all, mostly doesn't come back.
     limits = replace(database.limits, exhausted_s=min(database.limits.exhausted_s, database.limits.outage_s))
     patience = Patience(limits, told=told)
-    return database.retry(lambda: _begin(database, definition, options, who, report), patience)
+    return database.retry(lambda: _begin(database, definition, options, who, report, foresee), patience)
 
 
 @in_one_history
@@ -116,6 +121,7 @@ def _begin(
     options: BuildOptions,
     actor: str,
     report: Callable[[str], None],
+    foresee: Foresee,
 ) -> PreparedOperation:
     """One attempt. If the answer to its commit was lost, the next attempt adopts the operation."""
     with database.transaction() as connection:
@@ -123,11 +129,18 @@ def _begin(
     if adopted is not None:
         apart().capture(database, adopted.generation_id, options, report)
         return adopted
-    dry = dry_run.run(database, definition, options, report, options.lock_patience_s, "prepare")
-    report(f"expected: {dry.expectation}")
-    with database.transaction() as connection:
-        if (untold := hashing.untold(connection, dry.entry)) is not None:
-            report(untold)
+    lines: list[str] = []
+    dry = dry_run.run(
+        database,
+        definition,
+        options,
+        report,
+        options.lock_patience_s,
+        "prepare",
+        lambda connection, dry: lines.extend(foresee(connection, dry, options)),
+    )
+    for line in lines:
+        report(line)
     begun = time.monotonic()
     try:
         with telling_of_names():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, prepare
+from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
@@ -107,7 +107,7 @@ class PrepareIndexBuildOperator(RoirOperator):
                 add_shards(database, self.postgres_conn_id, definition.shards)
             try:
                 self._end_verification(database, owner_of(ti))
-                prepared = prepare.prepare(database, definition, options, owner_of(ti), report=self.log.info)
+                prepared = lifecycle.prepare(database, definition, options, owner_of(ti), report=self.log.info)
             except OperationRunning as reason:
                 self.log.info("Waiting: %s", reason)
                 raise leave(LOOK_AGAIN_S) from None

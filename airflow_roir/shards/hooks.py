@@ -1,4 +1,4 @@
-"""Answers what the core asks of indexes over shards (`engine/apart.py`, `engine/generation/lanes.py`)."""
+"""Answers what the core asks of indexes over shards (`engine/apart.py`, `verify/apart.py`, `generation/lanes.py`)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine.apart import Apart, CopierApart, Report, TablesApart
+from airflow_roir.engine.apart import CopierApart, Report
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.scan.findings import Also, DryRun
+from airflow_roir.engine.verify.apart import ComparedApart, TablesApart
 from airflow_roir.engine.verify.job import VerifyJob
 from airflow_roir.engine.verify.units import Units
 from airflow_roir.engine.verify.worker import VerifyWorker
@@ -29,7 +30,7 @@ from airflow_roir.shards.verify import repair, units
 from airflow_roir.shards.verify.compare import ApartWorker
 
 
-class Shards(Apart):
+class Shards(ComparedApart):
     """Each method is described where it is asked."""
 
     def dry_run(
@@ -39,9 +40,9 @@ class Shards(Apart):
         definition: IndexDefinition,
         options: BuildOptions,
         report: Report,
-        with_trial: bool,
+        also: Also,
     ) -> DryRun:
-        return dry_run.run(database, existing, definition, options, report, with_trial)
+        return dry_run.run(database, existing, definition, options, report, also)
 
     def objections(self, database: Database, definition: IndexDefinition, options: BuildOptions) -> list[RoirError]:
         return survey.objections(database, definition, options)

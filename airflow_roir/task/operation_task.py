@@ -9,6 +9,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
+from airflow_roir.engine import abort
 from airflow_roir.engine.control import admission, long_pause, operations
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
@@ -223,7 +224,7 @@ class DrivingOperator(RoirOperator):
         row = self.read(database)
         if row.status == Status.PAUSED:
             actor = owner_of(self._context["ti"]) if "ti" in self._context else "airflow"
-            long_pause.settle(database, actor, row.id, self._tell_long_pause, self.log.info)
+            abort.settle_pauses(database, actor, row.id, self._tell_long_pause, self.log.info)
             row = self.read(database)
             if row.status in (Status.ABORTING, Status.ABORTED):
                 raise AirflowFailException(was_aborted(row.id, self._aborted(database, row)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine import lifecycle
+from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.control import admission, long_pause, operations
@@ -94,7 +94,7 @@ def test_a_pause_that_lasts_is_warned_of_and_ends_it(dsn: str, database: Databas
         for table, column in (("operation", "paused_at"), ("event", "at")):
             run_sql(dsn, f"UPDATE roir.{table} SET {column} = {column} - interval '{hours} hours'")
         told: list[long_pause.LongPause] = []
-        long_pause.settle(database, "clean-up", tell=told.append)
+        abort.settle_pauses(database, "clean-up", tell=told.append)
         assert [one.aborted for one in told] == [ended]
     assert operation_status(database, operation).status == "aborted"
     assert sql(session(dsn), LEFT_OVER) == []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import dry_run, prepare
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.forecast import forecast
 from airflow_roir.engine.forecast.expectation import Expectation
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
@@ -27,7 +28,7 @@ def table(dsn: str, rows: int) -> None:
 
 def expected(database: Database, rows: int, **options: object) -> Expectation:
     definition = IndexDefinition.parse(f"s{rows}_by_k", f"s{rows}", "k")
-    return dry_run.run(database, definition, BuildOptions.asked(**options)).expectation
+    return forecast.run(database, definition, BuildOptions.asked(**options)).expectation
 
 
 def build(database: Database, rows: int, beside_s: float, seconds: float) -> None:
@@ -140,5 +141,5 @@ def test_a_build_that_was_throttled_for_long_tells_nothing(
 def test_prepare_tells_the_same_first(database: Database, dsn: str) -> None:
     table(dsn, 100)
     lines: list[str] = []
-    prepare.prepare(database, IndexDefinition.parse("s100_by_k", "s100", "k"), BuildOptions(), report=lines.append)
+    lifecycle.prepare(database, IndexDefinition.parse("s100_by_k", "s100", "k"), BuildOptions(), report=lines.append)
     assert lines[0].startswith("expected: a few seconds of work, 4 s to 15 s of start on Spark (by ")

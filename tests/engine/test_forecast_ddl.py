@@ -11,7 +11,7 @@ import pytest
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, dry_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast import ddl
+from airflow_roir.engine.forecast import ddl, forecast
 from airflow_roir.options import BuildOptions
 from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
@@ -123,6 +123,6 @@ def test_nothing_of_it_stays(database: Database, dsn: str) -> None:
     look = "SELECT array_agg(relname ORDER BY 1), (SELECT array_agg(proname ORDER BY 1) FROM pg_proc) FROM pg_class"
     before = sql(session(dsn), look)
     definition, options = IndexDefinition.parse("ix", "t", "k"), BuildOptions()
-    dry = dry_run.run(database, definition, options, with_trial=True)
+    dry = forecast.run(database, definition, options, with_trial=True)
     assert ddl.foresee(database, dry, options)
     assert sql(session(dsn), look) == before

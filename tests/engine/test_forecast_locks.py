@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, dry_run, lifecycle, prepare, publish, switch
+from airflow_roir.engine import clean_up, lifecycle, prepare, publish, switch
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast import locks
+from airflow_roir.engine.forecast import forecast, locks
 from airflow_roir.engine.forecast.locks import ACCESS_EXCLUSIVE, ACCESS_SHARE, EACH, SHARE_ROW_EXCLUSIVE, Lock
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -86,7 +86,7 @@ def watch_build(database: Database, definition: IndexDefinition, options: BuildO
         phases[name] = seen
         return done
 
-    planned = phase("plan", partial(dry_run.run, database, definition, options, with_trial=True))
+    planned = phase("plan", partial(forecast.run, database, definition, options, with_trial=True))
     prepared = phase("prepare", partial(prepare.prepare, database, definition, options, "test"))
     run = start_run(database, prepared.index, "test")
     run_sql(database.dsn, f"UPDATE {table} SET k = k || 'x' WHERE id % 3 = 0")

@@ -7,7 +7,7 @@ import pytest
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast import space, trial, writes
+from airflow_roir.engine.forecast import forecast, space, trial, writes
 from airflow_roir.engine.forecast.space import Space
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.forecast.writes import WriteRate
@@ -53,7 +53,7 @@ SELECT sum(pg_table_size(oid))::bigint, sum(pg_indexes_size(oid))::bigint
 
 
 def foreseen(database: Database, definition: IndexDefinition, options: BuildOptions) -> Space:
-    dry = dry_run.run(database, definition, options, with_trial=True)
+    dry = forecast.run(database, definition, options, with_trial=True)
     assert isinstance(dry.trial, Trial), dry.trial
     with database.transaction() as connection:
         return space.foresee(connection, dry.plan, options, dry.trial, RATE, dry.index_id)
@@ -111,7 +111,7 @@ def test_an_empty_table_and_one_without_partitions_have_no_trial(database: Datab
     definition = IndexDefinition.parse("ix", "t", "k")
     for made in ((), ("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (9)",)):
         run_sql(dsn, *made)
-        dry = dry_run.run(database, definition, BuildOptions(), with_trial=True)
+        dry = forecast.run(database, definition, BuildOptions(), with_trial=True)
         assert dry.trial == "the table has no rows"
 
 
@@ -120,7 +120,7 @@ def test_a_trial_that_fails_says_why_and_stops_no_plan(
 ) -> None:
     steps.make_table(dsn)
     monkeypatch.setattr(trial, "_copy", lambda connection, *_: connection.exec_driver_sql("SELECT 1 / 0"))
-    dry = dry_run.run(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(), with_trial=True)
+    dry = forecast.run(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(), with_trial=True)
     assert dry.trial == "division by zero"
 
 
@@ -133,7 +133,7 @@ def test_a_trial_of_duplicates_and_of_thousands_of_small_partitions_is_bounded(d
         "INSERT INTO t SELECT i, 7 FROM generate_series(0, 2999) i",
     )
     definition = IndexDefinition.parse("ix", "t", "k", unique=True)
-    found = dry_run.run(database, definition, BuildOptions(), with_trial=True).trial
+    found = forecast.run(database, definition, BuildOptions(), with_trial=True).trial
     assert isinstance(found, Trial)
     # Of each partition ten rows.
     assert 0 < found.rows <= trial.MOST_PLACES * 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import abort, clean_up
-from airflow_roir.engine.control import long_pause, operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
@@ -36,7 +36,7 @@ def later(dsn: str, seconds: int) -> None:
 
 def settle(database: Database) -> list[LongPause]:
     told: list[LongPause] = []
-    long_pause.settle(database, "clean-up", tell=told.append)
+    abort.settle_pauses(database, "clean-up", tell=told.append)
     return told
 
 

@@ -14,9 +14,8 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from airflow_roir.engine import abort, clean_up, drop, install
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.health.faults import warnings
+from airflow_roir.engine.health.faults import replaced, warnings
 from airflow_roir.engine.partitions.sync import sync_partitions
-from airflow_roir.engine.schema import restore as restore_engine
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch
 from airflow_roir.operation import Status
@@ -276,7 +275,7 @@ def test_a_single_table_that_was_restored_over_itself_is_not_adopted(
     install.init(database)
     with database.transaction() as connection:
         assert any("index public.ix:" in line and "roir drop" in line for line in warnings(connection))
-        assert [line for line in restore_engine.replaced(connection) if "t has taken its place" in line]
+        assert [line for line in replaced(connection) if "t has taken its place" in line]
         assert not any("ix_other" in line for line in warnings(connection))
     # Nobody else's command stops for that, and no user's write.
     status(database)

@@ -8,12 +8,11 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine.capture import partition_changes
+from airflow_roir.engine.capture import alterations, partition_changes
 from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.health import faults
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog
@@ -103,8 +102,8 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         # A clean-up mends that. What else was altered is told by the next look.
-        if faults.is_of_another(connection, job.source):
-            raise RightMissing(f"index {job.run.index}: {faults.of_another(job.source)}")
+        if alterations.is_of_another(connection, job.source):
+            raise RightMissing(f"index {job.run.index}: {alterations.of_another(job.source)}")
         found = tamper.changes(connection, job.generation_id, job.source.sql)
         unseen = f": {'; '.join(found.values())}" if found else ""
         raise SourceChanged(

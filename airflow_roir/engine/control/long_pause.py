@@ -5,7 +5,6 @@ They are warned of, and aborted only where that was asked for, never without a w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -14,10 +13,9 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import execute
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source.relation_size import relation_sizes
-from airflow_roir.errors import LockNotAcquired
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind
 from airflow_roir.quantity import counted, duration, size
@@ -94,69 +92,15 @@ class LongPause:
 
 def long_pauses(connection: Connection, operation_id: int | None = None) -> list[LongPause]:
     """The pauses to warn of now, of one operation or of all. Changes nothing, waits for nothing."""
-    return [found for row in _paused(connection, operation_id) if (found := _warning(connection, row)) is not None]
+    return [found for row in paused(connection, operation_id) if (found := warning(connection, row)) is not None]
 
 
-def settle(
-    database: Database,
-    actor: str,
-    operation_id: int | None = None,
-    tell: Callable[[LongPause], object] = lambda pause: None,
-    report: Callable[[str], None] = lambda line: None,
-) -> list[LongPause]:
-    """Warn of long pauses, of one operation or of all, and abort those that were to end so; returns all of them.
-
-    tell: called for a pause of which an event was written now: once, then once a day, and for an abort.
-    """
-    with database.transaction() as connection:
-        found = [row.operation_id for row in _paused(connection, operation_id)]
-    return [pause for one in found if (pause := _settle(database, one, actor, tell, report)) is not None]
-
-
-def _settle(
-    database: Database,
-    operation_id: int,
-    actor: str,
-    tell: Callable[[LongPause], object],
-    report: Callable[[str], None],
-) -> LongPause | None:
-    with database.transaction() as connection:
-        # Who resumes it now comes before us or after the abort.
-        operations.lock_operation(connection, operation_id)
-        row = next(iter(_paused(connection, operation_id)), None)
-        pause = None if row is None else _warning(connection, row)
-        if row is None or pause is None:
-            return None
-        is_due = row.abort_after_s is not None and pause.aborts_in == 0.0
-        if is_due:
-            pause = LongPause(**{**asdict(pause), "aborts_in": None, "aborted": True})
-            reason = f"paused for {duration(row.seconds)}, longer than abort_after_s ({duration(row.abort_after_s)})"
-            name = str(operations.index_name(row))
-            values = {"index": name, "reason": reason, "actor": actor}
-            execute(connection, "SELECT roir.abort(%(index)s, %(reason)s, %(actor)s)", values)
-        is_new = row.warned_at is None or (row.now - row.warned_at).total_seconds() >= AGAIN_S
-        if is_new and not is_due:
-            index_id = operations.read_operation(connection, operation_id).index_id
-            operations.record_event(connection, index_id, operation_id, actor, EVENT, pause.text)
-    if is_due:
-        # The status reads pauses, too, and starts sooner without what removes.
-        from airflow_roir.engine import abort
-
-        report(pause.text)
-        try:
-            abort.finish_abort(database, operation_id, actor, report)
-        except LockNotAcquired as error:
-            report(f"operation {operation_id} stays aborting until the next clean-up finishes it: {error}")
-    if is_due or is_new:
-        tell(pause)
-    return pause
-
-
-def _paused(connection: Connection, operation_id: int | None) -> list[Row[Any]]:
+def paused(connection: Connection, operation_id: int | None) -> list[Row[Any]]:
+    """The operations that are paused, be it for long or not."""
     return list(execute(connection, PAUSED, {"operation": operation_id, "event": EVENT}).all())
 
 
-def _warning(connection: Connection, row: Row[Any]) -> LongPause | None:
+def warning(connection: Connection, row: Row[Any]) -> LongPause | None:
     """None if the pause is young and its delta small, or no warning is wanted."""
     aborts_in = _aborts_in(row)
     captures = row.kind != Kind.VERIFY

@@ -20,12 +20,12 @@ from airflow_roir.engine.capture.row_function import function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Bound
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts, telling_of_names
 from airflow_roir.engine.readers import view
+from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.source.source import Source
 from airflow_roir.options import BuildOptions

@@ -15,8 +15,8 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.forecast.writes import WriteRate
 from airflow_roir.engine.generation.cut import Plan
+from airflow_roir.engine.generation.physical import segments_of
 from airflow_roir.engine.seal import SORT_MEMORY_KB
-from airflow_roir.engine.source.files import segments_of
 from airflow_roir.engine.source.relation_size import relation_sizes
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, rate, size

@@ -265,3 +265,22 @@ SELECT 'OPERATOR(' || quote_ident(n.nspname) || '.' || o.oprname || ')' AS equal
 def equality_operators(connection: Connection, index: str) -> list[str]:
     """The equality operators of an index's operator classes, schema-qualified, in column order."""
     return list(execute(connection, EQUALITY, {"index": index}).scalars())
+
+
+COLUMN_TYPES = """
+SELECT format_type(atttypid, -1) FROM pg_attribute
+ WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+
+
+def recorded_identity(entry: Entry, alias: str, types: Sequence[str]) -> list[str]:
+    """SQL for the identity of a discrepancy, as values of the entry's columns. types: their types' names now."""
+    primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
+    values = []
+    for i in entry.identity_positions:
+        part = f"{alias}.key ->> {i}" if i < entry.key else f"{alias}.primary_key ->> {primary_key.index(i)}"
+        collation = entry.columns[i].collation
+        # From text to regclass there is a cast of its own, which takes names only.
+        part = f"({part})::oid" if entry.columns[i].oid_alias else f"({part})"
+        values.append(f"{part}::{types[i]}" + (f" COLLATE {collation}" if collation else ""))
+    return values

@@ -31,6 +31,7 @@ SELECT coalesce(bool_or(t.typtype = 'c' OR b.typtype = 'c'), false)
   FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype
  WHERE a.attrelid = to_regclass(%(parent)s) AND a.attname = ANY (%(columns)s)
 """
+SEGMENT_OIDS = "SELECT relation::bigint FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf ORDER BY relation"
 
 
 def base(generation_id: int) -> str:
@@ -265,6 +266,11 @@ def hold_segment(connection: Connection, generation_id: int, ordinal: int) -> No
         f"LOCK TABLE ONLY {base(generation_id)} IN ACCESS SHARE MODE; "
         f"LOCK TABLE {segment(generation_id, ordinal)} IN SHARE MODE",
     )
+
+
+def segments_of(connection: Connection, generation_id: int) -> tuple[int, ...]:
+    """The segments of a generation's base, by oid."""
+    return tuple(execute(connection, SEGMENT_OIDS, {"base": base(generation_id)}).scalars())
 
 
 def is_sealed(connection: Connection, generation_id: int) -> bool:

@@ -5,21 +5,22 @@ While an operation runs the fingerprint stops it. Afterwards nothing does, so cl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture import alterations, installation
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.health import own_tables, partman
-from airflow_roir.engine.partitions import remove_entries
-from airflow_roir.engine.schema import restore, rights, tamper
+from airflow_roir.engine.health import columns, own_tables, partman
+from airflow_roir.engine.schema import rights, tamper
 from airflow_roir.engine.source import catalog, replication
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS
-from airflow_roir.engine.source.source import Column, Source
+from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, NotFound
 
 # Gaps that are named in one warning: a thousand leaves can be disabled by one statement.
@@ -41,17 +42,10 @@ SELECT g.id, g.entry, i.schema_name, i.name, i.source_oid
    AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
 """
 IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
-# Of each generation that is maintained the capture functions name their statements.
-CAPTURES = """
-SELECT coalesce(bool_or(position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
-                        OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id)
-                        OR NOT f.prosecdef OR NOT w.prosecdef), false) AS replaced,
-       coalesce(bool_or(f.proowner <> c.relowner), false) AS of_another
-  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-  JOIN pg_class c ON c.oid = i.source_oid::oid
-  JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%%s()', i.source_oid))
-  LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%%s()', i.source_oid))
- WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
+REPLACED = """
+SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.recorded, r.present::regclass::text AS name
+  FROM roir.replaced_sources() r JOIN roir.index i ON i.id = r.index
+ WHERE %(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s) ORDER BY 1
 """
 VIEW_FAULTS = "SELECT roir.view_faults(%(generation)s) > 0"
 # An owner can take rights from himself. Rows are locked for a unique key, and for a primary key that is deferrable.
@@ -126,10 +120,9 @@ def _warnings(connection: Connection, operation_id: int | None) -> list[str]:
         except NotFound:
             found.append(f"index {name}: its table was dropped. Give its operation up: roir abort {argument(name)}")
             continue
-        if is_of_another(connection, source):
-            found.append(
-                f"index {name}: {of_another(source)}. The build goes on after it: roir resume {argument(name)}"
-            )
+        if alterations.is_of_another(connection, source):
+            of_another = alterations.of_another(source)
+            found.append(f"index {name}: {of_another}. The build goes on after it: roir resume {argument(name)}")
         found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
         found += _leaves_of_others(connection, name, source)
         found += _joining(connection, name, source, row.id)
@@ -139,19 +132,24 @@ def _warnings(connection: Connection, operation_id: int | None) -> list[str]:
             f"not all roles may call {closed[0]}{more}, functions of roir's, so reading an index, or writing to its "
             "table, fails for roles that need them. Run: roir init, which gives EXECUTE to PUBLIC again"
         )
-    return [*dict.fromkeys(found), *restore.replaced(connection, operation_id)]
+    return [*dict.fromkeys(found), *replaced(connection, operation_id)]
 
 
-def warnings_at_once(connection: Connection, operation_id: int, index: str) -> list[str]:
+def warnings_at_once(
+    connection: Connection, operation_id: int, index: str, *more: Callable[[Connection, int], list[str]]
+) -> list[str]:
     """As `warnings`, of one index, but never behind a lock: definitions of views and bounds are read under one.
 
-    Also what is no fault: that the view still hides removed entries.
+    more: other looks at the operation's index, also of what is no fault.
     If somebody holds the table or the view for itself, a line says that it wasn't looked at.
     """
     savepoint = connection.begin_nested()
     try:
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
-        return [*warnings(connection, operation_id), *remove_entries.still_hidden(connection, operation_id)]
+        return [
+            *warnings(connection, operation_id),
+            *(line for look in more for line in look(connection, operation_id)),
+        ]
     except DBAPIError as error:
         if sqlstate(error) != LOCK_TIMEOUT:
             raise
@@ -161,6 +159,19 @@ def warnings_at_once(connection: Connection, operation_id: int, index: str) -> l
         ]
     finally:
         savepoint.rollback()
+
+
+def replaced(connection: Connection, operation_id: int | None = None) -> list[str]:
+    """Indexes whose source was dropped, and another table has its place and its capture trigger: with the remedy.
+
+    operation_id: of that operation's index only.
+    """
+    return [
+        f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} has taken its place, as "
+        "after a restore of that table alone. Its rows have no entries. Drop the index and build it again: "
+        f"roir drop {argument(str(row.index))}"
+        for row in execute(connection, REPLACED, {"operation": operation_id})
+    ]
 
 
 def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:
@@ -181,7 +192,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         found += captured
         unseen.pop(tamper.TRIGGER, None)
         unseen.pop(tamper.FUNCTION, None)
-    others = shape_problems(connection, name, source, row.id, entry)
+    others = columns.problems(connection, name, source, row.id, entry)
     if lacking := _lacking(connection, name, source, row.id, entry):
         found += lacking
     # Where the columns are others, a rebuild can't make it again, and the index is to be dropped.
@@ -248,8 +259,7 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"DROP TRIGGER {altered.name} ON {altered.relation}; then rebuild the index, which makes it again: "
             f"roir build {argument(name)}"
         )
-    captures = execute(connection, CAPTURES, {"source": source.oid}).one()
-    if captures.replaced or captures.of_another or installation.lacks_rights(connection, source):
+    if alterations.is_altered(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} were altered, or belong to a former owner of the "
             "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
@@ -286,28 +296,6 @@ def _lacking(connection: Connection, name: str, source: Source, generation_id: i
     return found
 
 
-def of_another(source: Source) -> str:
-    """What to say and to do where `is_of_another`."""
-    return (
-        f"the capture of {source.sql} is a former owner's, or {quote(source.owner)} lacks rights on its entries, so "
-        "writes may fail. Run: roir clean-up, which gives the table's owner both"
-    )
-
-
-def is_of_another(connection: Connection, source: Source) -> bool:
-    """True if writes may fail until a clean-up: the table's owner isn't the capture's, or lacks rights on entries.
-
-    False for a capture that was replaced (`is_replaced`). That may have missed writes, which no clean-up brings back.
-    """
-    captures = execute(connection, CAPTURES, {"source": source.oid}).one()
-    return not captures.replaced and (bool(captures.of_another) or installation.lacks_rights(connection, source))
-
-
-def is_replaced(connection: Connection, source: Source) -> bool:
-    """True if a capture function was replaced by another one, so that writes may have been missed."""
-    return bool(execute(connection, CAPTURES, {"source": source.oid}).one().replaced)
-
-
 def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
     """What a rebuild repairs: the entries have other columns, or other values, than the source has now."""
     remedy = f"Rebuild it: roir build {argument(name)}"
@@ -315,7 +303,7 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
     for row in execute(connection, CHANGES, {"generation": generation_id}):
         if row.kind == "column":
             if row.is_now is None:
-                continue  # shape_problems tells
+                continue  # columns.problems tells
             what = f"column {quote(row.name)} of {source.sql} is another one now (dropped and added again, or renamed)"
         elif row.kind == "expression":
             what = f"column {quote(row.name)} of {source.sql} is generated as {row.is_now} now, and was as {row.was}"
@@ -378,35 +366,3 @@ def _leaves_of_others(connection: Connection, name: str, source: Source) -> list
         "writes to them may fail, and roir doesn't read them. "
         f"Remedy: ALTER TABLE {others[0].name} OWNER TO {quote(source.owner)}"
     ]
-
-
-def shape_problems(connection: Connection, index: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
-    """How the source's columns differ from a published generation's. A rebuild can't show others by the same view."""
-    base = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": physical.base(generation_id)}).scalar_one()
-    stored = {} if base is None else catalog.columns_of(connection, base)
-    remedy = f"Drop the index and build it again: roir drop {argument(index)}"
-    found = []
-    for number, column in enumerate(entry.columns, start=1):
-        now, then = source.columns.get(column.source), stored.get(f"c{number}")
-        if now is None:
-            found.append(
-                f"index {index}: {source.sql} has no column {quote(column.source)} any more, so writes to it fail. "
-                f"Rename the column back. Or: {remedy}"
-            )
-        elif then is not None and (now.type, now.collation) != (then.type, then.collation):
-            found.append(
-                f"index {index}: column {quote(column.source)} of {source.sql} is {_type(now)} now and {_type(then)} "
-                f"in its entries, which may therefore be wrong. {remedy}"
-            )
-    key = [column.source for column in entry.columns[: entry.key]]
-    identity = [column.source for column in entry.columns[: entry.identity]]
-    if [*key, *(name for name in source.primary_key if name not in key)] != identity:
-        found.append(
-            f"index {index}: the primary key of {source.sql} is another one now, and the old one doesn't identify its "
-            f"rows any more. {remedy}"
-        )
-    return found
-
-
-def _type(column: Column) -> str:
-    return column.type if column.collation is None else f"{column.type} COLLATE {column.collation}"

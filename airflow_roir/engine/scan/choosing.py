@@ -11,11 +11,12 @@ from airflow_roir.definition import Scan, quote
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.cut import Piece, Plan, sample_of
+from airflow_roir.engine.generation.physical import segments_of
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
-from airflow_roir.engine.source.files import File, cut, files_of, segments_of
+from airflow_roir.engine.source.files import File, cut, files_of
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, SourceChanged
 from airflow_roir.options import AUTO, BuildOptions

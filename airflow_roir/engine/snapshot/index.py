@@ -22,6 +22,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.lanes import TABLE_OF
 from airflow_roir.engine.health import faults
+from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.shards import ShardLag, lags
 from airflow_roir.engine.source.relation_size import relation_sizes
@@ -214,7 +215,9 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
         shown = active or next((g for g in have if g.status == "building"), None)
         parts = () if active is None else segments(connection, active.id, exact)
         swollen = None if active is None else bloat_of(parts, active.ghosts)
-        warnings = [] if row.newest is None else faults.warnings_at_once(connection, row.newest, str(name))
+        warnings = (
+            [] if row.newest is None else faults.warnings_at_once(connection, row.newest, str(name), still_hidden)
+        )
         warnings += [
             f"index {name}: partition {partition} was dropped or detached without roir. Run: roir sync-partitions "
             f"{argument(source)}"

@@ -15,6 +15,7 @@ from airflow_roir.engine.control import long_pause, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import LockWait, lock_waits
+from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.bottleneck import cut
@@ -125,7 +126,7 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
         check_schema(connection)
         found = None if index is None else operations.find_index(connection, parse_name(index, "index")).id
         return [
-            replace(one, warnings=tuple(faults.warnings_at_once(connection, one.operation_id, one.index)))
+            replace(one, warnings=tuple(faults.warnings_at_once(connection, one.operation_id, one.index, still_hidden)))
             for one in _newest(connection, found)
         ]
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.generation import physical
 
 FILES = """
 SELECT c.oid::bigint AS relation, pg_relation_filenode(c.oid)::bigint AS filenode,
        pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks, am.amname = 'heap' AS heap
   FROM pg_class c LEFT JOIN pg_am am ON am.oid = c.relam WHERE c.oid = ANY (%(relations)s::oid[]) ORDER BY c.oid
 """
-SEGMENTS = "SELECT relation::bigint FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf ORDER BY relation"
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,6 @@ def files_of(connection: Connection, relations: Sequence[int]) -> list[File]:
     """The files of relations by oid. Waits behind an ALTER or TRUNCATE."""
     rows = execute(connection, FILES, {"relations": list(relations)})
     return [File(row.relation, row.filenode, row.blocks, row.heap) for row in rows]
-
-
-def segments_of(connection: Connection, generation_id: int) -> tuple[int, ...]:
-    """The segments of a generation's base, by oid."""
-    return tuple(execute(connection, SEGMENTS, {"base": physical.base(generation_id)}).scalars())
 
 
 def cut(files: Iterable[File], step: int) -> Iterator[tuple[File, int, int]]:

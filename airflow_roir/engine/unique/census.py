@@ -1,4 +1,4 @@
-"""A census: which rows share a key of a unique index that isn't kept. It is built, looked over, and removed."""
+"""A census: which rows share a key of a unique index that isn't kept. It is built, looked over, and aborted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run, read_running
@@ -19,10 +18,11 @@ from airflow_roir.quantity import shared
 
 
 def conclude(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Look over all that was built and written since, record the outcome, and remove what was built.
+    """Look over all that was built and written since, record the outcome, and give up what was built.
 
     The outcome is one snapshot's, committed together with the abort's first half: whoever is killed before it looks
-    again, and after it a clean-up removes the rest. Raises Fenced, OperationPaused, IllegalTransition (it has ended).
+    again, and after it an abort, or a clean-up, removes the rest. Raises Fenced, OperationPaused, IllegalTransition (it
+    has ended).
     """
 
     def look() -> None:
@@ -55,7 +55,3 @@ def conclude(database: Database, run: Run, report: Callable[[str], None] = lambd
     persist(database, run, look, report)
     locate()
     persist(database, run, end, report)
-    try:
-        abort.finish_abort(database, run.operation_id, run.owner, report, patience_s=60.0)
-    except LockNotAcquired as error:
-        report(f"what was built stays until the next clean-up removes it ({error}): roir clean-up")

@@ -18,13 +18,13 @@ from airflow_roir.definition import argument, quote
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import entry as entries
 from airflow_roir.engine.generation import physical, visibility
 from airflow_roir.engine.generation.entry import Entry, is_null
 from airflow_roir.engine.locks.locks import lock_table
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.verify import differences
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 from airflow_roir.quantity import shared
@@ -254,8 +254,8 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str |
 def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -> tuple[str, dict[str, Any]]:
     """SELECT of keys that were written down, once each. Who reads them back from texts runs a domain's checks."""
     entry = job.entry
-    types = list(execute(connection, differences.TYPES, {"base": physical.base(job.generation_id)}).scalars())
-    read = differences.recorded_identity(entry, "d", types)
+    types = list(execute(connection, entries.COLUMN_TYPES, {"base": physical.base(job.generation_id)}).scalars())
+    read = entries.recorded_identity(entry, "d", types)
     item, bound = owner.relation(
         connection,
         job.source,

@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, check_fingerprint
 from airflow_roir.engine.control.run import Run, read_control
@@ -19,6 +18,7 @@ from airflow_roir.engine.readers import view_check
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import hashes, record, units
+from airflow_roir.engine.verify.apart import apart
 from airflow_roir.engine.verify.job import VerifyJob
 from airflow_roir.engine.verify.units import Units
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker

@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine.apart import TablesApart, apart
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
 from airflow_roir.engine.database import Database, execute
@@ -22,6 +21,7 @@ from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import units
+from airflow_roir.engine.verify.apart import TablesApart, apart
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationRunning
 from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import VerifyOptions

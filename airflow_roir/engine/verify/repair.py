@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.generation import entry as entries
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import is_null
 from airflow_roir.engine.locks.locks import check_name
@@ -75,8 +76,8 @@ class Mender:
         self.read = job.source
         # In the caller's transaction, if there is one.
         with connection.begin_nested() if connection.in_transaction() else connection.begin():
-            types = list(execute(connection, differences.TYPES, {"base": self.base}).scalars())
-        recorded = differences.recorded_identity(entry, "d", types)
+            types = list(execute(connection, entries.COLUMN_TYPES, {"base": self.base}).scalars())
+        recorded = entries.recorded_identity(entry, "d", types)
         self.identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
         self.row = entry.has_row("r", "s.")
 

@@ -12,9 +12,10 @@ from sqlalchemy import Connection, Row
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import cut_source
+from airflow_roir.engine.generation.physical import segments_of
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog
-from airflow_roir.engine.source.files import File, cut, files_of, segments_of
+from airflow_roir.engine.source.files import File, cut, files_of
 from airflow_roir.engine.source.source import Source
 from airflow_roir.options import VerifyOptions
 

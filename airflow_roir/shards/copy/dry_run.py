@@ -12,11 +12,10 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, Scan
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import locks
-from airflow_roir.engine.forecast.expectation import expect
-from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.forecast.locks import ACCESS_EXCLUSIVE, Lock
 from airflow_roir.engine.generation import entry_size
 from airflow_roir.engine.scan.choosing import Choice
+from airflow_roir.engine.scan.findings import Also, DryRun
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.source import Source
@@ -31,7 +30,7 @@ def run(
     definition: IndexDefinition,
     options: BuildOptions,
     report: Callable[[str], None],
-    with_trial: bool,
+    also: Also,
 ) -> DryRun:
     """As `engine.dry_run.run`. A shape table that is taken back holds a sample of all shards."""
     survey, _ = surveys.survey(database, definition, options, report)
@@ -46,15 +45,15 @@ def run(
             found = surveys.whole_plan(connection, survey, shape, definition, options)
             entry = replace(entry, partition=found.partition)
             size = entry_size.measure(connection, index, shape, entry)
-            tried = "nothing of a shard's rows is tried" if with_trial else None
-            expectation = expect(connection, shape, found, options, existing.id if existing else None)
+            choice = Choice(Scan.KEY, "shards are read by key")
+            kind = "rebuild" if existing else "create"
+            index_id = existing.id if existing else None
+            dry = DryRun(index, shape, definition, entry, found, choice, kind, size, index_id, survey)
+            also(connection, dry)
         if existing is not None:
             shape = catalog.read_source_by_oid(connection, existing.source_oid)
             surveys.check_shape(shape, survey, definition)
-    choice = Choice(Scan.KEY, "shards are read by key")
-    kind = "rebuild" if existing else "create"
-    index_id = existing.id if existing else None
-    return DryRun(index, shape, definition, entry, found, choice, kind, size, expectation, tried, index_id, survey)
+    return replace(dry, source=shape)
 
 
 def foresee(source: Source, view: QualifiedName, kind: str, options: BuildOptions, limits: Limits) -> list[Lock]:

@@ -13,9 +13,9 @@ from airflow_roir.definition import IndexDefinition, quote
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.stored_definition import stored_definition
 from airflow_roir.engine.database import Database, execute, to_json
-from airflow_roir.engine.forecast.findings import DryRun
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
+from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.engine.source import catalog
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.options import BuildOptions

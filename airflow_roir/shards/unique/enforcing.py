@@ -17,7 +17,8 @@ from sqlalchemy import Connection
 from airflow_roir.definition import argument
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.source.files import cut, files_of, segments_of
+from airflow_roir.engine.generation.physical import segments_of
+from airflow_roir.engine.source.files import cut, files_of
 from airflow_roir.engine.unique.duplicate_report import NEWEST
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotStrict, RoirError
 from airflow_roir.quantity import shared

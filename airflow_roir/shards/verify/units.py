@@ -14,9 +14,9 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.cut import Piece, cut_source
+from airflow_roir.engine.generation.physical import segments_of
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.sessions.limits import limits_of
-from airflow_roir.engine.source.files import segments_of
 from airflow_roir.engine.verify import units
 from airflow_roir.engine.verify.units import Units
 from airflow_roir.errors import NotFound, RoirError, ShardUnreachable

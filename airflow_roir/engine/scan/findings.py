@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from sqlalchemy import Connection
+
 from airflow_roir.definition import IndexDefinition, QualifiedName
-from airflow_roir.engine.forecast.expectation import Expectation
-from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.generation.cut import Plan
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.generation.entry_size import EntrySize
@@ -33,8 +34,8 @@ class Survey(Protocol):
 class DryRun:
     """Everything that prepare would do, found out without changing anything.
 
-    trial: None if none was wanted, a text if none was possible. index_id: of the index that is rebuilt. survey: of the
-    shards, where the index is apart from its table; the source of one that is new isn't there yet then.
+    index_id: of the index that is rebuilt. survey: of the shards, where the index is apart from its table; the source
+    of one that is new isn't there yet then.
     """
 
     index: QualifiedName
@@ -45,7 +46,9 @@ class DryRun:
     choice: Choice
     kind: str
     entry_size: EntrySize
-    expectation: Expectation
-    trial: Trial | str | None
     index_id: int | None
     survey: Survey | None = None
+
+
+# Looks at what was found while the table is held, as its owner.
+Also = Callable[[Connection, DryRun], object]

@@ -1,0 +1,51 @@
+"""What others may have done to the capture functions of a source: replaced them, or given the table another owner."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.source.source import Source
+
+# Of each generation that is maintained the capture functions name their statements.
+CAPTURES = """
+SELECT coalesce(bool_or(position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
+                        OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id)
+                        OR NOT f.prosecdef OR NOT w.prosecdef), false) AS replaced,
+       coalesce(bool_or(f.proowner <> c.relowner), false) AS of_another
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+  JOIN pg_class c ON c.oid = i.source_oid::oid
+  JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%%s()', i.source_oid))
+  LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%%s()', i.source_oid))
+ WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
+"""
+
+
+def is_altered(connection: Connection, source: Source) -> bool:
+    """True if the functions were replaced, or belong to a former owner of the table, or can't write."""
+    captures = execute(connection, CAPTURES, {"source": source.oid}).one()
+    return bool(captures.replaced or captures.of_another) or installation.lacks_rights(connection, source)
+
+
+def of_another(source: Source) -> str:
+    """What to say and to do where `is_of_another`."""
+    return (
+        f"the capture of {source.sql} is a former owner's, or {quote(source.owner)} lacks rights on its entries, so "
+        "writes may fail. Run: roir clean-up, which gives the table's owner both"
+    )
+
+
+def is_of_another(connection: Connection, source: Source) -> bool:
+    """True if writes may fail until a clean-up: the table's owner isn't the capture's, or lacks rights on entries.
+
+    False for a capture that was replaced (`is_replaced`). That may have missed writes, which no clean-up brings back.
+    """
+    captures = execute(connection, CAPTURES, {"source": source.oid}).one()
+    return not captures.replaced and (bool(captures.of_another) or installation.lacks_rights(connection, source))
+
+
+def is_replaced(connection: Connection, source: Source) -> bool:
+    """True if a capture function was replaced by another one, so that writes may have been missed."""
+    return bool(execute(connection, CAPTURES, {"source": source.oid}).one().replaced)

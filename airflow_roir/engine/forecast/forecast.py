@@ -1,0 +1,58 @@
+"""A dry run together with what the build is expected to take: for `roir plan`, and for what prepare says first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import IndexDefinition
+from airflow_roir.engine import dry_run
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.early import hashing
+from airflow_roir.engine.forecast import trial as trials
+from airflow_roir.engine.forecast.expectation import Expectation, expect
+from airflow_roir.engine.forecast.trial import Trial
+from airflow_roir.engine.scan.findings import DryRun
+from airflow_roir.options import BuildOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast(DryRun):
+    """A dry run with what it foresees. trial: None if none was wanted, a text if none was possible."""
+
+    expectation: Expectation
+    trial: Trial | str | None
+
+
+def run(database: Database, definition: IndexDefinition, options: BuildOptions, with_trial: bool = False) -> Forecast:
+    """As `dry_run.run`, and foresee what the build takes. with_trial: copy some rows and take them back.
+
+    Raises what `dry_run.run` raises.
+    """
+    seen: list[tuple[Expectation, Trial | str | None]] = []
+
+    def look(connection: Connection, dry: DryRun) -> None:
+        tried: Trial | str | None = None
+        if with_trial and dry.survey is not None:
+            tried = "nothing of a shard's rows is tried"
+        elif with_trial:
+            tried = trials.attempt(connection, dry.source, dry.entry)
+        seen.append((_expected(connection, dry, options, tried if isinstance(tried, Trial) else None), tried))
+
+    dry = dry_run.run(database, definition, options, also=look)
+    # Of the attempt that got its lock.
+    expectation, trial = seen[-1]
+    found = {field.name: getattr(dry, field.name) for field in fields(dry)}
+    return Forecast(**found, expectation=expectation, trial=trial)
+
+
+def lines(connection: Connection, dry: DryRun, options: BuildOptions) -> Sequence[str]:
+    """What to say before the build begins: how long it takes, and whether duplicates are found early."""
+    untold = hashing.untold(connection, dry.entry)
+    return [f"expected: {_expected(connection, dry, options)}", *([] if untold is None else [untold])]
+
+
+def _expected(connection: Connection, dry: DryRun, options: BuildOptions, trial: Trial | None = None) -> Expectation:
+    return expect(connection, dry.source, dry.plan, options, dry.index_id, trial)
