@@ -8,151 +8,31 @@ the tables of docs/operations.md; `make options` writes the last two. So a new o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from enum import Enum
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from airflow_roir.definition import Scan
 from airflow_roir.errors import InvalidInput
-from airflow_roir.span import LONGEST_S
-from airflow_roir.windows import parse_windows
+from airflow_roir.option import Kind, Option, choice, number, option, span, truth
 
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
 VERIFY_BEFORE = ("before", "both")
 AUTO, SOURCE = "auto", "source"
 
 
-class Kind(Enum):
-    """What the values of an option are. Those of SPAN are seconds, which users may give as `2h`, too."""
-
-    NUMBER = "whole number"
-    SPAN = "span"
-    SHARE = "share, in per cent"
-    CHOICE = "choice"
-    TRUTH = "true or false"
-    # Texts. The server reads limits, `windows.parse_windows` windows.
-    LIMITS = "limits of signals"
-    WINDOWS = "windows"
-
-    @property
-    def is_text(self) -> bool:
-        """True if a user may write what he likes, and whoever reads it says what is wrong."""
-        return self in (Kind.LIMITS, Kind.WINDOWS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One option: which values it has, and what is said of it.
-
-    help: one line, without a full stop. default: what the engine takes if it isn't given; None is the operation's own,
-    or what `begins` says. least, most: of a number. asked: the least that users may give; the engine takes fewer.
-    zero: what 0, or `off`, stands for, if it is none of something. empty: what happens if it isn't given, for people.
-    choices: the values, each with what a form says of it. example: how a user may write it.
-
-    live: it changes while an operation lives, and is a column of the operation's row. begins: what the row begins with
-    if it isn't given. in_store: the Task State Store has it. apart: only indexes over shards have it.
-
-    flag: of the command line, if that isn't its name. offered: to users; else it is the engine's own. planned: `roir
-    plan` looks at it. title: its label in a form; None if no form has it. form: what a form says in place of `help`.
-    """
-
-    kind: Kind
-    help: str
-    name: str = ""
-    default: Any = None
-    least: int = 0
-    most: int = 0
-    asked: int | None = None
-    zero: str | None = None
-    empty: str | None = None
-    choices: Mapping[str, str] | None = None
-    example: str | None = None
-    live: bool = False
-    begins: int | None = None
-    in_store: bool = True
-    apart: bool = False
-    flag: str | None = None
-    offered: bool = True
-    planned: bool = False
-    title: str | None = None
-    form: str | None = None
-
-    @property
-    def is_optional(self) -> bool:
-        """True if None is a value."""
-        return self.default is None
-
-    @property
-    def none(self) -> str | None:
-        """How it is shown that there is none of it."""
-        return self.zero and ("off" if self.kind.is_text else self.zero)
-
-    @property
-    def least_asked(self) -> int:
-        return self.least if self.asked is None else self.asked
-
-    def check(self, value: Any, asked: bool = False) -> None:
-        """Raise InvalidInput for a value that can't be used. asked: by a user; of None he has given none."""
-        if value is None and (self.is_optional or asked):
-            return
-        if wanted := self._wanted(value, self.least_asked if asked else self.least):
-            raise InvalidInput(f"{self.name} is {value!r}; it must be {wanted}")
-        if self.kind is Kind.WINDOWS:
-            parse_windows(value)
-
-    def _wanted(self, value: Any, least: int) -> str | None:
-        """What would be right in its place; None if it is."""
-        if self.kind.is_text:
-            return None if isinstance(value, str) else "text"
-        if self.kind is Kind.TRUTH:
-            return None if isinstance(value, bool) else "true or false"
-        if self.kind is Kind.CHOICE:
-            assert self.choices is not None
-            return None if isinstance(value, str) and value in self.choices else f"one of {', '.join(self.choices)}"
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        if self.kind is Kind.SHARE:
-            fits = (is_number or isinstance(value, float)) and 0 < value <= 100
-            return None if fits else "more than 0 and at most 100, in per cent"
-        if is_number and (least <= value <= self.most or (value == 0 and self.zero is not None)):
-            return None
-        return f"a whole number from {least} to {self.most}" + (f", or 0 for {self.zero}" if self.zero else "")
-
-
 Declared = TypeVar("Declared", bound="WorkOptions")
 
 
-def option(kind: Kind, default: Any, help: str, **about: Any) -> Any:
-    """A field of a class of options, declared as an `Option` says."""
-    said = Option(kind=kind, default=default, help=help, **about)
-    return field(default=default, metadata={Option: said})
-
-
-def _number(default: int | None, help: str, least: int, most: int, **about: Any) -> Any:
-    return option(Kind.NUMBER, default, help, least=least, most=most, **about)
-
-
-def _span(default: int | None, help: str, least: int = 1, most: int = LONGEST_S, **about: Any) -> Any:
-    return option(Kind.SPAN, default, help, least=least, most=most, **about)
-
-
-def _choice(default: str, help: str, choices: Mapping[str, str], **about: Any) -> Any:
-    return option(Kind.CHOICE, default, help, choices=choices, **about)
-
-
-def _truth(default: bool, help: str, **about: Any) -> Any:
-    return option(Kind.TRUTH, default, help, **about)
-
-
 def _lock_timeout_ms() -> Any:
-    return _number(500, "How long an attempt at a lock may keep writers waiting", 1, 60_000, offered=False)
+    return number(500, "How long an attempt at a lock may keep writers waiting", 1, 60_000, offered=False)
 
 
 def _lock_patience_s(default: int) -> Any:
-    return _span(default, "How long attempts at a lock are repeated", 0, 86_400, offered=False)
+    return span(default, "How long attempts at a lock are repeated", 0, 86_400, offered=False)
 
 
 def _parallelism(help: str) -> Any:
-    return _number(2, help, 1, MAX_PARALLELISM, empty="2", live=True, planned=True, title="Parallelism")
+    return number(2, help, 1, MAX_PARALLELISM, empty="2", live=True, planned=True, title="Parallelism")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +68,7 @@ class WorkOptions:
         live=True,
         title="Windows",
     )
-    max_duration_s: int | None = _span(
+    max_duration_s: int | None = span(
         None,
         "Pause after so long since it began or was resumed",
         example="6h, 90min",
@@ -197,7 +77,7 @@ class WorkOptions:
         live=True,
         title="Longest duration",
     )
-    priority: int | None = _number(
+    priority: int | None = number(
         None,
         "Of those in the queue the greatest goes first",
         -100,
@@ -207,7 +87,7 @@ class WorkOptions:
         begins=0,
         title="Priority",
     )
-    warn_after_s: int | None = _span(
+    warn_after_s: int | None = span(
         None,
         "Warn of a pause that lasts for so long",
         example="12h, 2d",
@@ -219,7 +99,7 @@ class WorkOptions:
         title="Warn of a pause after",
         form="A paused build captures all the while",
     )
-    abort_after_s: int | None = _span(
+    abort_after_s: int | None = span(
         None,
         "Abort once a pause lasts for so long, and remove what was built",
         example="3d",
@@ -286,7 +166,7 @@ class BuildOptions(WorkOptions):
     """
 
     parallelism: int = _parallelism("Workers at the same time")
-    batch_rows: int = _number(
+    batch_rows: int = number(
         100_000,
         "The most rows of the source in a batch, which is one transaction",
         1,
@@ -298,8 +178,8 @@ class BuildOptions(WorkOptions):
         form="A batch is one transaction, and a pause takes effect at its end. The size adapts so that a batch takes "
         "about a second",
     )
-    batch_ms: int = _number(1_000, "Target time per batch, to which its size adapts, in ms", 1, 600_000)
-    ranges: int | None = _number(
+    batch_ms: int = number(1_000, "Target time per batch, to which its size adapts, in ms", 1, 600_000)
+    ranges: int | None = number(
         None,
         "Pieces of the scan",
         1,
@@ -308,10 +188,10 @@ class BuildOptions(WorkOptions):
         planned=True,
         title="Ranges",
     )
-    segments: int | None = _number(
+    segments: int | None = number(
         None, "Pieces of the index, each sealed as one unit", 1, 1_000, empty="the plan chooses", planned=True
     )
-    max_rows_per_second: int | None = _number(
+    max_rows_per_second: int | None = number(
         None,
         "A rate limit for the copy, over all workers",
         1,
@@ -323,7 +203,7 @@ class BuildOptions(WorkOptions):
         planned=True,
         title="Rate limit, rows per second",
     )
-    scan: str = _choice(
+    scan: str = choice(
         AUTO,
         "What to copy: the table by primary key or by block, or the index that is rebuilt; auto takes the fastest, "
         "source as well, but never the index",
@@ -338,7 +218,7 @@ class BuildOptions(WorkOptions):
         title="Scan",
         form="What to copy, and in which order",
     )
-    covering: str = _choice(
+    covering: str = choice(
         "auto",
         "Included columns that index-only scans see: auto (those of bounded size), all, none",
         {"auto": "those of bounded size", "all": "", "none": ""},
@@ -346,22 +226,22 @@ class BuildOptions(WorkOptions):
     )
     lock_timeout_ms: int = _lock_timeout_ms()
     lock_patience_s: int = _lock_patience_s(600)
-    revert_window_s: int = _span(
+    revert_window_s: int = span(
         3600, "How long a replaced generation is kept and maintained", 0, example="2h, 90min", empty="1h"
     )
-    ignore_row_security: bool = _truth(
+    ignore_row_security: bool = truth(
         False,
         "The view may show rows that the table's policies hide",
         planned=True,
         title="Ignore row-level security",
     )
-    ignore_publications: bool = _truth(
+    ignore_publications: bool = truth(
         False,
         "A publication may contain the index's own tables: its subscribers skip unknown tables",
         planned=True,
         title="Ignore publications",
     )
-    verify: str = _choice(
+    verify: str = choice(
         "after",
         "Compare index and table: after the build, and publish only if they match; before a rebuild; both; none",
         {
@@ -374,7 +254,7 @@ class BuildOptions(WorkOptions):
         form="After: compare the new index with the table, and publish only if they match. Before: count what is wrong "
         "in the index that a rebuild replaces",
     )
-    on_duplicate: str = _choice(
+    on_duplicate: str = choice(
         "pause",
         "Where rows share a key of a unique index: pause once all are listed, or stop at the first",
         {"pause": "list all, then pause", "stop": "pause at the first"},
@@ -382,13 +262,13 @@ class BuildOptions(WorkOptions):
         title="On duplicates",
         form="Of a unique index. Resume the build once each key is left once",
     )
-    census: bool = _truth(
+    census: bool = truth(
         False,
         "Only list the duplicates of a unique index: all that was built is removed",
         planned=True,
         title="Census",
     )
-    shard_parallelism: int | None = _number(
+    shard_parallelism: int | None = number(
         None,
         "Of an index over shards: the most workers that read one shard at the same time",
         1,
@@ -399,7 +279,7 @@ class BuildOptions(WorkOptions):
         apart=True,
         title="Parallelism per shard",
     )
-    max_lag_s: int = _span(
+    max_lag_s: int = span(
         60,
         "Of an index over shards: publish it once each shard was shipped up to so long ago",
         example="60s, 10min",
@@ -433,7 +313,7 @@ class VerifyOptions(WorkOptions):
         empty="all of it",
         title="Sample, per cent",
     )
-    max_seconds: int | None = _span(
+    max_seconds: int | None = span(
         None,
         "Stop after so long of work; the rest isn't compared",
         example="2h, 90min",
@@ -441,7 +321,7 @@ class VerifyOptions(WorkOptions):
         flag="--max-duration",
         title="Longest duration",
     )
-    slices: int | None = _number(
+    slices: int | None = number(
         None,
         "Compare the index in this many verifications, each of which continues where the last one stopped",
         1,
@@ -449,8 +329,8 @@ class VerifyOptions(WorkOptions):
         empty="in one",
         title="Slices",
     )
-    repair: bool = _truth(False, "Repair each discrepancy, in a short transaction", title="Repair")
-    amcheck: bool = _truth(
+    repair: bool = truth(False, "Repair each discrepancy, in a short transaction", title="Repair")
+    amcheck: bool = truth(
         False, "Check the structure of the B-trees, too, by PostgreSQL's extension amcheck", title="Check the B-trees"
     )
 
@@ -479,7 +359,7 @@ class CompactOptions(WorkOptions):
     """
 
     parallelism: int = _parallelism("Segments at the same time")
-    verify: bool = _truth(True, "Compare new segments with the old ones before they are swapped")
+    verify: bool = truth(True, "Compare new segments with the old ones before they are swapped")
     lock_timeout_ms: int = _lock_timeout_ms()
     lock_patience_s: int = _lock_patience_s(60)
 

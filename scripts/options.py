@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from airflow_roir import cli  # noqa: E402 - found by the path above
-from airflow_roir.options import LIVE, Kind, Option, VerifyOptions, options_of  # noqa: E402
+from airflow_roir.option import Kind, Option  # noqa: E402
+from airflow_roir.options import LIVE, VerifyOptions, options_of  # noqa: E402
 
 SQL = """\
 -- The options that change while an operation lives, made from airflow_roir/options.py by `make options`: edit that.

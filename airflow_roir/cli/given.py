@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_roir.options import Kind, Option, WorkOptions, options_of
+from airflow_roir.option import Kind, Option
+from airflow_roir.options import WorkOptions, options_of
 from airflow_roir.span import seconds
 
 # What stands in a command's signature where its options come: afterwards it has them, by their names.

@@ -7,7 +7,8 @@ from typing import Any
 
 from airflow.sdk import Param
 
-from airflow_roir.options import WORK_OPTIONS, Kind, Option, WorkOptions, options_of
+from airflow_roir.option import Kind, Option
+from airflow_roir.options import WORK_OPTIONS, WorkOptions, options_of
 
 TYPES = {
     Kind.NUMBER: ["integer"],

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from airflow_roir.options import Declared, Kind, Option, WorkOptions, options_of
+from airflow_roir.option import Kind, Option
+from airflow_roir.options import Declared, WorkOptions, options_of
 from airflow_roir.span import seconds
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
 

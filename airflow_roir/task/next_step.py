@@ -39,13 +39,13 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Stop:
+class Fail:
     """Fail: no try of this task can help."""
 
     why: str
 
 
-Turn = Go | Done | Wait | Stop
+Turn = Go | Done | Wait | Fail
 
 
 def decide(
@@ -70,9 +70,9 @@ def decide(
     if operation.status == Status.COMPLETED:
         return Done()
     if operation.status in (Status.ABORTING, Status.ABORTED):
-        return Stop(was_aborted(operation.id, aborted))
+        return Fail(was_aborted(operation.id, aborted))
     if operation.status == Status.FAILED:
-        return Stop(
+        return Fail(
             f"operation {operation.id} has failed: {operation.error or 'no reason kept'}. Abort it, then trigger a "
             "new run"
         )

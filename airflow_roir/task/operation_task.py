@@ -23,7 +23,7 @@ from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch,
 from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
-from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide, was_aborted
+from airflow_roir.task.next_step import Done, Fail, Go, Wait, decide, was_aborted
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import RoirOperator, owner_of
 from airflow_roir.task.ui_requests import Watcher
@@ -189,7 +189,7 @@ class DrivingOperator(RoirOperator):
             case Done():
                 self.log.info("Operation %s has finished this task already: it is in phase %s", row.id, row.phase)
                 turn = None
-            case Stop(why):
+            case Fail(why):
                 raise AirflowFailException(why)
             case Wait(why, by_switch):
                 if by_switch and row.status == Status.RUNNING:
@@ -297,7 +297,7 @@ class DrivingOperator(RoirOperator):
             failure = row.pause_reason or failure
         other = row.owner if asked_to and row.status == Status.RUNNING and row.owner != owner_of(ti) else None
         match decide(row, frozenset(), switch, dag_paused=False, driver=other, aborted=self._aborted(database, row)):
-            case Stop(why):
+            case Fail(why):
                 raise AirflowFailException(why)
             case Wait(why):
                 if waits_for_healing(row):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from airflow_roir.operation import Phase
-from airflow_roir.task.next_step import Done, Go, Stop, Turn, Wait, decide
+from airflow_roir.task.next_step import Done, Fail, Go, Turn, Wait, decide
 
 SWITCH = "airflow switch of DAG rebuild_index"
 OWNER = "airflow rebuild_index run_1"
@@ -71,12 +71,12 @@ FAILED = Operation(status="failed", error="the source was altered")
         (FOLDING, False, None, Done()),
         (FOLDING, True, None, Done()),
         (COMPLETED, True, "anybody", Done()),
-        (ABORTED, False, None, Stop("operation 7 was aborted; trigger a new run to start again")),
+        (ABORTED, False, None, Fail("operation 7 was aborted; trigger a new run to start again")),
         (
             FAILED,
             False,
             None,
-            Stop("operation 7 has failed: the source was altered. Abort it, then trigger a new run"),
+            Fail("operation 7 has failed: the source was altered. Abort it, then trigger a new run"),
         ),
     ],
 )
@@ -99,6 +99,6 @@ def test_a_window_that_may_be_open_is_looked_at_and_any_other_pause_is_kept() ->
 
 
 def test_who_aborted_an_operation_is_told() -> None:
-    assert decide(ABORTED, BUILD_DONE, SWITCH, False, None, "ann@desk: too slow") == Stop(
+    assert decide(ABORTED, BUILD_DONE, SWITCH, False, None, "ann@desk: too slow") == Fail(
         "operation 7 was aborted by ann@desk: too slow; trigger a new run to start again"
     )

@@ -36,7 +36,8 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 from airflow_roir.operators.ship import ShipChangesOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import LIVE_OPTIONS, WORK_OPTIONS, BuildOptions, Kind, VerifyOptions, options_of
+from airflow_roir.option import Kind
+from airflow_roir.options import LIVE_OPTIONS, WORK_OPTIONS, BuildOptions, VerifyOptions, options_of
 from airflow_roir.task.ranked_indexes import ranked_indexes
 from tests.airflow.test_dags import bag, rendered
 from tests.airflow.test_operators import INDEX, WHAT, context

@@ -20,7 +20,8 @@ from airflow_roir.definition import (
     quote,
 )
 from airflow_roir.errors import InvalidInput
-from airflow_roir.options import BuildOptions, CompactOptions, Kind, Option, VerifyOptions, WorkOptions, options_of
+from airflow_roir.option import Kind, Option
+from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions, WorkOptions, options_of
 
 NAMES = st.text(
     st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=15

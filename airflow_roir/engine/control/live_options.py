@@ -18,7 +18,8 @@ from airflow_roir.engine.database import Database, execute, said, sqlstate, to_j
 from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput
-from airflow_roir.options import LIVE, Kind, Option, WorkOptions, check_live_options
+from airflow_roir.option import Kind, Option
+from airflow_roir.options import LIVE, WorkOptions, check_live_options
 from airflow_roir.windows import parse_windows
 
 SHOW_REFUSAL = "UPDATE roir.operation SET notice = %(refusal)s WHERE id = %(operation)s"
