@@ -148,9 +148,9 @@ def _sessions(options: BuildOptions, as_json: bool) -> dict[str, Any]:
 
 def _strict(database: Database, found: Survey, as_json: bool) -> dict[str, Any]:
     """What strict reads would need: they are chosen later, by `roir announce`."""
-    from airflow_roir.shards.announce import needs
+    from airflow_roir.shards.announce import foreign
 
-    needed_by = needs.by_server(database, found)
+    needed_by = foreign.needs_by_server(database, found)
     if as_json:
         return {"announce_by_server_needs": needed_by}
     if any(one.source.partitioned for one in found.shards):

@@ -12,7 +12,6 @@ from sqlalchemy.dialects.postgresql import INTERVAL, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from airflow_roir.errors import NotStrict
-from airflow_roir.shards.announce import announced as announced_view
 from airflow_roir.shards.announce import intents
 from servers.shards import run_sql
 from tests.shards import announced
@@ -181,7 +180,7 @@ def test_statistics_tell_no_intents_to_who_may_not_read_them(shards: Make) -> No
                 cursor.execute(
                     "CREATE OPERATOR === (FUNCTION = tell, LEFTARG = text, RIGHTARG = text, RESTRICT = eqsel)"
                 )
-                view = announced_view.view(found.scene.generation_id)
+                view = intents.readers_view(found.scene.generation_id)
                 cursor.execute(f"EXPLAIN SELECT FROM {view} WHERE k === 'x'")
                 assert spy.notices == []
         finally:

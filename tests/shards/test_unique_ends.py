@@ -17,7 +17,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.errors import LockNotAcquired, NotStrict, OperationRunning, SourceChanged
 from airflow_roir.shards import registry
 from airflow_roir.shards.unique import holders
-from airflow_roir.shards.unique.enforcing import Enforcing
+from airflow_roir.shards.unique.enforce import Enforcing
 from servers.shards import Shards
 from tests.engine import interposed
 from tests.shards import apart

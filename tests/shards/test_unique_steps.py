@@ -22,7 +22,7 @@ from airflow_roir.shards.announce import announce, intents
 from airflow_roir.shards.ship.feed import LaneShipper
 from airflow_roir.shards.ship.poll import Visit
 from airflow_roir.shards.unique import enforce, fill_holders, holders
-from airflow_roir.shards.unique.enforcing import Enforcing
+from airflow_roir.shards.unique.enforce import Enforcing
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make

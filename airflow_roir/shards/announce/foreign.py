@@ -12,11 +12,13 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import SECRETS, Database, bound, execute, said
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema import rights
 from airflow_roir.engine.source.source import Source
-from airflow_roir.errors import InvalidInput, RightMissing
+from airflow_roir.errors import InvalidInput, RightMissing, RoirError
 from airflow_roir.shards.announce import handed, intents
 from airflow_roir.shards.capture import outbox
+from airflow_roir.shards.copy.survey import ShardPlan, Survey
 from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
 
 # What a connection of a shard's server to the index server begins with. A commit there must last: readers count on it.
@@ -194,3 +196,25 @@ def probe(database: Database, shard: Database, lane: Lane, server: str) -> None:
                 f"{where}: what its server writes to the index server comes to another database than this one; look at "
                 f"the shard's --index-dsn: {change}"
             )
+
+
+def needs_by_server(index_server: Database, found: Survey) -> dict[str, list[str]]:
+    """For each shard what `roir announce --by server` needs there, as sentences. Changes nothing."""
+    return {one.shard.name: list(_needs(index_server, one)) for one in found.shards}
+
+
+def _needs(index_server: Database, one: ShardPlan) -> list[str]:
+    lane = Lane(0, 0, one.shard, "", one.source.oid)
+    needs = []
+    try:
+        connection_of(lane)
+    except RoirError as error:
+        needs.append(str(error))
+    try:
+        with one.shard.database(index_server.application_name, index_server.limits).transaction() as connection:
+            check_extension(connection, lane, one.source)
+    except RoirError as error:
+        needs.append(str(error))
+    except DBAPIError as error:
+        needs.append(f"shard {quote(one.shard.name)} can't be looked at: {reason_of(error)}")
+    return needs

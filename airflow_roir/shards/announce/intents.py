@@ -13,11 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import DATA_SCHEMA
+from airflow_roir.definition import DATA_SCHEMA, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.entry import Entry, EntryColumn, is_null
 from airflow_roir.engine.schema import rights
-from airflow_roir.shards.announce import announced
 from airflow_roir.shards.shard import Lane
 
 # Younger ones are left to the visit that brings their own rows: most of them.
@@ -106,14 +105,14 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
     rights.take_back(connection, [name])
     for role in execute(connection, WRITERS, {"id": generation_id}).scalars().all():
         execute(connection, f"GRANT INSERT ON {name} TO {role}")
-    announced.create(connection, generation_id, entry)
+    _create_view(connection, generation_id, entry)
 
 
 def drop(connection: Connection, generation_id: int) -> None:
     """Drop it, where there is one."""
     found = execute(connection, "SELECT to_regclass(%(name)s)", {"name": table(generation_id)}).scalar()
     if found is not None:
-        announced.drop(connection, generation_id)
+        execute(connection, f"DROP VIEW IF EXISTS {readers_view(generation_id)}")
         execute(connection, f"DROP TABLE IF EXISTS {table(generation_id)}")
 
 
@@ -132,7 +131,7 @@ def look(connection: Connection, lane: Lane, limit: int, old_s: float = OLD_S) -
     first = execute(connection, FIRST.format(table=name, old=old), values).scalar()
     if first is None:
         return Look((), horizon)
-    identity = ", ".join(_text(shape.entry.columns[i], f"i.c{i + 1}") for i in shape.positions)
+    identity = ", ".join(text(shape.entry.columns[i], f"i.c{i + 1}") for i in shape.positions)
     found: list[Named] = []
     for side in (">=", "<"):
         rows = execute(
@@ -227,7 +226,7 @@ def _by_nulls(
         yield dict(zip(positions, pattern, strict=True)), identities
 
 
-def _text(column: EntryColumn, name: str) -> str:
+def text(column: EntryColumn, name: str) -> str:
     """SQL for its lossless text: somebody may have made a cast to text that loses something."""
     return text_of_own(name) if "." in column.cast else f"{name}::text"
 
@@ -235,3 +234,27 @@ def _text(column: EntryColumn, name: str) -> str:
 def text_of_own(name: str) -> str:
     """SQL for the lossless text of a value of a user's own type, without a cast that somebody may have made."""
     return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END"
+
+
+def readers_view(generation_id: int) -> str:
+    """The identities that intents name, under the names that the index's view gives them."""
+    return f"{DATA_SCHEMA}.g{generation_id}_announced"
+
+
+def _create_view(connection: Connection, generation_id: int, entry: Entry) -> None:
+    """The view by which strict readers see the intents (docs/architecture.md#reading-apart).
+
+    Whoever may read the index may read it: it asks for that, and whether strict reads are possible, once per query.
+    """
+    row = next(i for i in entry.identity_positions if entry.columns[i].primary_key)
+    columns = ", ".join(f"c{i + 1} AS {quote(entry.columns[i].source)}" for i in entry.identity_positions)
+    execute(
+        connection,
+        f"CREATE VIEW {readers_view(generation_id)} AS SELECT {columns} "
+        f"FROM {DATA_SCHEMA}.g{generation_id}_intent "
+        # That by which `roir announce` tries the way names nothing. In this order: another generation may be shown
+        # meanwhile.
+        f"WHERE c{row + 1} IS NOT NULL "
+        f"AND (SELECT CASE WHEN roir.is_strict({generation_id}) THEN roir.may_read({generation_id}) END)",
+    )
+    execute(connection, f"GRANT SELECT ON {readers_view(generation_id)} TO PUBLIC")

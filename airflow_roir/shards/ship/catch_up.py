@@ -5,16 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, read_running
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import SourceChanged
 from airflow_roir.shards.announce import announce
-from airflow_roir.shards.ship import freshness
 from airflow_roir.shards.ship.shipping import Shipper
 
 # What is left to ship may take a second or so after the switch.
 FEW = 10_000
+NOT_CAUGHT_UP = """
+SELECT s.name, s.problem, l.pending, l.fresh_at > %(began)s AS fresh
+  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+ WHERE l.generation_id = %(generation)s AND l.removed_at IS NULL
+   AND (l.fresh_at > %(began)s AND l.pending <= %(few)s) IS NOT TRUE
+ ORDER BY s.name
+"""
 
 
 def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
@@ -29,7 +38,7 @@ def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambd
     # Before the moment that all is shipped up to: strict reads are as good then as before the publish.
     announce.keep_on(database, row.generation_id, report)
     with database.transaction() as connection:
-        waiting = freshness.Waiting(connection, row.generation_id)
+        waiting = Waiting(connection, row.generation_id)
     if not waiting.lanes:
         return
     shipper = Shipper(database, report, every_s=0.2, generation_id=row.generation_id, shares=False)
@@ -49,3 +58,29 @@ def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambd
             if left is None:
                 return
             time.sleep(0.2)
+
+
+class Waiting:
+    """What a generation lacks to be published: since when all must have been shipped, and what is left of that."""
+
+    def __init__(self, connection: Connection, generation_id: int) -> None:
+        self.generation_id = generation_id
+        self.began = execute(connection, "SELECT clock_timestamp()").scalar_one()
+        counted = "SELECT count(*) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
+        self.lanes = int(execute(connection, counted, {"id": generation_id}).scalar_one())
+
+    def doubt(self, connection: Connection) -> str | None:
+        """Why entries of a shard may be wrong, if they may."""
+        query = "SELECT min(doubt) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
+        found: str | None = execute(connection, query, {"id": self.generation_id}).scalar_one()
+        return found
+
+    def left(self, connection: Connection, few: int) -> str | None:
+        """Whom it waits for; None if every lane has been shipped to its end since, and has few rows left."""
+        values = {"generation": self.generation_id, "began": self.began, "few": few}
+        found = execute(connection, NOT_CAUGHT_UP, values).all()
+        if not found:
+            return None
+        told = [f"{quote(row.name)} ({row.problem})" if row.problem else f"{quote(row.name)}" for row in found[:5]]
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        return f"waiting for what shards have to ship: {', '.join(told)}{more}"

@@ -9,13 +9,6 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.snapshot.shards import lags, seconds
 
-NOT_CAUGHT_UP = """
-SELECT s.name, s.problem, l.pending, l.fresh_at > %(began)s AS fresh
-  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
- WHERE l.generation_id = %(generation)s AND l.removed_at IS NULL
-   AND (l.fresh_at > %(began)s AND l.pending <= %(few)s) IS NOT TRUE
- ORDER BY s.name
-"""
 UNFIT = """
 SELECT s.name, l.doubt, l.captured_at IS NULL AS uncaptured
   FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
@@ -67,29 +60,3 @@ class Alarm:
                 operations.record_event(connection, lag.index_id, None, actor, "caught up", lines[-1])
         self.behind = now
         return lines
-
-
-class Waiting:
-    """What a generation lacks to be published: since when all must have been shipped, and what is left of that."""
-
-    def __init__(self, connection: Connection, generation_id: int) -> None:
-        self.generation_id = generation_id
-        self.began = execute(connection, "SELECT clock_timestamp()").scalar_one()
-        counted = "SELECT count(*) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
-        self.lanes = int(execute(connection, counted, {"id": generation_id}).scalar_one())
-
-    def doubt(self, connection: Connection) -> str | None:
-        """Why entries of a shard may be wrong, if they may."""
-        query = "SELECT min(doubt) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
-        found: str | None = execute(connection, query, {"id": self.generation_id}).scalar_one()
-        return found
-
-    def left(self, connection: Connection, few: int) -> str | None:
-        """Whom it waits for; None if every lane has been shipped to its end since, and has few rows left."""
-        values = {"generation": self.generation_id, "began": self.began, "few": few}
-        found = execute(connection, NOT_CAUGHT_UP, values).all()
-        if not found:
-            return None
-        told = [f"{quote(row.name)} ({row.problem})" if row.problem else f"{quote(row.name)}" for row in found[:5]]
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        return f"waiting for what shards have to ship: {', '.join(told)}{more}"

@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.generation.entry import Entry, is_null
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.shards.announce import intents
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.shard import SHARD_SCHEMA
 from airflow_roir.shards.ship.lanes import Claim, Route
@@ -260,16 +261,8 @@ def _visiting(route: Route, here: Entry) -> str:
         same=here.equal("v.", "a."),
         there=", ".join(there),
         gone=", ".join(gone),
-        identity=", ".join(_text(here, i) for i in identity),
+        identity=", ".join(intents.text(here.columns[i], f"a.c{i + 1}") for i in identity),
     )
-
-
-def _text(here: Entry, position: int) -> str:
-    """SQL: the lossless text of a column: somebody may have made a cast to text that loses something."""
-    name = f"a.c{position + 1}"
-    if "." not in here.columns[position].cast:
-        return f"{name}::text"
-    return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END"
 
 
 def _typed(here: Entry, position: int) -> str:

@@ -1,18 +1,34 @@
-"""Begins to enforce a unique index over shards: which generations of it, and what it means if one can't be.
+"""Begins to enforce a unique index over shards, step by step, or says why that can't be yet.
 
-Who announces an index or publishes a rebuild calls this; the steps for one generation are in `enforcing.py`
+Who announces an index or publishes a rebuild calls `enforce_index` or `keep_on`. The steps wait and decide; if one
+fails, all are ended. What they do to holders in a transaction is in `fill_holders.py`
 (docs/architecture.md#unique-over-shards).
 """
 
 from __future__ import annotations
 
-from airflow_roir.definition import parse_name
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotStrict
+from airflow_roir.engine.generation.physical import segments_of
+from airflow_roir.engine.source.files import cut, files_of
+from airflow_roir.engine.unique.duplicate_report import NEWEST
+from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotStrict, RoirError
 from airflow_roir.generation_state import GenerationStatus
+from airflow_roir.quantity import shared
+from airflow_roir.shards.announce.announce import PATIENCE_S, strict_problem
 from airflow_roir.shards.announce.functions import SERVER
-from airflow_roir.shards.unique.enforcing import Enforcing, Report
+from airflow_roir.shards.ship.shipping import Shipper
+from airflow_roir.shards.unique import fill_holders, holders, uniqueness
+
+Report = Callable[[str], None]
 
 # For what a replaced generation lacks.
 RETIRED_PATIENCE_S = 10.0
@@ -67,3 +83,201 @@ def keep_on(database: Database, generation_id: int, report: Report = lambda line
         if row.enforced:
             raise
         report(f"not enforced: {error}")
+
+
+# Blocks of entries that are looked over while no shard is shipped: some tenths of a second.
+BLOCKS = 256
+EVERY_S = 0.2
+# Two at once would each begin with no holder.
+HOLD = "SELECT pg_try_advisory_lock(hashtext('roir unique'), %(generation)s::int)"
+LET_GO = "SELECT pg_advisory_unlock(hashtext('roir unique'), %(generation)s::int)"
+NAME = """
+SELECT format('%%I.%%I', i.schema_name, i.name) AS name, i.id, i.source_oid, g.status
+  FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(generation)s
+"""
+# What no shipping ends: of lanes so many are in doubt, and so many are not announced now.
+UNFIT = """
+SELECT count(*) FILTER (WHERE doubtful_at IS NOT NULL) AS doubtful,
+       count(*) FILTER (WHERE strict_from IS NULL OR strict_history IS DISTINCT FROM roir.server_history()) AS silent
+  FROM roir.lane WHERE generation_id = %(generation)s AND removed_at IS NULL
+"""
+
+
+@dataclass
+class Enforcing:
+    """Begins it for one generation, step by step. lists: duplicates, for who heals them. why: why it can't."""
+
+    database: Database
+    generation_id: int
+    report: Report = lambda line: None
+    patience_s: float = PATIENCE_S
+    lists: bool = True
+    why: str | None = None
+
+    def run(self) -> None:
+        """All of it. Raises as `enforce_index`."""
+        with self._alone():
+            with self.database.transaction() as connection:
+                if holders.mode(connection, self.generation_id) == holders.REFUSE:
+                    if uniqueness.problem(connection, self.generation_id) is None:
+                        return
+                    holders.end(connection, self.generation_id, None, operations.default_actor())
+            shipper = Shipper(
+                self.database, self.report, every_s=EVERY_S, generation_id=self.generation_id, shares=False
+            )
+            try:
+                with shipper.running():
+                    self.await_announced()
+                    self.begin()
+                    self.fill()
+                    self.await_switch()
+            except BaseException as error:
+                self._give_up(error)
+                raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self.database.autocommit() as connection:
+            if not execute(connection, HOLD, {"generation": self.generation_id}).scalar_one():
+                raise LockNotAcquired(f"index {self._name()}: another process looks its keys over. Try again")
+            try:
+                yield
+            finally:
+                if not connection.invalidated:
+                    execute(connection, LET_GO, {"generation": self.generation_id})
+
+    def await_announced(self) -> None:
+        """Until all that was committed before writers announced has come. Raises NotStrict."""
+        until = time.monotonic() + self.patience_s
+        while True:
+            with self.database.transaction() as connection:
+                problem = strict_problem(connection, self.generation_id)
+                unfit = execute(connection, UNFIT, {"generation": self.generation_id}).one()
+            if problem is None:
+                return
+            if unfit.doubtful:
+                problem += f". roir verify {argument(self._name())} --repair ends that"
+            if unfit.doubtful or unfit.silent or time.monotonic() > until:
+                raise NotStrict(f"index {self._name()} isn't enforced yet: {problem}. Then, again: {self._again()}")
+            time.sleep(EVERY_S)
+
+    def begin(self) -> None:
+        """Holders count from now on; those of intents are there."""
+
+        def body(connection: Connection, lock: Callable[[], None]) -> None:
+            fill_holders.hold_visits(connection, self.generation_id)
+            lock()
+            if not holders.begin(connection, self.generation_id):
+                raise NotStrict(self._ended())
+            fill_holders.of_intents(connection, self.generation_id)
+
+        fill_holders.drain(self.database, self.generation_id, self.patience_s).run(body, self.report)
+
+    def fill(self) -> None:
+        """Holders of all entries. Entries that come meanwhile have one, or are marked."""
+        with self.database.transaction() as connection:
+            before = files_of(connection, segments_of(connection, self.generation_id))
+        for file, first, last in cut(before, BLOCKS):
+            self.fill_blocks(file.relation, first, last)
+        with self.database.transaction() as connection:
+            after = files_of(connection, segments_of(connection, self.generation_id))
+            if [(file.relation, file.filenode) for file in before] != [(one.relation, one.filenode) for one in after]:
+                raise NotStrict(f"index {self._name()}: its tables were rewritten meanwhile. Again: {self._again()}")
+
+    def fill_blocks(self, relation: int, first: int, last: int) -> None:
+        """Holders of some blocks of a segment."""
+
+        def body(connection: Connection) -> None:
+            fill_holders.hold_visits(connection, self.generation_id)
+            self._check(connection)
+            fill_holders.of_entries(connection, self.generation_id, relation, first, last)
+
+        name = f"the intents of index {self._name()}"
+        fill_holders.attempts(self.database, self.generation_id, name, self.patience_s).run(body, self.report)
+
+    def await_switch(self) -> None:
+        """Until no key is contested; then holders refuse. Raises DuplicatesFound, NotStrict."""
+        until = time.monotonic() + self.patience_s
+        while True:
+            self.list_duplicates()
+            left = self.switch()
+            if not left:
+                return
+            if time.monotonic() > until:
+                raise NotStrict(
+                    f"index {self._name()} isn't enforced yet: transactions are open that may change keys of two "
+                    f"shards. When they have ended, again: {self._again()}"
+                )
+            time.sleep(EVERY_S)
+
+    def list_duplicates(self) -> None:
+        """Write down which keys are in two shards. Raises DuplicatesFound if there are some."""
+        with self.database.transaction() as connection:
+            fill_holders.hold_visits(connection, self.generation_id)
+            self._check(connection)
+            row = execute(connection, NAME, {"generation": self.generation_id}).one()
+            operation = execute(connection, NEWEST, {"index": row.id}).scalar()
+            if operation is None:
+                return
+            if self.lists:
+                keys, rows = fill_holders.list_shared(connection, self.generation_id, row.source_oid, operation)
+            elif fill_holders.are_shared(connection, self.generation_id):
+                raise DuplicatesFound(f"index {row.name}: its shards share keys")
+            else:
+                return
+        if keys:
+            self.why = f"in several shards {shared(keys, rows)} (roir duplicates {argument(row.name)})"
+            raise DuplicatesFound(
+                f"index {row.name}: in several shards {shared(keys, rows)} of the unique index, so it isn't enforced. "
+                f"roir duplicates {argument(row.name)} lists them; change or delete rows until each key is left once, "
+                f"then: {self._again()}"
+            )
+
+    def switch(self) -> int:
+        """Let holders refuse, unless a key is contested; how many are."""
+
+        def body(connection: Connection, lock: Callable[[], None]) -> int:
+            fill_holders.hold_visits(connection, self.generation_id)
+            lock()
+            self._check(connection)
+            left = fill_holders.sort(connection, self.generation_id)
+            if not left:
+                if not holders.refuse(connection, self.generation_id):
+                    raise NotStrict(self._ended())
+                index = execute(connection, NAME, {"generation": self.generation_id}).one().id
+                operations.record_event(connection, index, None, operations.default_actor(), "unique", "enforced")
+            return left
+
+        return fill_holders.drain(self.database, self.generation_id, self.patience_s).run(body, self.report)
+
+    def _give_up(self, error: BaseException) -> None:
+        why = self.why or (type(error).__name__ if not isinstance(error, RoirError) else str(error))
+        with self.database.transaction() as connection:
+            holders.end(connection, self.generation_id, why, operations.default_actor())
+
+    def _check(self, connection: Connection) -> None:
+        """Raise NotStrict if a visit has found meanwhile that keys can't be enforced."""
+        if holders.mode(connection, self.generation_id) != holders.COUNT:
+            lost = "SELECT unique_lost FROM roir.generation WHERE id = %(generation)s"
+            why = execute(connection, lost, {"generation": self.generation_id}).scalar_one()
+            raise NotStrict(self._ended() if why is None else f"index {self._name()} isn't enforced: {why}")
+        problem = strict_problem(connection, self.generation_id)
+        if problem is not None:
+            raise NotStrict(f"index {self._name()} isn't enforced: {problem}. Then, again: {self._again()}")
+
+    def _ended(self) -> str:
+        return (
+            f"index {self._name()}: generation {self.generation_id} isn't enforced. That was ended meanwhile, or its "
+            "operation is over, so that its keys aren't shipped any more"
+        )
+
+    def _name(self) -> str:
+        with self.database.transaction() as connection:
+            return str(execute(connection, NAME, {"generation": self.generation_id}).one().name)
+
+    def _again(self) -> str:
+        with self.database.transaction() as connection:
+            row = execute(connection, NAME, {"generation": self.generation_id}).one()
+        name = argument(row.name)
+        # It is a rebuild that stops, to go on from here.
+        return f"roir resume {name}" if row.status == "building" else f"roir announce {name} --by server"

@@ -1,7 +1,7 @@
 """Fills the holders of an index that has keys already, and sorts those that two shards may have
 (docs/architecture.md#unique-over-shards).
 
-The statements of `enforcing.py`, which decides when they run: each function is a part of its caller's transaction.
+The statements of `enforce.py`, which decides when they run: each function is a part of its caller's transaction.
 """
 
 from __future__ import annotations
