@@ -90,9 +90,6 @@ class Shards(ComparedApart):
     def retire(self, connection: Connection, generation_id: int, actor: str) -> None:
         holders.end(connection, generation_id, None, actor)
 
-    def drop(self, connection: Connection, generation_id: int) -> None:
-        remove.drop(connection, generation_id)
-
     def release(
         self, database: Database, index_id: int | None, patience_s: float, report: Report = lambda line: None
     ) -> list[str]:

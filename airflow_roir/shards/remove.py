@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
@@ -21,7 +21,6 @@ from airflow_roir.shards.shard import Shard, by_id, set_away
 from airflow_roir.shards.ship.lanes import held
 from airflow_roir.shards.unique import holders
 
-CAPTURED = "SELECT EXISTS (SELECT FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL)"
 UNUSED = """
 SELECT g.id FROM roir.generation g
  WHERE g.status = 'dropped' AND to_regclass('roir_data.g' || g.id || '_intent') IS NOT NULL
@@ -71,12 +70,6 @@ def release(
                 f"index {name}: its capture in shard {quote(one.name)} is left ({row.outbox}): {away[one.id]}"
             )
     return waiting + _drop_intents(database)
-
-
-def drop(connection: Connection, generation_id: int) -> None:
-    """With a generation's tables: its intents, unless shards whose writers announce need them until `release`."""
-    if not execute(connection, CAPTURED, {"id": generation_id}).scalar_one():
-        intents.drop(connection, generation_id)
 
 
 def _drop_intents(database: Database) -> list[str]:

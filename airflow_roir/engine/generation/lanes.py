@@ -66,12 +66,6 @@ class Ends:
         dropped. Nothing may be refused by its keys from then on: they would never be free again.
         """
 
-    def drop(self, connection: Connection, generation_id: int) -> None:
-        """In the transaction that drops a generation's tables: drop those that only an index over shards has.
-
-        Writers who still announce need them; then `release` drops them.
-        """
-
     def release(
         self,
         database: Database,
@@ -79,7 +73,8 @@ class Ends:
         patience_s: float,
         report: Callable[[str], None] = lambda line: None,
     ) -> list[str]:
-        """After that: end the capture of dropped generations in their shards, and what was left of that before.
+        """After that, once its tables are dropped: end the capture of dropped generations in their shards, then drop
+        what only an index over shards has, since writers that announce need it until then.
 
         index_id: of one index; None, as a clean-up asks: of all, and whatever else was left undone in a shard that was
         away. Safe to repeat. Returns a line for each shard that still has some: the next clean-up tries again.

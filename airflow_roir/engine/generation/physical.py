@@ -15,7 +15,6 @@ from airflow_roir.definition import DATA_SCHEMA, SCHEMA
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.cut import Bound, Plan
 from airflow_roir.engine.generation.entry import Entry, equality_operators
-from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.schema import rights
 from airflow_roir.engine.source.catalog import columns_of
 from airflow_roir.engine.source.source import Source
@@ -296,7 +295,6 @@ def drop(connection: Connection, generation_id: int) -> None:
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
     forget_hashes(connection, generation_id)
-    ends().drop(connection, generation_id)
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     if execute(connection, "SELECT to_regclass(%(name)s)", {"name": base(generation_id)}).scalar() is not None:
         # In the order of readers.
