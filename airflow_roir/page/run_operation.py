@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION
 from airflow_roir.page.targets import Found, Run, find
 from airflow_roir.quantity import counted
+from airflow_roir.signals import throttle_text
 from airflow_roir.task.dag_switch import actor_of_switch
 
 # The reason of a user who gives none.

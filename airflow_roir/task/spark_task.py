@@ -11,7 +11,6 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.control import live_options, operations
 from airflow_roir.engine.control.slow_options import slow_operation
 from airflow_roir.engine.database import is_transient
-from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
@@ -20,6 +19,7 @@ from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.operation import Status
 from airflow_roir.options import VerifyOptions, options_of
+from airflow_roir.signals import throttle_text
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text

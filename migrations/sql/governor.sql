@@ -1,6 +1,6 @@
 -- What holds work back (airflow_roir/engine/governor/): the limits of signals, as users write them, and the grant.
 
--- The signals (airflow_roir/engine/governor/signals.py). A function, which all who may change an operation may call.
+-- The signals (airflow_roir/signals.py). A function, which all who may change an operation may call.
 CREATE FUNCTION roir.signals(OUT name text, OUT unit text) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     VALUES ('replica_lag', 'bytes'), ('replica_delay', 'seconds'), ('slot_wal', 'bytes'), ('slot_room', 'bytes'),

@@ -17,10 +17,10 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import replicas
 from airflow_roir.engine.governor.governing import Governor, governing
 from airflow_roir.engine.governor.readings import SignalReader
-from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import InvalidInput
+from airflow_roir.signals import Reading
 from airflow_roir.windows import parse_windows
 from tests.conftest import run_sql
 from tests.engine import steps, verifying

@@ -11,8 +11,8 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import replicas
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.replicas import AWAY_S, LagClock
-from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.signals import Reading
 from servers.killable import Server
 from tests.conftest import run_sql
 from tests.engine import steps

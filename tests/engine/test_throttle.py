@@ -20,13 +20,13 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.dry_run import run as dry_run
 from airflow_roir.engine.governor.governing import Governor
 from airflow_roir.engine.governor.readings import SignalReader
-from airflow_roir.engine.governor.signals import SIGNALS, throttle_text
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.engine.work import turn
 from airflow_roir.engine.work.turn import Turn
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
+from airflow_roir.signals import SIGNALS, throttle_text
 from tests.conftest import run_sql
 from tests.engine import compacting, steps, verifying
 from tests.engine.steps import sql

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from airflow_roir.engine.governor.control import FEWEST, UNREADABLE, Control, Grant
-from airflow_roir.engine.governor.signals import SIGNALS, Reading
+from airflow_roir.signals import SIGNALS, Reading
 
 LIMIT = 0.020
 

@@ -15,11 +15,11 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute, said, sqlstate, to_json
-from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import LIVE, WorkOptions, check_live_options
+from airflow_roir.signals import throttle_text
 from airflow_roir.windows import parse_windows
 
 SHOW_REFUSAL = "UPDATE roir.operation SET notice = %(refusal)s WHERE id = %(operation)s"

@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.readings import SignalReader
-from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.signals import Reading
 
 # Limits as they are asked for here; a commit's time and rates take some looks, and a probe that commits.
 LOOKED_AT = {

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from airflow_roir.engine.governor.signals import Reading
+from airflow_roir.signals import Reading
 
 MORE, LESS, HALF = 0.4, 0.7, 1.0
 # How often it steers: a change must show in the signals before the next one.

@@ -16,12 +16,12 @@ from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import Database, execute, is_transient, to_json
 from airflow_roir.engine.governor.control import FIRST, UNREADABLE, Control, Grant
 from airflow_roir.engine.governor.readings import SignalReader
-from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.retry.trouble import OURS, reason_of
 from airflow_roir.errors import Fenced, IllegalTransition, RoirError
 from airflow_roir.operation import BY_GOVERNOR, Status
 from airflow_roir.quantity import duration
+from airflow_roir.signals import Reading
 
 LOOK_EVERY_S = 1.0
 # Two looks that are farther apart: the machine slept, and no time was lost to a signal.

@@ -15,8 +15,8 @@ from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.governor.own_query import NoValue, OwnQuery
 from airflow_roir.engine.governor.probe import Probe
 from airflow_roir.engine.governor.replicas import Replicas, ReplicaState
-from airflow_roir.engine.governor.signals import SIGNALS, Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.signals import SIGNALS, Reading
 
 # None of our own questions takes longer.
 TIMEOUT_MS = 3_000

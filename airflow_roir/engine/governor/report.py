@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.as_json import number
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.governor.signals import SIGNALS, Reading
 from airflow_roir.one_line import one_line
 from airflow_roir.quantity import lost
+from airflow_roir.signals import SIGNALS, Reading
 
 # Of each signal: a chart is no wider.
 MOST_POINTS = 120

@@ -23,7 +23,6 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import Database, execute, said, sqlstate
-from airflow_roir.engine.governor.signals import SIGNALS, Reading, Signal
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.metrics.families import Samples
@@ -33,6 +32,7 @@ from airflow_roir.engine.snapshot.index import GONE
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.operation import BUILDS, Phase, Status
+from airflow_roir.signals import SIGNALS, Reading, Signal
 
 # Of a statement, and of all of them: a scrape has ten seconds, mostly.
 LOOK_MS = 5_000
