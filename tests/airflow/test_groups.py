@@ -124,7 +124,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 def test_airflow_rebuilds_several_indexes_by_one_mapped_group(shop: Any, dsn: str, tmp_path: Path) -> None:
     for name in ("kind", "price"):
         steps.make_index(Database(dsn), f"public.by_{name}", "public.item", name)

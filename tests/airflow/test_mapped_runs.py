@@ -16,7 +16,7 @@ from servers.airflow import StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres
 from tests.engine import steps
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.by_hand("sweeps")
 
 # Nothing here is a measurement.
 PATIENCE_S = 600

@@ -31,7 +31,7 @@ from tests.conftest import run_sql
 from tests.crash import gate as gates
 from tests.engine import steps
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.by_hand("sweeps")
 
 # The DAG as it is shipped, and a user's own copy, which has both of Airflow's timeouts and tries once.
 DAG, ONCE = "rebuild_index", "rebuild_once"

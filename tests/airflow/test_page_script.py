@@ -17,7 +17,7 @@ import pytest
 from airflow_roir import page as package
 
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.by_hand("test-browser"), pytest.mark.timeout(300)]
 
 STATIC = Path(package.__file__).parent / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}

@@ -23,7 +23,7 @@ from tests.shards.test_secrets import COLUMNS, MARKS, Place, place, without_own
 
 __all__ = ["place"]
 # Minutes, of an Airflow of its own.
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.by_hand("sweeps")
 PATIENCE_S = 300
 TASKS = {
     "rebuild_index": ("verify_before", "prepare", "build", "finalize"),

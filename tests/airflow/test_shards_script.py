@@ -10,7 +10,7 @@ import pytest
 from tests.airflow.test_page_script import Airflow, airflow, playwright, tab
 
 __all__ = ["airflow", "tab"]
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.by_hand("test-browser"), pytest.mark.timeout(300)]
 assert playwright
 
 WIDTHS = (400, 800, 1400)

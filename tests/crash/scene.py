@@ -232,7 +232,7 @@ class Scene:
 
 def some(phases: Iterable[str], *always: str) -> list[Any]:
     """Phases as test parameters: those that aren't named belong to the long run."""
-    return [phase if phase in always else pytest.param(phase, marks=pytest.mark.soak) for phase in phases]
+    return [phase if phase in always else pytest.param(phase, marks=pytest.mark.by_hand("soak")) for phase in phases]
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

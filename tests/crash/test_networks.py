@@ -90,7 +90,7 @@ def namespaces_are_allowed() -> bool:
         return False
 
 
-@pytest.mark.soak
+@pytest.mark.by_hand("soak")
 @pytest.mark.parametrize("phase", ["build", "seal", "fold", "publish"])
 def test_a_worker_on_a_machine_whose_cable_is_pulled(phase: str) -> None:
     if not namespaces_are_allowed():

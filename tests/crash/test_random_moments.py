@@ -19,7 +19,7 @@ SESSIONS = (
 BEGUN = "SELECT FROM roir.operation WHERE heartbeat_at IS NOT NULL OR status <> 'running'"
 
 
-@pytest.mark.soak
+@pytest.mark.by_hand("soak")
 @pytest.mark.parametrize("seed", [int(seed) for seed in os.environ.get("ROIR_CRASH_SEEDS", "1 2 3").split()])
 def test_whatever_dies_at_whatever_moment(scene: Scene, seed: int) -> None:
     print(f"seed of the moments: {seed}")

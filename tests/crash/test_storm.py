@@ -12,7 +12,7 @@ from tests.engine import operators
 from tests.engine.storm import Storm
 
 
-@pytest.mark.soak
+@pytest.mark.by_hand("soak")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("seed", [int(seed) for seed in os.environ.get("ROIR_STORM_SEEDS", "1 2 3").split()])
 def test_whatever_two_operators_do_at_random(server: str, seed: int) -> None:

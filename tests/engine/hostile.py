@@ -146,7 +146,7 @@ QUIET = (
     "difference of a range",
     "difference of a multirange",
 )
-ROLES = ["superuser", pytest.param("member", marks=pytest.mark.sweep)]
+ROLES = ["superuser", pytest.param("member", marks=pytest.mark.sample(0))]
 
 
 @dataclass

@@ -86,7 +86,7 @@ _numbers = itertools.count(1)
 def walked(how: str) -> Any:
     """A small sample in each run; all of them are the sweep."""
     small = ("view renamed", "view's column renamed", "view is a table", "delta renamed", "source dropped")
-    return pytest.param(how, marks=() if how in small else pytest.mark.sweep)
+    return pytest.param(how, marks=() if how in small else pytest.mark.sample(0))
 
 
 @pytest.mark.parametrize("how", list(map(walked, BROKEN)))

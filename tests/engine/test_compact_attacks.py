@@ -119,7 +119,7 @@ def test_a_long_comparison_gives_way_to_who_truncates(dsn: str) -> None:
     is_right(dsn, database)
 
 
-@pytest.mark.deadlocks
+@pytest.mark.usefixtures("deadlocks_meant")
 def test_a_truncate_meets_the_segments_in_one_order(dsn: str) -> None:
     """After a rewrite the order of keys isn't that of oids, in which a TRUNCATE locks the segments."""
     database = scene(dsn)

@@ -281,7 +281,7 @@ def test_every_statement_once(database: Database, pg: int, phase: str, shape: st
     )
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("phase", SWEPT)
@@ -354,7 +354,7 @@ def test_what_no_transaction_holds(database: Database, dsn: str, pg: int, statem
     assert settled(database, dsn, statement, phase) == ""
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])

@@ -348,7 +348,7 @@ def test_names_are_exchanged_before_a_statement(templates: Templates, command: s
     print(at, statements, before(templates, command, scene, kind, at))
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(("command", "scene", "kind"), exchanges.members())
 def test_names_are_exchanged_before_every_statement(templates: Templates, command: str, scene: str, kind: str) -> None:
     """Every one where another table takes a name, every seventh of other kinds; a repair has many that are alike."""

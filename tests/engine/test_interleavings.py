@@ -306,7 +306,7 @@ def test_a_sample_of_schedules_across_phases(grounds: Grounds, kind: str, leg: t
     cross(grounds(kind), 12 if kind == ORDINARY else EXAMPLES or 48, [leg])
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_build_goes_on_in_every_gap(grounds: Grounds, kind: str) -> None:
     """Every leg of an operation, at every turn where it can be."""
@@ -316,7 +316,7 @@ def test_a_build_goes_on_in_every_gap(grounds: Grounds, kind: str) -> None:
 PAIRS = (LEVELS[:1] * 2, LEVELS[1::-1], LEVELS[1:2] * 2, LEVELS[::2])
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(
     ("kind", "levels"), [(kind, pair) for kind in GROUNDS for pair in PAIRS[: 4 if kind in SOURCES else 3]]
 )
@@ -326,7 +326,7 @@ def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str,
     ground.settled(SEED)
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("isolation", LEVELS[:2])
 def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) -> None:
@@ -341,7 +341,7 @@ def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) 
     ground.settled(SEED)
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("kind", GROUNDS)
 def test_all_interleavings_of_transactions_by_chance(grounds: Grounds, kind: str) -> None:
     """Two to three statements each, at any two levels; and three transactions, one interleaving of each."""

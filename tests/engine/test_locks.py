@@ -226,7 +226,7 @@ def test_all_leaves_together_have_one_limit(database: Database, dsn: str) -> Non
     drain.run(lambda connection, lock: lock(), lambda line: None)
 
 
-@pytest.mark.deadlocks
+@pytest.mark.usefixtures("deadlocks_meant")
 def test_a_deadlock_would_be_counted(dsn: str, server: str) -> None:
     """What the fixture `dsn` asserts for every other test."""
     first, second, watch = steps.session(dsn), steps.session(dsn), watching(dsn)

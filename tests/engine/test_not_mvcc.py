@@ -316,7 +316,7 @@ def test_a_sample_of_rewrites_beside_transactions(grounds: Grounds, kind: str) -
 ALL = [(kind, rewrite) for kind in GROUNDS for rewrite in rewrites_of(kind)]
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("kind", "rewrite"), ALL)
 def test_each_rewrite_beside_each_statement(grounds: Grounds, kind: str, rewrite: str, level: str) -> None:
@@ -328,7 +328,7 @@ def test_each_rewrite_beside_each_statement(grounds: Grounds, kind: str, rewrite
     ground.settled(SEED)
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("rewrite", ["retype", "unlogged and logged"])
 @pytest.mark.parametrize("kind", GROUNDS)
 def test_a_rewrite_before_two_statements(grounds: Grounds, kind: str, rewrite: str) -> None:

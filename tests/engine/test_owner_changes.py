@@ -123,7 +123,7 @@ def test_a_verification_goes_on_under_another_owner(dsn: str, working: Database)
     steps.assert_exact(working)
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("guarded", [False, True], ids=["reassigned", "altered"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_owner_changes_in_a_gap(dsn: str, working: Database, command: str, guarded: bool) -> None:

@@ -15,7 +15,7 @@ from tests.engine.operators import COMMANDS
 from tests.engine.steps import sql
 from tests.engine.test_two_operators import scenes
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.by_hand("sweeps")
 
 MOST_GAPS = 6
 FORMER, PRESENT = "roir_race_former", "roir_race_present"

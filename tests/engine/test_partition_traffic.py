@@ -18,7 +18,7 @@ from tests.engine import steps
 from tests.engine.test_detach import assert_shown
 from tests.engine.writers import Writer, at_work
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.sample(0)
 
 SLOTS = 6  # partitions p0 to p5 of ten days each, where they are there; the default one takes all else
 

@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 POINTS = ("prepared", "mid_build", "built", "sealed", "mid_fold", "folded", "published", "cleaned")
 SAMPLE = "mid_fold"
 points = pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=() if point == SAMPLE else pytest.mark.sweep) for point in POINTS]
+    "point", [pytest.param(point, marks=() if point == SAMPLE else pytest.mark.sample(0)) for point in POINTS]
 )
 
 
@@ -176,7 +176,7 @@ def test_the_operation_goes_on_from_where_it_stood(archive: Archive, point: str)
         archive.end(point)
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("point", POINTS[:6])
 def test_the_operation_is_aborted(archive: Archive, point: str) -> None:
     dsn = archive.recovered(point)

@@ -145,7 +145,7 @@ BOUNDS = "FOR VALUES FROM (10) TO (20)"
 
 @pytest.mark.parametrize(
     "cascading",
-    [pytest.param(False, id="standby"), pytest.param(True, id="standby of a standby", marks=pytest.mark.sweep)],
+    [pytest.param(False, id="standby"), pytest.param(True, id="standby of a standby", marks=pytest.mark.sample(0))],
 )
 def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn: str, cascading: bool) -> None:
     """Else it would see the table with the partition, and the view without."""
@@ -195,7 +195,7 @@ def test_an_attach_names_standbys_that_do_not_tell_and_slots_that_do(primary: Se
         run_sql(dsn, "SELECT pg_drop_replication_slot('away')")
 
 
-@pytest.mark.parametrize("phase", ["mid-build", pytest.param("mid-fold", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("phase", ["mid-build", pytest.param("mid-fold", marks=pytest.mark.sample(0))])
 def test_after_a_failover_the_operation_goes_on(primary: Server, dsn: str, phase: str) -> None:
     """On a standby that was promoted, with what it had replayed."""
     stage = Stage(Database(dsn), phase)
@@ -286,7 +286,8 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
 
 
 @pytest.mark.parametrize(
-    "phase", ["mid-build", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("built", "mid-fold", "published"))]
+    "phase",
+    ["mid-build", *(pytest.param(one, marks=pytest.mark.sample(0)) for one in ("built", "mid-fold", "published"))],
 )
 def test_the_first_copy_of_a_subscription_is_followed(primary: Server, dsn: str, phase: str) -> None:
     """Its worker fills the table by COPY, as a replica, in a session of its own."""

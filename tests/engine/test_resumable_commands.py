@@ -187,7 +187,7 @@ def test_a_drop_that_dies_is_finished_by_the_next_one_or_by_clean_up(server: str
     assert walk(server, templates(published), "drop", every=1) > 3
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_that_dies_is_finished(server: str, templates: Any, name: str) -> None:
     walk(server, templates(COMMANDS[name][0]), name, every=1)

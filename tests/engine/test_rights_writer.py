@@ -228,14 +228,14 @@ def test_a_writer_gains_nothing_in_any_mode(scene: Scene) -> None:
     life(scene, "plain", "another", SETTINGS[:4])
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("owner", ["another", "ours"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_writer_gains_nothing_by_any_setting(scene: Scene, shape: str, owner: str) -> None:
     life(scene, shape, owner, SETTINGS)
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 def test_a_writer_would_gain_by_a_capture_that_pins_no_path(scene: Scene) -> None:
     """That the tests above can fail."""
     pinned = "SET search_path = pg_catalog, pg_temp SET row_security = off"

@@ -191,7 +191,7 @@ class Schedule:
             worker.connection.close()
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ROIR_SCHEDULES", "8"))))
 def test_the_index_is_identical_to_an_undisturbed_builds(database: Database, dsn: str, seed: int) -> None:
     print(f"seed {seed}")

@@ -388,7 +388,7 @@ def test_settings_that_change_texts_or_meanings_change_no_index(server: str, pre
     go_through(server, prepared, way, _for(way, SAMPLE))
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_setting_at_any_value_changes_an_index(server: str, prepared: str, way: str) -> None:
     values = settings_of(server)

@@ -72,7 +72,7 @@ def both(primary: Server) -> Iterator[Pair]:
     primary.execute("DROP DATABASE target WITH (FORCE)")
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("command", WRITES, ids=" ".join)
 def test_what_writes_is_refused_at_once_and_says_why(both: Pair, command: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, [*command], env={"ROIR_DSN": both.there})
@@ -84,7 +84,7 @@ def test_what_writes_is_refused_at_once_and_says_why(both: Pair, command: tuple[
     assert "is a standby" in str(done.exception)
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("command", READS, ids=" ".join)
 def test_what_only_reads_works(both: Pair, command: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, [*command], env={"ROIR_DSN": both.there, "COLUMNS": "200"})

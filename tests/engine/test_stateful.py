@@ -78,7 +78,7 @@ def run_machine(
 
 
 @pytest.mark.parametrize(
-    "machine", [Machine, *(pytest.param(other, marks=pytest.mark.sweep) for other in (BlockMachine, IndexMachine))]
+    "machine", [Machine, *(pytest.param(other, marks=pytest.mark.sample(0)) for other in (BlockMachine, IndexMachine))]
 )
 def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
     reached = run_machine(dsn, EXAMPLES or (7 if machine is Machine else 3), machine=machine)
@@ -87,7 +87,7 @@ def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machi
 
 @pytest.mark.parametrize(
     "machine",
-    [pytest.param(UniqueMachine, marks=pytest.mark.slow), pytest.param(EqualNullsMachine, marks=pytest.mark.sweep)],
+    [pytest.param(UniqueMachine, marks=pytest.mark.slow), pytest.param(EqualNullsMachine, marks=pytest.mark.sample(0))],
 )
 def test_a_unique_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
     """It says of each duplicate that it is one, doesn't switch with one, and refuses all from then on."""
@@ -95,7 +95,7 @@ def test_a_unique_index_is_right_whatever_comes_between(dsn: str, machine: type[
     assert {*REACHED, "duplicates found", "refused"} - {"rebuild, aborted"} <= set(+reached)
 
 
-@pytest.mark.soak
+@pytest.mark.by_hand("soak")
 @pytest.mark.parametrize("variant", AT_RANDOM, ids=lambda variant: variant.__name__)
 def test_it_finds_what_was_broken_on_purpose(dsn: str, monkeypatch: pytest.MonkeyPatch, variant: Variant) -> None:
     variant(monkeypatch)

@@ -91,7 +91,7 @@ def test_what_was_read_before_a_lock_is_read_again(
     assert meeting.meet(server, templates[scene], first, second, found[-1], readers) == []
 
 
-@pytest.mark.long
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(("scene", "first", "second", "readers"), CASES)
 def test_in_no_gap_of_a_command_another_one_makes_anything_wrong(
     server: str, templates: dict[str, str], gaps: meeting.Gaps, scene: str, first: str, second: str, readers: str

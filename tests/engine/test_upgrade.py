@@ -31,7 +31,7 @@ from tests.engine.test_detach import assert_shown
 from tests.engine.test_partitions import make
 
 # To upgrade a server takes a quarter of a minute; test_restore.py has what the indexes see of it.
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.sample(0)
 
 OLD, NEW = 16, 18
 SHAPES = ("range", "two levels", "hash", "list")

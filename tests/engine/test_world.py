@@ -120,7 +120,7 @@ def test_a_prepared_transaction_over_a_drop(database: Database, dsn: str, ended:
     change(dsn)
 
 
-@pytest.mark.parametrize("scan", ["key", pytest.param("block", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("scan", ["key", pytest.param("block", marks=pytest.mark.sample(0))])
 def test_a_table_of_1500_columns(database: Database, dsn: str, scan: str) -> None:
     columns = ", ".join(f"c{i} int" for i in range(1497))
     run_sql(
@@ -145,7 +145,7 @@ def test_more_included_columns_than_an_index_can_cover(database: Database, dsn: 
     through_modes(database, lambda mode: change(dsn), include=include)
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 def test_ten_megabytes_in_one_value(database: Database, dsn: str) -> None:
     """Out of line and hardly compressible, as an included column; it is copied, moved with its key, and replaced."""
     big = "(SELECT string_agg(md5({0}::text || j::text), '') FROM generate_series(1, 328000) j)"
@@ -245,7 +245,7 @@ def narrow(pg: int) -> Iterator[str]:
         yield dsn.replace("/postgres?", "/narrow?")
 
 
-@pytest.mark.sweep
+@pytest.mark.sample(0)
 def test_no_locks_and_no_connections_left(narrow: str) -> None:
     """Hundreds of partitions, more than there are locks: it is said, nothing stays behind, and writers go on."""
     database = Database(narrow, limits=Limits(outage_s=1))

@@ -37,7 +37,7 @@ def test_nor_while_servers_die_and_the_index_is_verified_and_rebuilt(pg: int, by
     assert traffic.happened["strict reads"]
 
 
-@pytest.mark.soak
+@pytest.mark.by_hand("soak")
 def test_it_holds_for_long_while_servers_are_killed(pg: int) -> None:
     """`make soak-shards SECONDS=…`"""
     until = time.monotonic() + float(os.environ.get("ROIR_SOAK_SECONDS", "60"))

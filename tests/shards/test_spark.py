@@ -124,7 +124,7 @@ def test_a_driver_that_is_killed_and_resumed(shards: Make, tmp_path: Path) -> No
     apart.assert_exact(made, generation)
 
 
-@pytest.mark.cluster
+@pytest.mark.by_hand("test-cluster")
 def test_executors_of_a_cluster_read_the_shards(shards: Make, tmp_path: Path, python_without_us: str) -> None:
     """They have neither this package nor a DSN of a shard: both come with the work, and from the index server."""
     made = apart.add_all(shards(2, TABLE, ROWS, "ANALYZE t"))

@@ -193,7 +193,7 @@ def _snapshot(connection: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.deadlocks
+@pytest.mark.usefixtures("deadlocks_meant")
 def test_no_two_shards_have_a_key_whatever_happens(contrib_shards: Make) -> None:
     seed = int(os.environ.get("ROIR_SEED", random.randrange(1 << 30)))
     seconds = float(os.environ.get("ROIR_SECONDS", "8"))

@@ -15,8 +15,10 @@ from tests.shards.test_unique import enforced, problem
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE DEFERRABLE, v int)",)
 
 
-@pytest.mark.deadlocks
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.sweep] if seed else []) for seed in range(6)])
+@pytest.mark.usefixtures("deadlocks_meant")
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.sample(0)] if seed else []) for seed in range(6)]
+)
 def test_writers_of_shards_contend_for_keys(contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(intents, "look", partial(intents.look, old_s=0.05))
     made = contrib_shards(2 + seed % 2, *TABLE)

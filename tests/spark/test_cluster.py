@@ -72,7 +72,7 @@ def test_executors_need_no_install_and_the_ui_shows_who_does_what(
     finish_and_check(database)
 
 
-@pytest.mark.cluster
+@pytest.mark.by_hand("test-cluster")
 def test_a_killed_executor_only_loses_its_open_batches(
     database: Database, cluster: Cluster, python_without_us: str
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_killed_executor_only_loses_its_open_batches(
     finish_and_check(database)
 
 
-@pytest.mark.cluster
+@pytest.mark.by_hand("test-cluster")
 def test_a_pause_does_not_wait_for_executors_that_never_come(database: Database, cluster: Cluster) -> None:
     """More memory than any worker of the cluster has: Spark goes on asking for it."""
     operation = prepared(database)
@@ -113,7 +113,7 @@ def test_a_pause_does_not_wait_for_executors_that_never_come(database: Database,
     assert operation_status(database, operation.operation_id).pause_reason == "the cluster is full"
 
 
-@pytest.mark.cluster
+@pytest.mark.by_hand("test-cluster")
 def test_nobody_is_waited_for_once_nothing_is_left(database: Database, cluster: Cluster) -> None:
     """Somebody else's workers did it all; the driver's own never had a slot, as where every executor was lost."""
     operation = prepared(database)
@@ -126,7 +126,7 @@ def test_nobody_is_waited_for_once_nothing_is_left(database: Database, cluster: 
     finish_and_check(database)
 
 
-@pytest.mark.cluster
+@pytest.mark.by_hand("test-cluster")
 def test_a_killed_worker_daemon_and_master_do_not_end_the_build(
     database: Database, python_without_us: str, tmp_path: Path
 ) -> None:

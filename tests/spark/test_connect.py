@@ -30,7 +30,7 @@ def connect(python_without_us: str) -> Iterator[tuple[Server, str]]:
         yield server
 
 
-@pytest.mark.cluster
+@pytest.mark.by_hand("test-cluster")
 def test_a_build_through_connect_and_a_server_that_dies(
     database: Database, dsn: str, connect: tuple[Server, str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BY_HAND, ENOUGH, pytest_collection_modifyitems, refuse_slow_sample
+from tests.conftest import ENOUGH, TARGETS, refuse_slow_sample, targets_of
 
 FILE = SimpleNamespace(nodeid="tests/test_x.py")
 SAMPLE, SLOW = pytest.mark.sample(2), pytest.mark.slow
@@ -29,40 +28,31 @@ class Case:
     def iter_markers_with_node(self, name: str) -> Iterator[tuple[Any, Any]]:
         return ((node, mark) for node, mark in self.marks if mark.name == name)
 
+    def iter_markers(self, name: str) -> Iterator[Any]:
+        return (mark for _, mark in self.iter_markers_with_node(name))
+
     def get_closest_marker(self, name: str) -> Any:
-        return next((mark for _, mark in self.iter_markers_with_node(name)), None)
-
-    def add_marker(self, name: str) -> None:
-        self.marks.append((self, getattr(pytest.mark, name).mark))
-
-    @property
-    def target(self) -> str:
-        """As the Makefile chooses by marks."""
-        names = {mark.name for _, mark in self.marks}
-        if by_hand := names & set(BY_HAND):
-            (target,) = by_hand
-            return target
-        return "test-all" if names & {"sweep", "slow"} else "test"
+        return next(self.iter_markers(name), None)
 
 
 def targets(cases: list[Case]) -> Counter[tuple[str, str]]:
-    pytest_collection_modifyitems(cases)  # type: ignore[arg-type]
-    return Counter((case.nodeid.split("::")[1].partition("[")[0], case.target) for case in cases)
+    found = zip(cases, targets_of(cases), strict=True)
+    return Counter((case.nodeid.split("::")[1].partition("[")[0], target) for case, target in found)
 
 
 @pytest.mark.parametrize(
     ("marks", "expected"),
     [
-        ([pytest.mark.sample(2)], {"test": 2, "test-all": ENOUGH, "long": 38 - ENOUGH}),
-        ([pytest.mark.sample(2, 10)], {"test": 2, "test-all": 10, "long": 28}),
+        ([pytest.mark.sample(2)], {"test": 2, "test-all": ENOUGH, "sweeps": 38 - ENOUGH}),
+        ([pytest.mark.sample(2, 10)], {"test": 2, "test-all": 10, "sweeps": 28}),
         ([pytest.mark.sample(50)], {"test": 40}),
-        ([pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
-        ([pytest.mark.sample(2), pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
+        ([pytest.mark.sample(0)], {"test-all": ENOUGH, "sweeps": 40 - ENOUGH}),
+        ([pytest.mark.sample(2), pytest.mark.sample(0)], {"test-all": ENOUGH, "sweeps": 40 - ENOUGH}),
         ([pytest.mark.slow], {"test-all": 40}),
-        ([pytest.mark.sample(2), pytest.mark.soak], {"soak": 40}),
+        ([pytest.mark.sample(2), pytest.mark.by_hand("soak")], {"soak": 40}),
         ([], {"test": 40}),
     ],
-    ids=["sample", "sample and more", "fewer than that", "sweep", "both", "slow", "by hand", "none"],
+    ids=["sample", "sample and more", "fewer than that", "none in make test", "both", "slow", "by hand", "none"],
 )
 def test_the_cases_of_a_test(marks: list[Any], expected: dict[str, int]) -> None:
     cases = [Case("one", number, own=tuple(marks)) for number in range(40)]
@@ -100,7 +90,7 @@ def test_some_of_a_sample_may_be_slow(nodes: list[Any]) -> None:
     refuse_slow_sample(SimpleNamespace(listchain=lambda: nodes))  # type: ignore[arg-type]
 
 
-def test_the_makefile_leaves_out_the_same() -> None:
+def test_the_makefile_has_each_target() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    (by_hand,) = re.findall(r"^by_hand = (.+)$", makefile, re.MULTILINE)
-    assert tuple(by_hand.split(" or ")) == BY_HAND
+    for target in TARGETS:
+        assert f"\n{target}: " in makefile
