@@ -21,7 +21,7 @@ from servers.postgres import COPIED, embedded_postgres, programs, use
 
 _numbers = itertools.count(1)
 # The targets of the Makefile that play tests: each case is in one of them.
-TARGETS = ("test", "test-all", "sweeps", "soak", "bench", "test-cluster", "test-browser")
+TARGETS = ("test", "test-all", "sweeps", "soak", "test-cluster", "test-browser")
 # Cases of a test in `make test-all`, where its mark says no number.
 ENOUGH = 1
 # A session that was told to end has gone by then, unless it hangs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from airflow_roir.engine.verify.compare import load
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.engine import abort, build, publish, switch
@@ -15,6 +14,7 @@ from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.engine.snapshot.details import Progress, progress
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import comparing, record, units
+from airflow_roir.engine.verify.comparing import load
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.options import VerifyOptions

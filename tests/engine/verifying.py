@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from airflow_roir.engine.verify.compare import load
-
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, read_running, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.verify import comparing, record, repair
+from airflow_roir.engine.verify.comparing import load
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import VerifyReport, report_of
 from airflow_roir.engine.verify.worker import VerifyWorker

@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from airflow_roir.engine.verify.compare import load
 from sqlalchemy import event
 
 from airflow_roir.engine import abort, lifecycle
@@ -16,6 +15,7 @@ from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.verify import comparing, record
+from airflow_roir.engine.verify.comparing import load
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.errors import Fenced, VerificationFailed
 from airflow_roir.options import VerifyOptions
