@@ -10,8 +10,8 @@ import pytest
 from airflow_roir.engine import lifecycle, revert
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.compact.compaction import BegunCompaction
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.details import progress
@@ -54,7 +54,7 @@ def segments(dsn: str) -> list[tuple[str, int]]:
     return [(name, size) for name, size in sql(steps.session(dsn), SEGMENTS)]
 
 
-def begun(database: Database, ordinals: tuple[int, ...] = (1, 2, 3), **options: Any) -> BegunCompaction:
+def begun(database: Database, ordinals: tuple[int, ...] = (1, 2, 3), **options: Any) -> BegunOperation:
     """A rewrite of these segments, whatever it is worth."""
     actions = [
         Action(Kind.REWRITE, (one,), 1, 8192, 8192, 1, 8192, 8192, 1.0, 0.0, 0.0, 1.0, 0.5, "asked") for one in ordinals

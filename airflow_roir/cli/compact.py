@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from airflow_roir.engine.compact.budget import Budget
     from airflow_roir.engine.compact.choice import Action, Choice
-    from airflow_roir.engine.compact.compaction import BegunCompaction
+    from airflow_roir.engine.control.new_operation import BegunOperation
     from airflow_roir.engine.database import Database
 
 COLUMNS = ("action", "segments", "now", "after", "reads a day", "saves", "costs", "written", "WAL", "work")
@@ -94,7 +94,7 @@ def _begin(
     segment_bytes: int | None,
     options: CompactOptions,
     as_json: bool,
-) -> BegunCompaction | None:
+) -> BegunOperation | None:
     """What was chosen has begun, or an unfinished compaction continues; None if nothing is worth it, which was said."""
     from airflow_roir.engine.compact import compaction
     from airflow_roir.engine.compact.choosing import choose
@@ -113,7 +113,7 @@ def _begin(
         say(f"a rebuild would cost no more, or write hardly more: roir build {argument(index)}")
     begun = compaction.begin(database, index, choice.actions, options, actor, say)
     gain = f"{choice.totals['gain']:,.0f} page reads, for {choice.totals['cost']:,.0f}"
-    say(f"compaction {begun.operation_id}: {counted(begun.units, 'unit')}, to save {gain}")
+    say(f"compaction {begun.operation_id}: {counted(len(choice.actions), 'unit')}, to save {gain}")
     return begun
 
 

@@ -39,7 +39,7 @@ from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.prepare import PreparedOperation
+from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.unique import census, duplicate_report
@@ -161,7 +161,7 @@ def prepare(
     options: BuildOptions,
     actor: str | None = None,
     report: Report = lambda line: None,
-) -> PreparedOperation:
+) -> BegunOperation:
     """As `prepare.prepare`, and say first what the build is expected to take."""
     return preparing.prepare(database, definition, options, actor, report, forecast.lines)
 
@@ -287,7 +287,7 @@ def verify(
     owner = actor or operations.default_actor()
     begun = record.begin(database, index, options or VerifyOptions(), owner, mode)
     _to_its_end(database, begun.index, begun.operation_id, owner, report)
-    return reports.report(database, begun.verification_id)
+    return reports.report_of(database, begun.operation_id)
 
 
 def compact(

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition, argument
 from airflow_roir.engine import dry_run
@@ -18,7 +18,8 @@ from airflow_roir.engine.apart import apart
 from airflow_roir.engine.capture import installation, partition_changes
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.control.new_operation import adopt, insert_operation, refuse_ended
+from airflow_roir.engine.control.new_operation import BegunOperation, begin_or_adopt, insert_operation, unfinished
+from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.control.slow_options import slow
 from airflow_roir.engine.control.stored_definition import check_shards, existing_index, stored_definition, uniqueness
 from airflow_roir.engine.database import Database, execute, to_json
@@ -34,7 +35,7 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.source import catalog, checks
 from airflow_roir.engine.source.source import Source
-from airflow_roir.errors import InvalidInput, OperationRunning, SourceChanged
+from airflow_roir.errors import InvalidInput, SourceChanged
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase
 from airflow_roir.options import BuildOptions
 
@@ -72,17 +73,6 @@ SELECT %(operation)s, r.ordinal, r.relation, r.lower, r.upper, r.filenode, r.sha
 Foresee = Callable[[Connection, DryRun, BuildOptions], Sequence[str]]
 
 
-@dataclass(frozen=True)
-class PreparedOperation:
-    """What `prepare` left behind. adopted: an unfinished operation of the index was found and taken instead."""
-
-    operation_id: int
-    generation_id: int
-    index: str
-    kind: str
-    adopted: bool
-
-
 def prepare(
     database: Database,
     definition: IndexDefinition,
@@ -90,7 +80,7 @@ def prepare(
     actor: str | None = None,
     report: Callable[[str], None] = lambda line: None,
     foresee: Foresee = lambda connection, dry, options: (),
-) -> PreparedOperation:
+) -> BegunOperation:
     """Begin an operation: a create, or a rebuild where the index exists. Idempotent.
 
     foresee: lines for `report`, of what the build will take; `lifecycle.prepare` gives it.
@@ -122,13 +112,35 @@ def _begin(
     actor: str,
     report: Callable[[str], None],
     foresee: Foresee,
-) -> PreparedOperation:
+) -> BegunOperation:
     """One attempt. If the answer to its commit was lost, the next attempt adopts the operation."""
-    with database.transaction() as connection:
-        adopted = _adopt(connection, definition, options, actor)
-    if adopted is not None:
-        apart().capture(database, adopted.generation_id, options, report)
-        return adopted
+
+    def check(connection: Connection, row: OperationRow, existing: Row[Any]) -> None:
+        _check_same(connection, row, existing, definition, options)
+
+    prepared = begin_or_adopt(
+        database,
+        lambda connection: existing_index(connection, definition),
+        BUILDS,
+        options,
+        actor,
+        lambda: _new(database, definition, options, actor, report, foresee),
+        report,
+        check,
+    )
+    # Nothing for an index whose source is in this database. Whatever is left undone a worker, or a resume, does.
+    apart().capture(database, prepared.generation_id, options, report)
+    return prepared
+
+
+def _new(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    actor: str,
+    report: Callable[[str], None],
+    foresee: Foresee,
+) -> BegunOperation:
     lines: list[str] = []
     dry = dry_run.run(
         database,
@@ -142,27 +154,16 @@ def _begin(
     for line in lines:
         report(line)
     begun = time.monotonic()
-    try:
-        with telling_of_names():
-            if dry.survey is not None and dry.kind == "create":
-                with database.transaction() as connection:
-                    # Nobody else knows the shape: there is nobody to drain.
-                    dry = apart().with_source(connection, dry)
-                    prepared = _prepare(connection, lambda: None, dry, options, actor, begun)
-            else:
-                prepared = _drain(database, dry, options).run(
-                    lambda connection, lock: _prepare(connection, lock, dry, options, actor, begun), report
-                )
-    except IntegrityError:
-        # Somebody else has begun an operation of this index meanwhile.
-        with database.transaction() as connection:
-            adopted = _adopt(connection, definition, options, actor)
-        if adopted is None:
-            raise
-        apart().capture(database, adopted.generation_id, options, report)
-        return adopted
-    if dry.survey is not None:
-        apart().capture(database, prepared.generation_id, options, report)
+    with telling_of_names():
+        if dry.survey is not None and dry.kind == "create":
+            with database.transaction() as connection:
+                # Nobody else knows the shape: there is nobody to drain.
+                dry = apart().with_source(connection, dry)
+                prepared = _prepare(connection, lambda: None, dry, options, actor, begun)
+        else:
+            prepared = _drain(database, dry, options).run(
+                lambda connection, lock: _prepare(connection, lock, dry, options, actor, begun), report
+            )
     for line in slow(options, dry.plan.rows, dry.plan.ranges):
         report(line)
     return prepared
@@ -179,10 +180,7 @@ def is_rebuild(database: Database, definition: IndexDefinition) -> bool:
     with database.transaction() as connection:
         check_schema(connection)
         existing = existing_index(connection, definition)
-        if existing is None:
-            return False
-        row = operations.newest_operation(connection, existing.id)
-        return row is not None and row.status not in operations.LIVE
+        return existing is not None and unfinished(connection, existing) is None
 
 
 def _prepare(
@@ -192,7 +190,7 @@ def _prepare(
     options: BuildOptions,
     actor: str,
     begun: float,
-) -> PreparedOperation:
+) -> BegunOperation:
     source, plan, name = dry.source, dry.plan, dry.index
     index_id = _index_row(connection, dry)
     values = {"index": index_id, "mode": CAPTURE, "entry": to_json(dry.entry.as_json())}
@@ -243,7 +241,7 @@ def _prepare(
     if shared is not None:
         said += f"; {sharing.told([shared.name])}"
     operations.record_event(connection, index_id, operation_id, actor, "prepare", said)
-    return PreparedOperation(operation_id, generation_id, str(name), dry.kind, adopted=False)
+    return BegunOperation(operation_id, generation_id, str(name), dry.kind, adopted=False)
 
 
 def _check_other_builds(connection: Connection, source: Source) -> None:
@@ -294,23 +292,15 @@ def _pieces(connection: Connection, dry: DryRun, index_id: int, leaves: list[int
     return kept + [Piece(leaf, None, None) for leaf in leaves if leaf not in planned]
 
 
-def _adopt(
-    connection: Connection, definition: IndexDefinition, options: BuildOptions, actor: str
-) -> PreparedOperation | None:
-    existing = existing_index(connection, definition)
-    if existing is None:
-        return None
-    row = operations.newest_operation(connection, existing.id)
-    if row is None or row.status not in operations.LIVE:
-        return None
+def _check_same(
+    connection: Connection,
+    row: OperationRow,
+    existing: Row[Any],
+    definition: IndexDefinition,
+    options: BuildOptions,
+) -> None:
+    """Raise InvalidInput if an unfinished build isn't the one that was asked for."""
     name = operations.index_name(existing)
-    if row.kind not in BUILDS:
-        does = "verifies" if row.kind == Kind.VERIFY else "compacts"
-        raise OperationRunning(
-            f"index {name}: operation {row.id} {does} the index and is {row.status}; wait until it ends, resume "
-            f"it (roir resume {argument(name)}), or abort it"
-        )
-    refuse_ended(row, name)
     stored = stored_definition(connection, existing, definition)
     check_shards(connection, row, str(name), stored)
     if bool(row.options.get("census")) != options.census:
@@ -319,8 +309,6 @@ def _adopt(
             f"index {name}: operation {row.id} {what} is unfinished. Finish it (roir resume {argument(name)}) or abort "
             f"it (roir abort {argument(name)}) first, or take another name"
         )
-    adopt(connection, row, name, options, actor)
-    return PreparedOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
 
 
 def _index_row(connection: Connection, dry: DryRun) -> int:

@@ -106,7 +106,7 @@ class CompactIndexOperator(WholeOperationOperator):
             raise self.waiting(reason) from None
         self.keep(context, begun.operation_id)
         what = "Continuing unfinished compaction" if begun.adopted else "Began compaction"
-        self.log.info("%s %s of index %s: %s units", what, begun.operation_id, begun.index, begun.units)
+        self.log.info("%s %s of index %s", what, begun.operation_id, begun.index)
         return begun.operation_id
 
     def _chosen(self, context: Context, database: Database) -> Sequence[Action]:

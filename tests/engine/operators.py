@@ -162,7 +162,7 @@ def _verify(database: Database) -> None:
         retry(lambda: list(units(database, run)), Patience(database.limits, outage_s=PATIENCE_S))
         verifying.finish(database, run)
         with database.transaction() as connection:
-            if not record.is_open(connection, begun.verification_id):
+            if not record.is_open(connection, record.last(connection, begun.operation_id).id):
                 return
 
 

@@ -16,9 +16,9 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.work.phase_work import PhaseWork, Step
 from airflow_roir.options import BuildOptions
 from tests.comparison import Comparison, compare
@@ -69,7 +69,7 @@ def begin(
     keys: str | None = "k",
     include: str | None = None,
     **options: Any,
-) -> tuple[PreparedOperation, Run]:
+) -> tuple[BegunOperation, Run]:
     """Prepare an operation and start a run of it. options: also whether the index is unique."""
     uniqueness = {name: options.pop(name) for name in ("unique", "nulls_not_distinct") if name in options}
     definition = IndexDefinition.parse(index, table, keys, include, **uniqueness)

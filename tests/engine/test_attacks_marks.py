@@ -63,7 +63,7 @@ def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_
         begun = record.begin(database, "ix", VerifyOptions(), "test")
     writer.commit()
     # What it has read by now nobody knows.
-    assert record.begin(database, "ix", VerifyOptions(), "test").verification_id == begun.verification_id
+    assert record.begin(database, "ix", VerifyOptions(), "test").operation_id == begun.operation_id
     lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert FUNCTION in warned(database)[0]
     assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2

@@ -387,7 +387,8 @@ def test_other_operations_are_told_of_it(database: Database, dsn: str) -> None:
     abort.abort(database, "ix", "me")
     begun = compaction.begin(database, "ix", [action("rewrite", [3])], CompactOptions(), "me")
     again = compaction.begin(database, "ix", [], CompactOptions(parallelism=3), "me")
-    assert (again.operation_id, again.adopted, again.units) == (begun.operation_id, True, 1)
+    assert (again.operation_id, again.adopted) == (begun.operation_id, True)
+    assert len(compaction.report_of(database, begun.operation_id).units) == 1
     abort.abort(database, "ix", "me")
     drop.drop_index(database, "ix", "me")
 

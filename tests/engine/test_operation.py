@@ -6,6 +6,7 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, lifecycle, prepare
+from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import InvalidInput, InvariantViolated
@@ -104,7 +105,7 @@ def test_a_prepare_that_comes_second_takes_the_firsts_operation_up(dsn: str, dat
     """Also where it has planned already when the first one commits."""
     run_sql(dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)")
     definition = IndexDefinition.parse("of_u", "u", "k")
-    first: list[prepare.PreparedOperation] = []
+    first: list[BegunOperation] = []
 
     def overtake() -> None:
         first.append(prepare.prepare(database, definition, BuildOptions(), "somebody else"))

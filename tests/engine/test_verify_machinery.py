@@ -20,7 +20,7 @@ from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, Verific
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
-from tests.engine.interposed import changed
+from tests.engine.interposed import before, changed
 from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found, go_through
 
@@ -130,6 +130,20 @@ def test_a_snapshot_is_not_another_one_of_the_same_name(database: Database, dsn:
     user.rollback()
     assert sql(user, "SELECT count(DISTINCT snapshot) FROM roir.verification_unit WHERE done") == [(2,)]
     user.close()
+
+
+@pytest.mark.usefixtures("base")
+def test_a_verification_that_comes_second_takes_the_firsts_operation_up(database: Database) -> None:
+    """Also where it has found no unfinished one."""
+    first = []
+
+    def overtake() -> None:
+        first.append(verification.begin(database, "ix", VerifyOptions(), "somebody else"))
+
+    with before(database, "INSERT INTO roir.operation", overtake):
+        second = verification.begin(database, "ix", VerifyOptions(), "test")
+    assert second.adopted
+    assert second.operation_id == first[0].operation_id
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -10,9 +10,9 @@ from typing import Any
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, lifecycle, prepare, seal
 from airflow_roir.engine.control.job import load_job
+from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.options import BuildOptions
 from airflow_roir.shards import registry
 from airflow_roir.shards.copy.copy_ranges import ShardCopier
@@ -35,7 +35,7 @@ def add(made: Shards, name: str) -> None:
 
 def begin(
     made: Shards, keys: str | None = "k", include: str | None = "v", table: str | None = "t", **options: Any
-) -> tuple[PreparedOperation, Run]:
+) -> tuple[BegunOperation, Run]:
     """Prepare an operation over all shards, and start a run of it. options: also shards, index, shard_column."""
     of = {name: options.pop(name) for name in ("shard_column", "unique") if name in options}
     shards = options.pop("shards", made.names)

@@ -251,7 +251,8 @@ def test_an_abort_leaves_nothing(shards: Make, stage: str) -> None:
     run = start_run(database, "ix", "test", take_over=True)
     while True:
         with database.transaction() as connection:
-            if record.stage(connection, begun.verification_id) == stage:
+            compared = record.unfinished(connection, begun.operation_id)
+            if record.stage(connection, compared.id) == stage:
                 break
         for _ in units(database, run):
             pass

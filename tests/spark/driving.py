@@ -10,10 +10,10 @@ from typing import Any
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import lifecycle, prepare
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.options import BuildOptions
-from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order
 from airflow_roir.spark.options import SparkOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -33,7 +33,7 @@ def make_table(dsn: str) -> None:
     )
 
 
-def prepared(database: Database, rate: int | None = None, **options: Any) -> PreparedOperation:
+def prepared(database: Database, rate: int | None = None, **options: Any) -> BegunOperation:
     """An operation on it in small batches. rate: rows per second, so that it lasts."""
     small = {"batch_rows": 1000, "ranges": 8, "segments": 3, "parallelism": 4, "max_rows_per_second": rate}
     return prepare.prepare(
@@ -54,7 +54,7 @@ class Running:
         **options: Any,
     ) -> None:
         self.lines: list[str] = []
-        command = driver_command("ix", owner, SparkOptions(master, conf or {}), **options)
+        command = driver_command(SparkOptions(master, conf or {}), driver_order("ix", owner, **options))
         self.driver = Driver(
             command, driver_environment(database.dsn) | dict(environment or {}), forward=self.lines.append
         )

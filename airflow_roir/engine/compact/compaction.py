@@ -12,14 +12,20 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.definition import parse_name
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.control.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
+from airflow_roir.engine.control.new_operation import (
+    BegunOperation,
+    OverActive,
+    begin_or_adopt,
+    begin_over_active,
+    unfinished,
+)
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.engine.source import catalog, replication
-from airflow_roir.errors import InvalidInput, OperationRunning
+from airflow_roir.engine.source import replication
+from airflow_roir.errors import InvalidInput
 from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import CompactOptions
 
@@ -46,16 +52,6 @@ UNITS = """
 SELECT ordinal, action, segments, parts, status, bytes_before, bytes_after, bytes_expected, why, note, rows, seconds
   FROM roir.compaction_unit WHERE operation_id = %(operation)s ORDER BY ordinal
 """
-
-
-@dataclass(frozen=True)
-class BegunCompaction:
-    """adopted: an unfinished compaction of the index was found, and continues with its own units."""
-
-    operation_id: int
-    index: str
-    units: int
-    adopted: bool
 
 
 @dataclass(frozen=True)
@@ -96,62 +92,41 @@ def begin(
     options: CompactOptions,
     actor: str,
     report: Callable[[str], None] = lambda line: None,
-) -> BegunCompaction:
-    """Begin to compact the active generation of an index by these actions, in their order; start a run to do it.
+) -> BegunOperation:
+    """Begin to compact the active generation of an index by these actions, in their order, or adopt an unfinished
+    compaction, with its own units; start a run to do it.
 
-    An unfinished compaction of the index is adopted with its own units; only live options change. Raises NotFound,
-    InvalidInput (no actions, some that overlap, or a publication has the index's tables), OperationRunning (another
-    operation of the index is unfinished), OperationFailed, LockNotAcquired.
+    Raises NotFound, InvalidInput (no actions, some that overlap, or a publication has the index's tables); what
+    `begin_or_adopt` raises.
     """
+    name = parse_name(index, "index")
 
-    def begun(connection: Connection) -> BegunCompaction:
-        found = operations.find_index(connection, parse_name(index, "index"))
-        name = operations.index_name(found)
-        last = operations.newest_operation(connection, found.id)
-        if last is not None and last.status in operations.LIVE:
-            return _adopt(connection, last, name, options, actor)
+    def new() -> BegunOperation:
         if not actions:
             raise InvalidInput(f"index {name}: nothing was chosen to compact")
         chosen = [ordinal for action in actions for ordinal in action.ordinals]
         if len(set(chosen)) < len(chosen):
             raise InvalidInput(f"index {name}: a segment is in two actions; each can be in one")
-        generation = operations.active_generation(connection, found)
-        # New segments are new tables, for a subscriber, too.
-        replication.check_publications(
-            connection, execute(connection, IGNORES, {"generation": generation.id}).scalar_one()
-        )
-        source = catalog.read_source_by_oid(connection, found.source_oid)
-        operation_id = insert_over_active(
-            connection,
-            found,
-            generation,
-            Kind.COMPACT,
-            Phase.COMPACT,
-            options,
-            source=source,
-            actor=actor,
-            batch_rows=database.limits.unit_rows,
-        )
-        rows = _write_units(connection, operation_id, generation.id, actions)
-        execute(
-            connection,
-            "UPDATE roir.operation SET rows_estimate = %(rows)s WHERE id = %(operation)s",
-            {"rows": rows, "operation": operation_id},
-        )
-        said = f"generation {generation.id}, {len(actions)} units"
-        operations.record_event(connection, found.id, operation_id, actor, "compact", said)
-        return BegunCompaction(operation_id, str(name), len(actions), adopted=False)
+        return begin_over_active(database, index, Kind.COMPACT, Phase.COMPACT, options, actor, write, report)
 
-    return begin_over_active(database, index, "compact", begun, report)
+    def write(connection: Connection, begun: OverActive) -> tuple[int, str]:
+        generation = begun.generation.id
+        # New segments are new tables, for a subscriber, too.
+        ignores = execute(connection, IGNORES, {"generation": generation}).scalar_one()
+        replication.check_publications(connection, ignores)
+        rows = _write_units(connection, begun.operation_id, generation, actions)
+        return rows, f"generation {generation}, {len(actions)} units"
+
+    return begin_or_adopt(
+        database, lambda c: operations.find_index(c, name), [Kind.COMPACT], options, actor, new, report
+    )
 
 
 def is_unfinished(database: Database, index: str) -> bool:
     """Whether an operation of the index is unfinished, which then is to be continued first. Raises NotFound."""
     with database.transaction() as connection:
         check_schema(connection)
-        found = operations.find_index(connection, parse_name(index, "index"))
-        last = operations.newest_operation(connection, found.id)
-        return last is not None and last.status in operations.LIVE
+        return unfinished(connection, operations.find_index(connection, parse_name(index, "index"))) is not None
 
 
 def report_of(database: Database, operation_id: int) -> CompactionReport:
@@ -198,16 +173,3 @@ def _write_units(connection: Connection, operation_id: int, generation_id: int, 
         }
         execute(connection, WRITE_UNIT, values)
     return rows
-
-
-def _adopt(
-    connection: Connection, row: operations.OperationRow, name: QualifiedName, options: CompactOptions, actor: str
-) -> BegunCompaction:
-    if row.kind != Kind.COMPACT:
-        raise OperationRunning(
-            f"index {name}: operation {row.id} ({row.kind}) is {row.status}. Compact the index once it has ended"
-        )
-    refuse_ended(row, name)
-    adopt(connection, row, name, options, actor)
-    units = execute(connection, UNITS, {"operation": row.id}).all()
-    return BegunCompaction(row.id, str(name), len(units), adopted=True)

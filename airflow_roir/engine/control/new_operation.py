@@ -1,13 +1,14 @@
-"""Writes the row of an operation that begins: a build, a verification or a compaction.
+"""Begins an operation, a build, a verification or a compaction, or adopts the unfinished one of its index.
 
-Whether the index has an unfinished one is asked before; the table's unique index refuses the later one of two that
-begin at once.
+An index has one unfinished operation at most. The table's unique index refuses the later one of two that begin at once;
+that one then adopts the other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import IntegrityError
@@ -28,13 +29,14 @@ from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
 from airflow_roir.options import WorkOptions
 
-T = TypeVar("T")
-
 # Whoever detaches or attaches holds the index's row for as long as his transaction is open, and his table against all.
 PATIENCE_S = 60.0
 HELD_BY = ["RowShareLock", "AccessExclusiveLock"]
 TABLES = "SELECT %(oid)s::bigint UNION ALL SELECT relation::bigint FROM roir.partition_tree(%(oid)s)"
 
+DOES = {Kind.CREATE: "builds", Kind.REBUILD: "builds", Kind.VERIFY: "verifies", Kind.COMPACT: "compacts"}
+STATUS = "SELECT status FROM roir.generation WHERE id = %(id)s"
+SET_ROWS = "UPDATE roir.operation SET rows_estimate = %(rows)s WHERE id = %(operation)s"
 # columns, values: of the row, by their names.
 INSERT = """
 INSERT INTO roir.operation (status, working_since, {columns}) VALUES ('running', clock_timestamp(), {values})
@@ -49,27 +51,91 @@ UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{labels}', (
 """
 
 
-def begin_over_active(
-    database: Database, index: str, command: str, begin: Callable[[Connection], T], report: Callable[[str], None]
-) -> T:
-    """Run `begin`, a transaction that calls `insert_over_active`, or adopts an operation.
+@dataclass(frozen=True)
+class BegunOperation:
+    """An operation that a run can drive. adopted: it was unfinished, and continues with its own options."""
 
-    It waits in short attempts for whoever changes the index's partitions or its table. Raises LockNotAcquired, which
-    names him, after a minute.
+    operation_id: int
+    generation_id: int
+    index: str
+    kind: str
+    adopted: bool
+
+
+@dataclass(frozen=True)
+class OverActive:
+    """What an operation over the generation that readers see is about. index, generation: their rows."""
+
+    operation_id: int
+    index: Row[Any]
+    generation: Row[Any]
+    source: Source
+
+
+def unfinished(connection: Connection, index: Row[Any] | None) -> OperationRow | None:
+    """The operation that an index must end before another one can begin."""
+    row = None if index is None else operations.newest_operation(connection, index.id)
+    return row if row is not None and row.status in operations.LIVE else None
+
+
+def begin_or_adopt(
+    database: Database,
+    find: Callable[[Connection], Row[Any] | None],
+    kinds: Collection[Kind],
+    options: WorkOptions,
+    actor: str,
+    begin: Callable[[], BegunOperation],
+    report: Callable[[str], None],
+    check: Callable[[Connection, OperationRow, Row[Any]], object] = lambda connection, row, index: None,
+) -> BegunOperation:
+    """Begin an operation, or adopt the unfinished one of the index; of that only the options of LIVE_OPTIONS change.
+
+    find: the index's row, None if there is none yet. kinds: of operations that may be adopted. begin: makes a new one,
+    by transactions of its own. check: raises if the unfinished one isn't what was asked for.
+    Raises OperationRunning (one of another kind is unfinished, or another run drives it), OperationFailed (it must be
+    aborted first), LockNotAcquired as `begin_over_active`.
     """
-    with database.transaction() as connection:
-        check_schema(connection, writes=True)
-        found = operations.find_index(connection, parse_name(index, "index"))
-        name = str(operations.index_name(found))
-        row_of = int(execute(connection, "SELECT 'roir.index'::regclass::oid::bigint").scalar_one())
-        relations = [row_of, *execute(connection, TABLES, {"oid": found.source_oid}).scalars()]
-    waiter = Waiter(command, name)
-    attempts = Attempts(database, f"index {name}", relations, database.limits.attempt_ms, PATIENCE_S, HELD_BY, waiter)
-    return attempts.run(begin, report)
+
+    def adopt(connection: Connection) -> BegunOperation | None:
+        index = find(connection)
+        row = unfinished(connection, index)
+        if index is None or row is None:
+            return None
+        name = operations.index_name(index)
+        if row.kind not in kinds:
+            raise OperationRunning(
+                f"index {name}: operation {row.id} ({row.kind}) {DOES[Kind(row.kind)]} the index and is {row.status}; "
+                f"wait until it ends, resume it (roir resume {argument(name)}), or abort it"
+            )
+        _refuse_ended(row, name)
+        check(connection, row, index)
+        if operations.heart_beats(row, connection):
+            raise operations.running_elsewhere(row, str(name))
+        live_options.adopt_options(connection, row, actor, options)
+        operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
+        return BegunOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
+
+    def adopted() -> BegunOperation | None:
+        with database.transaction() as connection:
+            check_schema(connection, writes=True)
+            index = find(connection)
+            if index is None or unfinished(connection, index) is None:
+                return None
+            attempts = _attempts(database, connection, index, "adopt")
+        return attempts.run(adopt, report)
+
+    if (found := adopted()) is not None:
+        return found
+    try:
+        return begin()
+    except IntegrityError:
+        # Somebody else has begun an operation of this index meanwhile.
+        if (found := adopted()) is None:
+            raise
+        return found
 
 
-def refuse_ended(row: OperationRow, name: QualifiedName | str) -> None:
-    """Raise OperationFailed if an operation that is live can't be continued any more."""
+def _refuse_ended(row: OperationRow, name: QualifiedName) -> None:
     if row.status == Status.FAILED:
         raise OperationFailed(
             f"index {name}: operation {row.id} failed ({row.error}); abort it first: roir abort {argument(name)}"
@@ -78,17 +144,13 @@ def refuse_ended(row: OperationRow, name: QualifiedName | str) -> None:
         raise OperationFailed(f"index {name}: operation {row.id} is being aborted; finish that first: roir clean-up")
 
 
-def adopt(
-    connection: Connection, row: OperationRow, name: QualifiedName | str, options: WorkOptions, actor: str
-) -> None:
-    """Take an unfinished operation up, with the options that may change while it runs.
-
-    Raises OperationRunning if another run drives it.
-    """
-    if operations.heart_beats(row, connection):
-        raise operations.running_elsewhere(row, str(name))
-    live_options.adopt_options(connection, row, actor, options)
-    operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
+def _attempts(database: Database, connection: Connection, index: Row[Any], command: str) -> Attempts:
+    """Short attempts at a transaction beside whoever changes the index's partitions or its table."""
+    name = str(operations.index_name(index))
+    row_of = int(execute(connection, "SELECT 'roir.index'::regclass::oid::bigint").scalar_one())
+    relations = [row_of, *execute(connection, TABLES, {"oid": index.source_oid}).scalars()]
+    waiter = Waiter(command, name)
+    return Attempts(database, f"index {name}", relations, database.limits.attempt_ms, PATIENCE_S, HELD_BY, waiter)
 
 
 def insert_operation(
@@ -127,29 +189,32 @@ def insert_operation(
     return int(execute(connection, statement, values).scalar_one())
 
 
-def insert_over_active(
-    connection: Connection,
-    index: Row[Any],
-    generation: Row[Any],
+def begin_over_active(
+    database: Database,
+    index: str,
     kind: Kind,
     phase: Phase,
     options: WorkOptions,
-    *,
-    source: Source,
     actor: str,
-    batch_rows: int,
-) -> int:
-    """Write the row of an operation over the generation that readers see; returns its id.
+    write: Callable[[Connection, OverActive], tuple[int, str]],
+    report: Callable[[str], None],
+) -> BegunOperation:
+    """Begin an operation over the generation that readers see, in one transaction.
 
-    index, generation: their rows. batch_rows: rows per unit; how many rows it has in all is written once its units are.
-    Raises InvalidInput as `insert_operation`, OperationRunning if another operation of the index has just begun, or
-    readers don't see that generation any more: after that nothing more can be done in this transaction.
+    write: writes its units in that, and returns about how many rows they have, and what its event says.
+    It waits in short attempts for whoever changes the index's partitions or its table. Raises LockNotAcquired, which
+    names him, after a minute; InvalidInput as `insert_operation`; NotFound if nothing is published; OperationRunning if
+    readers don't see that generation any more; IntegrityError if another operation of the index has just begun.
     """
-    name = operations.index_name(index)
-    try:
+
+    def insert(connection: Connection) -> BegunOperation:
+        found = operations.find_index(connection, parse_name(index, "index"))
+        name = str(operations.index_name(found))
+        generation = operations.active_generation(connection, found)
+        source = catalog.read_source_by_oid(connection, found.source_oid)
         operation_id = insert_operation(
             connection,
-            index_id=index.id,
+            index_id=found.id,
             generation_id=generation.id,
             kind=kind,
             phase=phase,
@@ -157,16 +222,22 @@ def insert_over_active(
             source=source,
             entry=Entry.from_json(generation.entry),
             actor=actor,
-            batch_rows=batch_rows,
+            batch_rows=database.limits.unit_rows,
             rows_estimate=0,
         )
-    except IntegrityError:
-        raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
-    # After all that was read of the source. A drop holds it, too, before it asks whether an operation is unfinished.
-    view.hold(connection, index.id)
-    if execute(
-        connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation.id}
-    ).scalar_one() != (GenerationStatus.ACTIVE):
-        raise OperationRunning(f"index {name}: it was dropped, published or reverted just now; try again")
-    execute(connection, LABELS, {"generation": generation.id})
-    return operation_id
+        # After all that was read of the source. A drop holds it, too, before it asks whether an operation is
+        # unfinished.
+        view.hold(connection, found.id)
+        if execute(connection, STATUS, {"id": generation.id}).scalar_one() != GenerationStatus.ACTIVE:
+            raise OperationRunning(f"index {name}: it was dropped, published or reverted just now; try again")
+        execute(connection, LABELS, {"generation": generation.id})
+        rows, detail = write(connection, OverActive(operation_id, found, generation, source))
+        execute(connection, SET_ROWS, {"operation": operation_id, "rows": rows})
+        operations.record_event(connection, found.id, operation_id, actor, kind.value, detail)
+        return BegunOperation(operation_id, generation.id, name, kind.value, adopted=False)
+
+    with database.transaction() as connection:
+        check_schema(connection, writes=True)
+        found = operations.find_index(connection, parse_name(index, "index"))
+        attempts = _attempts(database, connection, found, kind.value)
+    return attempts.run(insert, report)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.control.new_operation import adopt, begin_over_active, insert_over_active, refuse_ended
+from airflow_roir.engine.control.new_operation import BegunOperation, OverActive, begin_or_adopt, begin_over_active
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks.locks import Drain
 from airflow_roir.engine.schema import tamper
@@ -30,16 +29,6 @@ from airflow_roir.options import VerifyOptions
 PATIENCE_S = 5.0
 
 
-@dataclass(frozen=True)
-class BegunVerification:
-    """adopted: an unfinished verification of the index was found, and continues with its own options."""
-
-    operation_id: int
-    verification_id: int
-    index: str
-    adopted: bool
-
-
 def begin(
     database: Database,
     index: str,
@@ -47,53 +36,40 @@ def begin(
     actor: str,
     mode: str = "only",
     report: Callable[[str], None] = lambda line: None,
-) -> BegunVerification:
-    """Begin to verify the active generation of an index; start a run of the operation to do it.
+) -> BegunOperation:
+    """Begin to verify the active generation of an index, or adopt its unfinished verification; start a run to do it.
 
-    An unfinished verification of the index is adopted with its own options; only the parallelism changes.
-    mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput, OperationRunning (a build of the
-    index is unfinished), OperationFailed (an earlier verification must be aborted first), LockNotAcquired.
+    mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput; what `begin_or_adopt` raises.
     """
-    if not options.is_partial:
-        _await_writers(database, index)
-    tables = _tables(database, index, options)
 
-    def insert(connection: Connection) -> BegunVerification:
-        found = operations.find_index(connection, parse_name(index, "index"))
-        name = str(operations.index_name(found))
-        last = operations.newest_operation(connection, found.id)
-        if last is not None and last.status in operations.LIVE:
-            return _adopt(connection, last, name, options, actor)
-        generation = operations.active_generation(connection, found)
-        source = catalog.read_source_by_oid(connection, found.source_oid)
-        if options.amcheck:
-            _check_amcheck(connection)
-        operation_id = insert_over_active(
-            connection,
-            found,
-            generation,
-            Kind.VERIFY,
-            Phase.CHECK if options.is_partial else Phase.SUM,
-            options,
-            source=source,
-            actor=actor,
-            batch_rows=database.limits.unit_rows,
-        )
-        if (found.shard_column is not None) != (tables is not None and tables.generation_id == generation.id):
-            raise OperationRunning(f"index {name}: something else was done with it just now; try again")
-        if tables is not None:
-            verification_id, rows = tables.plan(connection, found.id, operation_id, options, mode)
-        else:
-            verification_id, rows = units.plan(
-                connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
-            )
-        execute(connection, SET_ROWS, {"operation": operation_id, "rows": rows})
-        tamper.look(connection, generation.id)
-        detail = f"generation {generation.id}, {mode}"
-        operations.record_event(connection, found.id, operation_id, actor, "verify", detail)
-        return BegunVerification(operation_id, verification_id, name, adopted=False)
+    def new() -> BegunOperation:
+        if not options.is_partial:
+            _await_writers(database, index)
+        tables = _tables(database, index, options)
 
-    return begin_over_active(database, index, "verify", insert, report)
+        def write(connection: Connection, begun: OverActive) -> tuple[int, str]:
+            if options.amcheck:
+                _check_amcheck(connection)
+            found, generation = begun.index, begun.generation
+            if (found.shard_column is not None) != (tables is not None and tables.generation_id == generation.id):
+                raise OperationRunning(
+                    f"index {operations.index_name(found)}: something else was done with it just now; try again"
+                )
+            if tables is not None:
+                _, rows = tables.plan(connection, found.id, begun.operation_id, options, mode)
+            else:
+                of = found.id, begun.operation_id, generation.id, begun.source
+                _, rows = units.plan(connection, *of, options, mode, with_delta=False)
+            tamper.look(connection, generation.id)
+            return rows, f"generation {generation.id}, {mode}"
+
+        phase = Phase.CHECK if options.is_partial else Phase.SUM
+        return begin_over_active(database, index, Kind.VERIFY, phase, options, actor, write, report)
+
+    asked = parse_name(index, "index")
+    return begin_or_adopt(
+        database, lambda c: operations.find_index(c, asked), [Kind.VERIFY], options, actor, new, report
+    )
 
 
 def _tables(database: Database, index: str, options: VerifyOptions) -> TablesApart | None:
@@ -102,9 +78,6 @@ def _tables(database: Database, index: str, options: VerifyOptions) -> TablesApa
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
         if found.shard_column is None:
-            return None
-        last = operations.newest_operation(connection, found.id)
-        if last is not None and last.status in operations.LIVE:
             return None
         generation = operations.active_generation(connection, found)
     return apart().tables(database, generation.id, options)
@@ -133,21 +106,6 @@ def _await_writers(database: Database, index: str) -> None:
         )
 
 
-def _adopt(
-    connection: Connection, row: operations.OperationRow, name: str, options: VerifyOptions, actor: str
-) -> BegunVerification:
-    if row.kind == Kind.COMPACT:
-        raise OperationRunning(f"index {name}: operation {row.id} compacts the index; verify once it has ended")
-    if row.kind != Kind.VERIFY:
-        raise OperationRunning(
-            f"index {name}: operation {row.id} ({row.kind}) is {row.status}, and compares its new generation "
-            "itself. Verify once it has ended"
-        )
-    refuse_ended(row, name)
-    adopt(connection, row, name, options, actor)
-    return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
-
-
 def _check_amcheck(connection: Connection) -> None:
     if not execute(connection, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'amcheck')").scalar_one():
         raise InvalidInput("the database has no extension amcheck; a superuser can create it: CREATE EXTENSION amcheck")
@@ -158,7 +116,6 @@ LAST = """
 SELECT *, missing + extra + different + corrupt + damaged + duplicate AS found
   FROM roir.verification WHERE operation_id = %(operation)s ORDER BY id DESC LIMIT 1
 """
-SET_ROWS = "UPDATE roir.operation SET rows_estimate = %(rows)s WHERE id = %(operation)s"
 
 
 def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
