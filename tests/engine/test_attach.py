@@ -123,7 +123,7 @@ def test_a_lock_that_a_batch_does_not_get_is_named(database: Database, dsn: str)
 
         with (
             before(database, 'LOCK TABLE ONLY "public"."t" IN ROW EXCLUSIVE', lock),
-            pytest.raises(LockNotAcquired, match=r"copy rows of (public\.)?t3 .*a bulk load.*run the command again"),
+            pytest.raises(LockNotAcquired, match=r"the rows of (public\.)?t3 .*a bulk load.*run the command again"),
         ):
             attach.attach_partition(database, "t", "t3", BOUNDS, "test", patience_s=0)
     attach.attach_partition(database, "t", "t3", BOUNDS, "test")

@@ -114,7 +114,7 @@ def test_a_row_that_comes_while_its_stale_entry_is_removed_keeps_the_new_one(dat
     writer, late = steps.session(dsn), steps.session(dsn)
     steps.sql(writer, "INSERT INTO t SELECT d, id, k, -1 FROM t0 WHERE id = 30")  # its very entry, uncommitted
     (row,) = leave_on(database)
-    with pytest.raises(LockNotAcquired, match="locked by a writer"):  # it waits for that writer, and gives way
+    with pytest.raises(LockNotAcquired, match="no lock on the entries"):  # it waits for that writer, and gives way
         remove_entries.remove(database, row, print, 0.1)
     writer.commit()
     remove_entries.remove(database, row, print, 5)

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "the next roir clean-up adopts the new name": BY_CHANCE,
     "Run that roir attach-partition again, or cancel it": "test_attach_disturbed.py",
     "isn't the one that readers see any more, so its compaction is over": "test_compact_attacks.py",
-    "are locked by a writer; the next roir clean-up continues": "test_removed_entries.py",
+    "The next roir clean-up continues": "test_removed_entries.py",
     "by a failover to a replica or a restore; this run stops": "test_failover.py",
     "there is no operation yet; roir build makes an index": "it names no index",
     "upgrade the schema with: roir init": "there is one version until 0.1.0 is released",

@@ -191,7 +191,7 @@ class Attempts:
 
     name: what is wanted, as users are told; relations: the oids to look for blockers on; modes: the lock modes that
     block. waiter: who is shown to wait by `roir status`; None if an operation's notice shows it, or nothing may be
-    written. limit_ms: the `lock_timeout` of the attempt that runs.
+    written. then: what to do once the patience is over. limit_ms: the `lock_timeout` of the attempt that runs.
     """
 
     def __init__(
@@ -203,10 +203,12 @@ class Attempts:
         patience_s: float,
         modes: Sequence[str] = tuple(DRAIN_CONFLICTS),
         waiter: Waiter | None = None,
+        then: str = "End that transaction, or try again later",
     ) -> None:
         self.database = database
         self.name = name
         self.waiter = waiter
+        self.then = then
         self.relations = relations
         self.timeout_ms = self.limit_ms = int(timeout_ms)
         self.patience_s = patience_s
@@ -262,8 +264,7 @@ class Attempts:
             report(f"{WAITING} on {self.name}, blocked by {named}")
             if time.monotonic() + rest_s > deadline:
                 raise LockNotAcquired(
-                    f"no lock on {self.name} within {self.patience_s:g} s, blocked by {named}. "
-                    "End that transaction, or try again later"
+                    f"no lock on {self.name} within {self.patience_s:g} s, blocked by {named}. {self.then}"
                 )
             self.limit_ms = self.timeout_ms
             if blockers and all(blocker.autovacuum for blocker in blockers):

@@ -139,7 +139,9 @@ def _attach(
             try:
                 for target in targets:
                     entry, generation = Entry.from_json(target.entry), target.generation_id
-                    copied += copy_rows.bring_in(database, source, generation, entry, oid, target.id, patience_s)
+                    copied += copy_rows.bring_in(
+                        database, source, generation, entry, oid, target.id, patience_s, report
+                    )
                 with database.transaction() as connection:
                     for target in targets:
                         unique_rows.forget(connection, target.generation_id)

@@ -6,27 +6,29 @@ capture mode, for the reason that the capture is, and whatever copy of it there 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE
-from airflow_roir.engine.database import Database, execute, retry, to_json
+from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.locks.locks import GIVEN_UP_BY_LOCK, check_name, find_blockers, lock_table, telling_of_names
+from airflow_roir.engine.locks.in_batches import in_batches
+from airflow_roir.engine.locks.locks import Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.partitions import unique_rows
-from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.scan.reader import last_key
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import AttachDisturbed, LockNotAcquired
+from airflow_roir.errors import AttachDisturbed
 from airflow_roir.scan_range import ScanRange
 
+NAME = "SELECT %(oid)s::oid::regclass::text"
 POSITION = "SELECT watermark FROM roir.source_partition WHERE id = %(id)s AND status = 'joining'"
 ADVANCE = """
 UPDATE roir.source_partition SET watermark = %(watermark)s::jsonb
@@ -46,58 +48,61 @@ def bring_in(
     relation: int,
     joining_id: int,
     patience_s: float = 60.0,
+    report: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
-    Safe to kill and to repeat. patience_s: how long to try for locks that others hold on its rows, or on the source.
+    Safe to kill and to repeat. patience_s: how long each batch tries for locks that others hold on its rows, or
+    on the source, and waits for a server that is away. report: hears of whom it waits for.
     Raises AttachDisturbed if rows came into the bounds of a table that is being attached; Collision if keys of a
     unique index that is enforced are other rows' (`record_collisions` lists them); LockNotAcquired.
     """
+
+    def batch(connection: Connection, _piece: None) -> int | None:
+        return _batch(connection, database.limits.attach_rows, source, generation_id, entry, relation, joining_id)
+
+    with database.transaction() as connection:
+        name = execute(connection, NAME, {"oid": relation}).scalar_one()
+    attempts = Attempts(
+        database,
+        f"the rows of {name}",
+        [*source.relations, relation],
+        database.limits.attempt_ms,
+        patience_s,
+        then="What was copied stays: run the command again to copy the rest",
+    )
     rows = 0
-    patience = Patience(database.limits, outage_s=patience_s)
-    while True:
-        try:
-            brought = retry(lambda: batch(database, source, generation_id, entry, relation, joining_id), patience)
-        except DBAPIError as error:
-            if not isinstance(error.orig, GIVEN_UP_BY_LOCK):
-                raise
-            with database.transaction() as connection:
-                name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
-                blockers = find_blockers(connection, [*source.relations, relation])
-            raise LockNotAcquired(
-                f"no lock to copy rows of {name} within {patience_s:g} s, blocked by "
-                f"{'; '.join(map(str, blockers)) or 'a transaction that has ended since'}. What was copied stays: "
-                "run the command again to copy the rest"
-            ) from error
+    for brought in in_batches(attempts, repeat(None), batch, report, patience_s):
         if brought is None:
-            return rows
+            break
         rows += brought
+    return rows
 
 
-def batch(
-    database: Database,
+def _batch(
+    connection: Connection,
+    most: int,
     source: Source,
     generation_id: int,
     entry: Entry,
     relation: int,
     joining_id: int,
 ) -> int | None:
-    """One batch, one transaction: entries and watermark together. None if no row remained."""
-    with telling_of_names(), database.transaction() as connection:
-        limits = database.limits
+    """One batch, of `most` rows: entries and watermark together. None if no row remained."""
+    with telling_of_names():
         path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
-        execute(connection, f"SET LOCAL lock_timeout = {limits.attempt_ms}; SET LOCAL search_path = {path}")
+        execute(connection, f"SET LOCAL search_path = {path}")
         # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
         lock_table(connection, source.sql, source.oid, "ROW EXCLUSIVE", only=True)
         mode = installation.mode(connection, generation_id)
-        name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
+        name = execute(connection, NAME, {"oid": relation}).scalar_one()
         _position(connection, joining_id, name)
         # By its owner of now, which it then keeps, as it keeps its name.
         lock_table(connection, name, relation, "ROW SHARE", only=True)
         # Whoever cancels the attach, or detaches the partition, has had the table for himself before, or waits for us.
         before = _position(connection, joining_id, name)
         todo = ScanRange(None, None, before)
-        last, _ = last_key(connection, source, name, todo, limits.attach_rows, only="")
+        last, _ = last_key(connection, source, name, todo, most, only="")
         if last is None:
             execute(connection, COPIED, {"id": joining_id})
             return None
@@ -156,7 +161,7 @@ def record_collisions(
         mode = installation.mode(connection, generation_id)
         if not entry.enforced or mode == CAPTURE:
             return 0, 0, []
-        name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
+        name = execute(connection, NAME, {"oid": relation}).scalar_one()
         unique_rows.record(connection, source, generation_id, entry, mode, relation, name)
         return unique_rows.recorded(connection, generation_id, first)
 

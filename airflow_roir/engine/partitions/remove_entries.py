@@ -11,27 +11,23 @@ snapshot. So the view hides these entries until no such snapshot can exist any m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine.database import Database, execute, has_vanished, retry
+from airflow_roir.engine.database import Database, execute, has_vanished
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.locks.in_batches import in_batches
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Attempts, check_name
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.readers.old_snapshots import Holder, holders
-from airflow_roir.engine.retry.patience import Patience
 from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.source.files import File, files_of
 from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
-
-T = TypeVar("T")
 
 LEAVING = """
 SELECT p.id, p.generation_id, g.index_id, p.relation, p.name, p.removed_xid IS NOT NULL AS removed, i.source_oid,
@@ -89,10 +85,14 @@ SELECT p.id, format('%%I.%%I', i.schema_name, i.name) AS view, p.name
 """
 
 STORES = """
-SELECT to_regclass(%(delta)s)::text AS name, true AS delta WHERE to_regclass(%(delta)s) IS NOT NULL
+SELECT to_regclass(%(delta)s)::oid::bigint AS relation, to_regclass(%(delta)s)::text AS name, true AS delta
+ WHERE to_regclass(%(delta)s) IS NOT NULL
 UNION ALL
-SELECT relation::regclass::text, false FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf
+SELECT relation::bigint, relation::regclass::text, false FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf
 """
+EXISTS = "SELECT to_regclass(%(name)s)"
+# Who may hold rows of entries, or a store against that.
+ENTRIES_HELD_BY = ["RowShareLock", "RowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
 
 
 def leaving(connection: Connection) -> list[Row[Any]]:
@@ -120,7 +120,7 @@ def remove(
         values = {"delta": physical.delta(row.generation_id), "base": physical.base(row.generation_id)}
         with database.transaction() as connection:
             stores = execute(connection, STORES, values).all()
-        removed = sum(_remove_from(database, row, store, patience_s) for store in stores)
+        removed = sum(_remove_from(database, row, store, report, patience_s) for store in stores)
         with database.transaction() as connection:
             execute(connection, REMOVED, {"id": row.id})
     with database.transaction() as connection:
@@ -178,82 +178,81 @@ def _conclude(connection: Connection, row: Row[Any]) -> Holder | None:
     return None
 
 
-def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s: float) -> int:
+def _remove_from(
+    database: Database, row: Row[Any], store: Row[Any], report: Callable[[str], None], patience_s: float
+) -> int:
     """The entries of one segment or delta. From its first block on again where another file has taken its place."""
+    attempts = Attempts(
+        database,
+        f"the entries of partition {row.name}",
+        [store.relation],
+        database.limits.attempt_ms,
+        patience_s,
+        ENTRIES_HELD_BY,
+        then="The next roir clean-up continues",
+    )
     removed = 0
-    while True:
-        try:
-            file = _lasting(database, patience_s, lambda: _look(database, store.name))
+    try:
+        while True:
+            # To ask for its size takes a lock, which a TRUNCATE that isn't committed holds up.
+            [file] = in_batches(attempts, [store.name], _file, report, patience_s)
             if file is None:
                 return removed
             # NULL where it is dropped just now.
-            for first in range(0, file.blocks or 0, database.limits.removal_blocks):
-                taken = _lasting(database, patience_s, partial(step, database, row, store, first, file))
+            blocks = range(0, file.blocks or 0, database.limits.removal_blocks)
+
+            def batch(connection: Connection, first: int, file: File = file) -> int | None:
+                return _batch(connection, row, store, file, first, first + database.limits.removal_blocks)
+
+            for taken in in_batches(attempts, blocks, batch, report, patience_s):
                 if taken is None:
                     break
                 removed += taken
             else:
                 return removed
-        except DBAPIError as error:
-            if has_vanished(error) and not _exists(database, store.name):
+    except DBAPIError as error:
+        if not has_vanished(error):
+            raise
+        with database.transaction() as connection:
+            if execute(connection, EXISTS, {"name": store.name}).scalar() is None:
                 # Dropped with its generation, by a clean-up for example.
                 return removed
-            if has_vanished(error):
-                raise LockNotAcquired(
-                    f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. "
-                    "Something was renamed meanwhile; the next roir clean-up adopts the new name and continues"
-                ) from error
-            if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
-                raise
-            raise LockNotAcquired(
-                f"entries of partition {row.name} are locked by a writer; the next roir clean-up continues"
-            ) from error
+        raise LockNotAcquired(
+            f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. "
+            "Something was renamed meanwhile; the next roir clean-up adopts the new name and continues"
+        ) from error
 
 
-def _lasting(database: Database, patience_s: float, work: Callable[[], T]) -> T:
-    return retry(work, Patience(database.limits, outage_s=patience_s))
-
-
-def _look(database: Database, name: str) -> File | None:
-    """What a store is now. To ask for its size takes a lock, which a TRUNCATE that isn't committed holds up."""
-    with database.transaction() as connection:
-        execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
-        return _file(connection, name)
-
-
-def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: File) -> int | None:
-    """One batch, one transaction: the blocks from `first` on of one segment or delta. Returns how many entries went.
+def _batch(connection: Connection, row: Row[Any], store: Row[Any], file: File, first: int, end: int) -> int | None:
+    """The blocks from `first` to before `end` of one segment or delta. Returns how many entries went.
 
     file: what the blocks are of. None if the store has another one by now: VACUUM FULL puts entries anywhere.
     """
     # An antimatter must stay: it may be for a copy that a batch is about to commit.
     only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
-    end = first + database.limits.removal_blocks
-    with database.transaction() as connection:
-        execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
-        if execute(connection, "SELECT to_regclass(%(name)s)", {"name": store.name}).scalar() is None:
-            return 0
-        # Nothing is bound here: the conditions may hold literals with a per cent sign.
-        source = _source(connection, row)
-        has_row = row.has_row
-        if source is not None:
-            # As the question for rows does; by its owner and its name of now, which it then keeps.
-            catalog.hold(connection, source)
-            asked = {"generation": row.generation_id, "source": source.oid}
-            has_row = execute(connection, HAS_ROW, asked).scalar_one()
-        # After the source, as a TRUNCATE. Places mean nothing any more once the store is rewritten.
-        execute(connection, f"LOCK TABLE {store.name} IN ROW SHARE MODE")
-        now = _file(connection, store.name)
-        if now is None or (now.relation, now.filenode) != (file.relation, file.filenode):
-            return None
-        found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
-        if source is not None and not owner.is_trusted(connection, source):
-            removed = _step_as_owner(connection, row, source, store, found, f"NOT {has_row} {only}")
-        else:
-            removed = _step(connection, row, store, found, f"NOT {has_row} {only}")
-        if source is not None and removed:
-            check_name(connection, source.sql, source.oid)
-        return removed
+    if execute(connection, EXISTS, {"name": store.name}).scalar() is None:
+        return 0
+    # Nothing is bound here: the conditions may hold literals with a per cent sign.
+    source = _source(connection, row)
+    has_row = row.has_row
+    if source is not None:
+        # As the question for rows does; by its owner and its name of now, which it then keeps.
+        catalog.hold(connection, source)
+        asked = {"generation": row.generation_id, "source": source.oid}
+        has_row = execute(connection, HAS_ROW, asked).scalar_one()
+    # After the source, as a TRUNCATE. Places mean nothing any more once the store is rewritten.
+    execute(connection, f"LOCK TABLE {store.name} IN ROW SHARE MODE")
+    now = _file(connection, store.name)
+    if now is None or (now.relation, now.filenode) != (file.relation, file.filenode):
+        return None
+    found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
+    if source is not None and not owner.is_trusted(connection, source):
+        removed = _step_as_owner(connection, row, source, store, found, f"NOT {has_row} {only}")
+    else:
+        removed = _step(connection, row, store, found, f"NOT {has_row} {only}")
+    if source is not None and removed:
+        check_name(connection, source.sql, source.oid)
+    return removed
 
 
 def _step(connection: Connection, row: Row[Any], store: Row[Any], found: str, still: str) -> int:
@@ -306,11 +305,6 @@ def _source(connection: Connection, row: Row[Any]) -> Source | None:
         return catalog.read_source_by_oid(connection, row.source_oid, check=False)
     except NotFound:
         return None
-
-
-def _exists(database: Database, name: str) -> bool:
-    with database.transaction() as connection:
-        return execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar() is not None
 
 
 def _file(connection: Connection, name: str) -> File | None:

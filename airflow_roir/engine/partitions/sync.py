@@ -181,9 +181,8 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
     added = 0
     if found is not None:
         try:
-            added = copy_rows.bring_in(
-                sync.database, sync.source, generation.id, entry, change.relation, found, sync.patience_s
-            )
+            of = generation.id, entry, change.relation, found, sync.patience_s
+            added = copy_rows.bring_in(sync.database, sync.source, *of, sync.report)
         except unique_rows.Collision:
             raise _collisions(sync, generation, entry, change) from None
         with sync.database.transaction() as connection:

@@ -18,7 +18,8 @@ from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.physical import segments_of
-from airflow_roir.engine.source.files import cut, files_of
+from airflow_roir.engine.locks.in_batches import in_batches
+from airflow_roir.engine.source.files import File, cut, files_of
 from airflow_roir.engine.unique.duplicate_report import NEWEST
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotStrict, RoirError
 from airflow_roir.generation_state import GenerationStatus
@@ -177,23 +178,22 @@ class Enforcing:
         """Holders of all entries. Entries that come meanwhile have one, or are marked."""
         with self.database.transaction() as connection:
             before = files_of(connection, segments_of(connection, self.generation_id))
-        for file, first, last in cut(before, BLOCKS):
-            self.fill_blocks(file.relation, first, last)
+
+        def body(connection: Connection, stretch: tuple[File, int, int]) -> None:
+            file, first, last = stretch
+            fill_holders.hold_visits(connection, self.generation_id)
+            self._check(connection)
+            fill_holders.of_entries(connection, self.generation_id, file.relation, first, last)
+
+        name = f"the intents of index {self._name()}"
+        attempts = fill_holders.attempts(self.database, self.generation_id, name, self.patience_s)
+        # With its session the lock of `_alone` may have gone: then it is over.
+        for _ in in_batches(attempts, cut(before, BLOCKS), body, self.report):
+            pass
         with self.database.transaction() as connection:
             after = files_of(connection, segments_of(connection, self.generation_id))
             if [(file.relation, file.filenode) for file in before] != [(one.relation, one.filenode) for one in after]:
                 raise NotStrict(f"index {self._name()}: its tables were rewritten meanwhile. Again: {self._again()}")
-
-    def fill_blocks(self, relation: int, first: int, last: int) -> None:
-        """Holders of some blocks of a segment."""
-
-        def body(connection: Connection) -> None:
-            fill_holders.hold_visits(connection, self.generation_id)
-            self._check(connection)
-            fill_holders.of_entries(connection, self.generation_id, relation, first, last)
-
-        name = f"the intents of index {self._name()}"
-        fill_holders.attempts(self.database, self.generation_id, name, self.patience_s).run(body, self.report)
 
     def await_switch(self) -> None:
         """Until no key is contested; then holders refuse. Raises DuplicatesFound, NotStrict."""
