@@ -10,7 +10,7 @@ from typing import Any
 from airflow_roir.engine import lifecycle, prepare
 from airflow_roir.engine.database import execute
 from airflow_roir.options import BuildOptions
-from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order
 from airflow_roir.spark.options import SparkOptions
 from benchmarks.engine import build_index
 from benchmarks.peers import lacks_java
@@ -97,8 +97,8 @@ def by_spark(scene: Scene) -> Result:
     lines: list[tuple[float, str]] = []
     driver = Driver(
         driver_command(
-            prepared.index, "bench",
-            SparkOptions(f"local[{scene.parallelism}]", {"spark.ui.enabled": "false"}), take_over=True,
+            SparkOptions(f"local[{scene.parallelism}]", {"spark.ui.enabled": "false"}),
+            driver_order(prepared.index, "bench", take_over=True),
         ),
         driver_environment(scene.dsn),
         lambda line: lines.append((time.perf_counter(), line)),

@@ -12,7 +12,14 @@ import typer
 
 from airflow_roir.cli.app import say
 from airflow_roir.cli.ending import ending
-from airflow_roir.spark.driver_process import TERMINATE_S, Driver, driver_environment, driver_order, waiting_command
+from airflow_roir.spark.driver_process import (
+    TERMINATE_S,
+    Driver,
+    driver_command,
+    driver_environment,
+    driver_order,
+    later,
+)
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.spark.options import SECRETS_GO, SparkOptions, is_connect
@@ -55,7 +62,7 @@ class CommandSpark:
         if operation_id is None:
             self._waiting_log = log
         return Driver(
-            waiting_command(self._options, log),
+            driver_command(self._options, later(log)),
             driver_environment(self._dsn),
             lambda line: self.relay(line),
             takes_orders=True,

@@ -42,30 +42,17 @@ LOOK_S = 0.05
 ORDER_LOOK_S = 0.2
 
 
-def driver_command(
-    index: str,
-    owner: str,
-    options: SparkOptions,
-    *,
-    take_over: bool = False,
-    keep_pause: bool = False,
-    log: Path | None = None,
-    operation: int | None = None,
-) -> list[str]:
-    """The command line of a driver that drives one operation. It never holds a secret.
+def driver_command(options: SparkOptions, order: Sequence[str]) -> list[str]:
+    """The command line of a driver. It never holds a secret.
 
-    owner: how the run is named to others. take_over: fence a run that still seems alive, at once. keep_pause: whoever
-    starts the driver has lifted an older pause already, so that one found by the driver is a newer wish. log: the file
-    that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines. operation:
-    the id of the only operation that it may drive, as of `start_run`.
+    order: what it drives, a `driver_order`, or `later`, that it starts Spark and is told by `Driver.order`.
     """
-    order = driver_order(index, owner, take_over=take_over, keep_pause=keep_pause, log=log, operation=operation)
     return [*_PROGRAM, *order, *_where(options)]
 
 
-def waiting_command(options: SparkOptions, log: Path) -> list[str]:
-    """The command line of a driver that starts Spark, and waits for orders: see `Driver.order`."""
-    return [*_PROGRAM, "--later", "--spark-log", str(log), *_where(options)]
+def later(log: Path) -> list[str]:
+    """To start Spark, and wait for orders. log: the file that Spark's own log goes to until then."""
+    return ["--later", "--spark-log", str(log)]
 
 
 def driver_order(
@@ -77,7 +64,13 @@ def driver_order(
     log: Path | None = None,
     operation: int | None = None,
 ) -> list[str]:
-    """What `driver_command` says of the operation."""
+    """What a driver is told of one operation.
+
+    owner: how the run is named to others. take_over: fence a run that still seems alive, at once. keep_pause: whoever
+    starts the driver has lifted an older pause already, so that one found by the driver is a newer wish. log: the file
+    that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines. operation:
+    the id of the only operation that it may drive, as of `start_run`.
+    """
     order = ["--index", index, "--owner", owner]
     if operation is not None:
         order += ["--operation", str(operation)]
@@ -114,7 +107,7 @@ class Driver:
     """A running driver process.
 
     command, environment: what to start; forward: called with every line that it logs, from a thread. takes_orders: it
-    was started by a `waiting_command`.
+    was started with `later`.
     is_starting: Spark isn't up yet, so that it can be ended at any moment at no loss.
 
     When this process dies, of whatever, its `guard` lets it pause the operation, and kills what is left within seconds.

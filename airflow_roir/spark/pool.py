@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
@@ -21,9 +22,12 @@ from airflow_roir.engine.work.worker import worker_failed
 from airflow_roir.errors import SparkFailed
 from airflow_roir.quantity import counted
 from airflow_roir.spark.driver_process import SPARK_IS_UP
-from airflow_roir.spark.session import Session, Start, is_python_error, why
+from airflow_roir.spark.session import Session, is_python_error, why
 from airflow_roir.spark.start_timings import mark
 from airflow_roir.spark.task import error_of, worker_job
+
+if TYPE_CHECKING:
+    from airflow_roir.spark.start import SparkStart
 
 # So long without a session of its own: Spark never started it, or has lost it.
 LOST_AFTER_S = 3.0
@@ -158,7 +162,7 @@ class SparkPool(Pool):
 class SparkPools:
     """Workers on Spark, as `engine.pool.Pools`. start: of the session; log: the file of Spark's own log, only told."""
 
-    def __init__(self, start: Start, log: Path | None = None) -> None:
+    def __init__(self, start: SparkStart, log: Path | None = None) -> None:
         self._start = start
         self._log = log
 

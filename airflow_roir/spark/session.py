@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from airflow_roir.engine.work.phase_work import WorkerMetrics
 
@@ -50,13 +49,6 @@ class Session(ABC):
     def shared_cores(self) -> int | None:
         """The cores of the one machine that all workers share; None on a cluster, which may grow."""
         return None
-
-
-class Start(Protocol):
-    """A Spark that may still be on its way."""
-
-    def session(self, name: str) -> Session:
-        """Wait until it is up. name: the application's, if that is to be named. Raises SparkFailed."""
 
 
 def tag_of(text: str) -> str:

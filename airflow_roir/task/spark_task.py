@@ -20,7 +20,7 @@ from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.operation import Status
 from airflow_roir.options import VerifyOptions, options_of
 from airflow_roir.signals import throttle_text
-from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.live_options import IN_EFFECT, OFF, TEXTS, Apply, LiveOptions, write
@@ -131,7 +131,7 @@ class SparkDrivingOperator(DrivingOperator):
             wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log, "operation": row.id}
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
-        command = driver_command(self.index, owner, target, **wish)
+        command = driver_command(target, driver_order(self.index, owner, **wish))
         self._driver = Driver(command, driver_environment(dsn, surroundings=known), forward=self._tell)
         try:
             progress = Progress(lambda: operation_status(database, row.id), self.log.info)

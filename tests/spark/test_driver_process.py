@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from airflow_roir.errors import SparkFailed
-from airflow_roir.spark.driver_process import ENDED, Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import ENDED, Driver, driver_command, driver_environment, driver_order
 from airflow_roir.spark.options import SparkOptions
 
 pytestmark = pytest.mark.sample(2)
@@ -63,12 +63,12 @@ def start(log: Log) -> Iterator[Callable[[str], Driver]]:
 
 def test_the_command_line_holds_names_and_numbers_only() -> None:
     options = SparkOptions("spark://h:7077", {"spark.executor.memory": "2g", "spark.app": "a b"})
-    assert driver_command('public."I x"', "airflow d r", options)[1:] == [
+    assert driver_command(options, driver_order('public."I x"', "airflow d r"))[1:] == [
         *("-m", "airflow_roir.spark", "--index", 'public."I x"', "--owner", "airflow d r"),
         *("--master", "spark://h:7077"),
         *("--conf", "spark.app=a b", "--conf", "spark.executor.memory=2g"),
     ]
-    assert driver_command("i", "o", SparkOptions(), take_over=True)[3:] == [
+    assert driver_command(SparkOptions(), driver_order("i", "o", take_over=True))[3:] == [
         *("--index", "i", "--owner", "o", "--take-over")
     ]
 

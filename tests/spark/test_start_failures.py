@@ -16,7 +16,7 @@ import pytest
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput, SparkFailed
 from airflow_roir.spark import __main__ as application
-from airflow_roir.spark.driver_process import Driver, driver_environment, driver_order, waiting_command
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order, later
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.spark.options import SparkOptions
@@ -86,7 +86,7 @@ def start(folder: Path, dsn: str, conf: dict[str, str] | None = None, **environm
     use_java()
     folder.mkdir()
     lines: list[str] = []
-    command = waiting_command(SparkOptions("local[2]", conf or {}), folder.parent / "log")
+    command = driver_command(SparkOptions("local[2]", conf or {}), later(folder.parent / "log"))
     driver = Driver(command, driver_environment(dsn) | {"TMPDIR": str(folder)} | environment, lines.append, True)
     return driver, lines
 

@@ -17,7 +17,7 @@ import pytest
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
-from airflow_roir.spark.driver_process import driver_command, driver_environment
+from airflow_roir.spark.driver_process import driver_command, driver_environment, driver_order
 from airflow_roir.spark.options import SparkOptions, with_task_failures
 from tests.conftest import run_sql
 from tests.crash import gate
@@ -99,7 +99,7 @@ def test_a_killed_driver_leaves_the_operation_to_the_next(database: Database) ->
 def test_a_driver_whose_parent_died_pauses_with_the_reason(database: Database) -> None:
     operation = prepared(database, rate=20_000)
     heard, said = os.pipe()
-    command = driver_command("ix", "an orphan", SparkOptions("local[2]"))
+    command = driver_command(SparkOptions("local[2]"), driver_order("ix", "an orphan"))
     orphan = subprocess.Popen(
         command, env=driver_environment(database.dsn), stdin=subprocess.DEVNULL, stdout=said, stderr=said
     )
