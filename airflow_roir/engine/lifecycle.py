@@ -29,6 +29,7 @@ from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
@@ -39,7 +40,6 @@ from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.unique import census, duplicate_report

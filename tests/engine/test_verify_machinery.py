@@ -138,10 +138,10 @@ def test_a_verification_that_comes_second_takes_the_firsts_operation_up(database
     first = []
 
     def overtake() -> None:
-        first.append(verification.begin(database, "ix", VerifyOptions(), "somebody else"))
+        first.append(record.begin(database, "ix", VerifyOptions(), "somebody else"))
 
     with before(database, "INSERT INTO roir.operation", overtake):
-        second = verification.begin(database, "ix", VerifyOptions(), "test")
+        second = record.begin(database, "ix", VerifyOptions(), "test")
     assert second.adopted
     assert second.operation_id == first[0].operation_id
 

@@ -34,7 +34,7 @@ def in_batches(
     """What `body` returns for each piece, which is one transaction, committed before the next piece is taken.
 
     attempts: at the transaction's locks; each batch has all of their patience. report: hears of whom a batch waits for.
-    outage_s: how long, in seconds, to wait for a server that is away; None where a lost session must end the loop.
+    outage_s: how long, in seconds, to wait for a server that is away; None if a lost session must end the loop.
     Raises what `Attempts.run` raises. What was committed before stays.
     """
     patience = None if outage_s is None else Patience(attempts.database.limits, outage_s=outage_s)
