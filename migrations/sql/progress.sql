@@ -29,79 +29,91 @@ RETURNS numeric LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS 
                                       ELSE 99 * compared END::numeric, 1) END
 $$;
 
--- One row per operation: what is done of it. copied, sealed, compared: shares, from 0 to 1; sealing,
--- comparing: of what is under way.
+-- One row per verification. compared: which part of its work is done; comparing: which part is under way.
+CREATE VIEW roir.verification_work AS
+SELECT y.id AS verification_id, y.operation_id,
+       y.finished_at IS NOT NULL AS ended,
+       -- Units are deleted when a verification ends.
+       CASE WHEN y.finished_at IS NULL THEN unit.rows ELSE y.rows END AS rows,
+       CASE WHEN unit.totals IS NULL THEN 0.99 * unit.checks
+            WHEN y.suspicious IS NULL THEN part.totals * unit.totals + part.sums * coalesce(unit.sums, 0)
+            ELSE part.totals + part.sums + (0.99 - part.totals - part.sums) * coalesce(unit.checks, 1) END AS compared,
+       part.totals * unit.held / greatest(unit.units, 1) AS comparing
+  FROM roir.verification y
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS units, count(x.claim_worker) AS held,
+              coalesce(sum(x.rows) FILTER (WHERE x.side IN ('source', 'heap')
+                  AND (x.stage = 'total' OR y.suspicious IS NULL AND x.stage = 'check')), 0) AS rows,
+              bool_or(x.side = 'heap' AND x.stage = 'total') AS by_block,
+              avg(x.done::int) FILTER (WHERE x.stage = 'total')::float8 AS totals,
+              avg(x.done::int) FILTER (WHERE x.stage = 'sum')::float8 AS sums,
+              avg(x.done::int) FILTER (WHERE x.stage = 'check')::float8 AS checks
+         FROM roir.verification_unit x WHERE x.verification_id = y.id) unit
+  -- Sums of one snapshot, of a heap's blocks, mostly are the end: nobody wrote in between.
+ CROSS JOIN LATERAL (
+       SELECT CASE WHEN unit.by_block THEN 0.97 ELSE 0.5 END AS totals,
+              CASE WHEN unit.by_block THEN 0.01 ELSE 0.3 END AS sums) part;
+
+-- One row per operation: what is done of it. copied, sealed, compared: shares, from 0 to 1; sealing, comparing: of what
+-- is under way.
 CREATE VIEW roir.operation_work AS
 SELECT o.id AS operation_id,
-       r.ranges, r.ranges_done, r.batch_seconds, r.copied,
-       s.segments, s.segments_sealed, s.sealed, s.sealing,
-       v.compared, v.comparing,
-       (r.rows + coalesce(v.rows, 0) + c.rows)::bigint AS rows,
-       t.worked + t.since AS worked,
-       coalesce((o.phase_seconds ->> o.phase)::float8, 0) + t.since AS in_phase,
-       greatest(roir.percent_of(o.kind, o.status, o.phase, r.copied, s.sealed, coalesce(c.share, v.compared, 0)),
-                m.percent)
-       AS percent
+       copy.ranges, copy.ranges_done, copy.batch_seconds, copy.copied,
+       seal.segments, seal.segments_sealed, seal.sealed, seal.sealing,
+       verified.compared, verified.comparing,
+       (copy.rows + coalesce(verified.rows, 0) + compaction.rows)::bigint AS rows,
+       clock.worked + clock.since AS worked,
+       coalesce((o.phase_seconds ->> o.phase)::float8, 0) + clock.since AS in_phase,
+       greatest(roir.percent_of(o.kind, o.status, o.phase, copy.copied, seal.sealed,
+                                coalesce(compaction.share, verified.compared, 0)),
+                mark.percent) AS percent
   FROM roir.operation o
+
+  -- A range counts its rows up to its share of the estimate made at prepare.
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(x.rows), 0) AS rows, count(*) AS ranges, count(*) FILTER (WHERE x.done) AS ranges_done,
               coalesce(sum(x.seconds), 0)::float8 AS batch_seconds,
-              -- A range counts its rows up to its share of the estimate made at prepare.
               coalesce(avg(CASE WHEN x.done THEN 1
                                 ELSE least(x.rows::float8 / n.rows_per_range, 0.99) END), 0)::float8 AS copied
          -- They are numbered from 0: to count them is to read them all once more.
          FROM (SELECT greatest(o.rows_estimate::float8 / (max(y.ordinal) + 1), 1) AS rows_per_range
                  FROM roir.scan_range y WHERE y.operation_id = o.id) n
-         JOIN roir.scan_range x ON x.operation_id = o.id) r
+         JOIN roir.scan_range x ON x.operation_id = o.id) copy
+
+  -- The first segment, of NULL keys, is empty mostly.
  CROSS JOIN LATERAL (
        SELECT count(*) AS segments, count(*) FILTER (WHERE status = 'sealed') AS segments_sealed,
               count(claim_worker)::float8 / greatest(count(*) - 1, 1) AS sealing,
-              -- The first one, of NULL keys, is empty mostly.
               coalesce(avg(CASE status WHEN 'sealed' THEN 1 WHEN 'indexed' THEN 0.7 ELSE 0 END)
                        FILTER (WHERE ordinal > 0), 0)::float8 AS sealed
-         FROM roir.segment WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')) s
-  -- Of a verification that is an operation itself, and of the comparisons before a publish: a later one, after one that
-  -- found something, begins anew. Units are deleted when a verification ends.
+         FROM roir.segment WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')) seal
+
+  -- Of a verification that is an operation itself, and of the comparisons before a publish: after one that found
+  -- something, the next begins from nothing. One that was given up with its operation is not done.
  CROSS JOIN LATERAL (
-       SELECT max(x.rows) FILTER (WHERE o.kind = 'verify') AS rows,
-              max(x.comparing) FILTER (WHERE NOT x.ended) AS comparing,
-              -- One that was given up with its operation is not done.
-              max(CASE WHEN NOT x.ended THEN x.compared WHEN o.status IN ('aborting', 'aborted') THEN 0
+       SELECT max(w.rows) FILTER (WHERE o.kind = 'verify') AS rows,
+              max(w.comparing) FILTER (WHERE NOT w.ended) AS comparing,
+              max(CASE WHEN NOT w.ended THEN w.compared WHEN o.status IN ('aborting', 'aborted') THEN 0
                        ELSE 1 END) AS compared
-         FROM (SELECT y.finished_at IS NOT NULL AS ended,
-                      t.totals * u.held / greatest(u.units, 1) AS comparing,
-                      CASE WHEN y.finished_at IS NULL THEN u.rows ELSE y.rows END AS rows,
-                      -- Sums of one snapshot, of a heap's blocks, mostly are the end: nobody wrote in between.
-                      CASE WHEN u.totals IS NULL THEN 0.99 * u.checks
-                           WHEN y.suspicious IS NULL THEN t.totals * u.totals + t.sums * coalesce(u.sums, 0)
-                           ELSE t.totals + t.sums + (0.99 - t.totals - t.sums) * coalesce(u.checks, 1) END AS compared
-                 FROM roir.verification y
-                CROSS JOIN LATERAL (
-                      SELECT count(*) AS units, count(z.claim_worker) AS held,
-                             coalesce(sum(z.rows) FILTER (WHERE z.side IN ('source', 'heap')
-                                 AND (z.stage = 'total' OR y.suspicious IS NULL AND z.stage = 'check')), 0) AS rows,
-                             bool_or(z.side = 'heap' AND z.stage = 'total') AS by_block,
-                             avg(z.done::int) FILTER (WHERE z.stage = 'total')::float8 AS totals,
-                             avg(z.done::int) FILTER (WHERE z.stage = 'sum')::float8 AS sums,
-                             avg(z.done::int) FILTER (WHERE z.stage = 'check')::float8 AS checks
-                        FROM roir.verification_unit z WHERE z.verification_id = y.id) u
-                CROSS JOIN LATERAL (
-                      SELECT CASE WHEN u.by_block THEN 0.97 ELSE 0.5 END AS totals,
-                             CASE WHEN u.by_block THEN 0.01 ELSE 0.3 END AS sums) t
-                WHERE y.operation_id = o.id) x) v
+         FROM roir.verification_work w WHERE w.operation_id = o.id) verified
+
+  -- Units count by their blocks; those that are left out were no work.
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(x.rows), 0) AS rows,
-              -- By their blocks; those that are left out were no work.
               sum(roir.unit_share(x) * greatest(x.blocks, 1)) / sum(greatest(x.blocks, 1))::float8 AS share
-         FROM roir.compaction_unit x WHERE x.operation_id = o.id) c
+         FROM roir.compaction_unit x WHERE x.operation_id = o.id) compaction
+
+  -- Seconds of work: those of the phases, and since the last tick. least() leaves a NULL out.
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(value::float8), 0) AS worked,
-              -- least() leaves a NULL out.
               CASE WHEN o.status = 'running' AND o.ticked_at IS NOT NULL
                    THEN greatest(least(extract(epoch FROM clock_timestamp() - o.ticked_at), 30), 0)
                    ELSE 0 END::float8 AS since
-         FROM jsonb_each_text(o.phase_seconds)) t
- CROSS JOIN LATERAL (SELECT max(x.percent) AS percent FROM roir.progress_sample x WHERE x.operation_id = o.id) m;
+         FROM jsonb_each_text(o.phase_seconds)) clock
+
+  -- The greatest percentage that was shown.
+ CROSS JOIN LATERAL (
+       SELECT max(x.percent) AS percent FROM roir.progress_sample x WHERE x.operation_id = o.id) mark;
 
 -- How long what is left will take, in seconds, and how many rows a second are copied now; NULL where there is nothing
 -- to derive it from. Reads no table: whoever may read the view may call it. earlier_…: the rows and the seconds of

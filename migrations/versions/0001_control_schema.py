@@ -72,6 +72,7 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION roir.refuse_arrow(), roir.refuse_change(), roir.take_sample() CASCADE")
     # What is left of the functions stands on no view but this one, and this one on one of them.
     op.execute("DROP VIEW roir.operation_work CASCADE")
+    op.execute("DROP VIEW roir.verification_work")
     for kind, names in (("FUNCTION", FUNCTIONS), ("TABLE", TABLES)):
         op.execute(f"DROP {kind} {op.get_bind().exec_driver_sql(names).scalar_one()}")
     op.execute("DROP TYPE roir.entry_state")

@@ -193,7 +193,7 @@ def drops_antimatter_at_insert(patch: pytest.MonkeyPatch) -> None:
         inserted = lines.index("ELSIF TG_OP = 'INSERT' THEN")
         antimatter = f"SELECT FROM {delta} WHERE state = 'antimatter' AND c1 = NEW.k AND c2 = NEW.id"
         forgetting = [f"ELSIF TG_OP = 'INSERT' AND EXISTS ({antimatter}) THEN"]
-        forgetting += segment_writes.delete(target.entry, delta, "NEW")
+        forgetting += [segment_writes._delete(target.entry, delta, "NEW")]
         return lines[:inserted] + forgetting + lines[inserted:]
 
     patch.setattr(row_function, "_capture_mode", broken)

@@ -38,11 +38,12 @@ def as_it_stands(source: Source, target: Target, record: str, belongs: list[str]
     return [
         *looked,
         "IF here.belongs IS NULL THEN",
-        # A snapshot that is older than a rewrite of the table sees no row.
+        "  -- A snapshot that is older than a rewrite of the table sees no row.",
         "  IF one_snapshot THEN",
         "    PERFORM roir.refuse_rewritten(TG_RELID);",
         "  END IF;",
         *indent(gone),
+        "  -- A writer may have brought it meanwhile.",
         *indent(looked),
         "END IF;",
         "IF here.belongs THEN",
@@ -62,37 +63,52 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
     # lock all leaves, and wait for whoever holds another one.
     given = [entry.columns[i].parameter(i + 1) for i in entry.identity_positions]
-    where = entry.same([column.of("s") for column in entry.columns], given)
+    where = entry.same_columns([column.of("s") for column in entry.columns], given)
     which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
+    question = (
+        f"-- Has a row that this transaction wrote the entry of {record} now?"
+        if own
+        else f"-- Has anybody else's row the entry of {record}?"
+    )
     of_the_leaf = [
         f"EXECUTE {literal(f'SELECT {columns}, true AS belongs FROM ONLY ')} || TG_RELID::regclass",
-        f"  || {literal(f' s WHERE {where} {which}')} INTO here",
+        f"  || {literal(' s WHERE ' + where[0])}",
+        *(f"  {literal(' AND ' + condition)}" for condition in where[1:]),
+        f"  {literal(' ' + which)} INTO here",
         f"  USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
     ]
     ours = [f"s.c{i + 1}" for i in entry.identity_positions]
     if source.partitioned:
         # The server asks who writes to a table for no right on its leaves. Planned for these values, it locks one leaf.
-        where = entry.same(ours, given)
+        where = entry.same_columns(ours, given)
         which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
         columns = ", ".join(entry.physical(prefix="s."))
         view = physical.source_view(target.generation_id)
         return [
+            question,
             f"IF {_may_read(source)} THEN",
             *indent(of_the_leaf),
             "ELSE",
-            f"  EXECUTE {literal(f'SELECT {columns}, true AS belongs FROM {view} s WHERE {where} {which}')} INTO here",
+            f"  EXECUTE {literal(f'SELECT {columns}, true AS belongs FROM {view} s')}",
+            f"    {literal(' WHERE ' + where[0])}",
+            *(f"    {literal(' AND ' + condition)}" for condition in where[1:]),
+            f"    {literal(' ' + which)} INTO here",
             f"    USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
             "END IF;",
         ]
-    where = entry.same(ours, [column.of(record) for column in entry.columns])
+    where = entry.same_columns(ours, [column.of(record) for column in entry.columns])
     which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     return [
+        question,
         f"IF TG_RELID = {source.oid} THEN",
         f"  SELECT {', '.join(entry.physical(prefix='s.'))}, true AS belongs INTO here",
-        f"    FROM {physical.source_view(target.generation_id)} s WHERE {where} {which};",
-        # Restored from a dump: under another oid, and, where it was restored alone, without our view.
+        f"    FROM {physical.source_view(target.generation_id)} s",
+        f"   WHERE {where[0]}",
+        *(f"     AND {condition}" for condition in where[1:]),
+        f"     {which};",
         "ELSE",
+        "  -- Restored from a dump: under another oid, and, where it was restored alone, without our view.",
         *indent(of_the_leaf),
         "END IF;",
     ]
@@ -112,6 +128,7 @@ def for_both(settle: Callable[[str], list[str]]) -> list[str]:
         "IF TG_OP <> 'INSERT' THEN",
         *indent(settle("OLD")),
         "END IF;",
+        "",
         "IF TG_OP <> 'DELETE' THEN",
         *indent(settle("NEW")),
         "END IF;",

@@ -26,4 +26,4 @@ def literal(text: str) -> str:
 
 def indent(lines: list[str], levels: int = 1) -> list[str]:
     """Lines of a nested block."""
-    return ["  " * levels + line for line in lines]
+    return ["  " * levels + line if line else "" for line in lines]

@@ -40,18 +40,27 @@ def render(source: Source, generations: list[Target]) -> str:
 
 def body(source: Source, generations: list[Target]) -> str:
     """What stands between the dollars of `render`."""
-    declarations = ["DECLARE", "  careful boolean := true;", "  here record;"]
-    if source.pk_deferrable or any(target.mode != CAPTURE for target in generations):
+    declarations = [
+        "DECLARE",
+        "  -- Whether the source is asked what became of the row. A DELETE always does.",
+        "  careful boolean := true;",
+        "  -- Its answer: a row that has the entry now, and that the entry `belongs`.",
+        "  here record;",
+    ]
+    maintained = [target for target in generations if target.mode != CAPTURE]
+    if source.pk_deferrable or maintained:
         declarations += [
             "  one_snapshot boolean :=",
             "    current_setting('transaction_isolation') IN ('repeatable read', 'serializable');",
             "  found_entries bigint;",
             "  gone boolean;",
         ]
+    if any(target.entry.nullable_positions for target in maintained):
+        declarations += ["  old_null boolean;", "  new_null boolean;"]
     if any(target.entry.enforced and target.mode != CAPTURE for target in generations):
         declarations += ["  holder record;", "  held boolean;", "  taken boolean;"]
     statements = indent(_statements(source, generations))
-    return "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
+    return "\n".join([*declarations, "BEGIN", *statements, "", "  RETURN NULL;", "END"])
 
 
 def _statements(source: Source, generations: list[Target]) -> list[str]:
@@ -61,6 +70,7 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
     if not source.pk_deferrable:
         # The update first: each question costs an event a microsecond or two, and most writes are updates.
         lines = [
+            "-- Is NEW the row as it stands now? It isn't where this transaction has written to the row again since.",
             "IF TG_OP = 'UPDATE' THEN",
             f"  careful := {_IS_TOUCHED_AGAIN}",
             f"    OR {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
@@ -68,10 +78,12 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
             f"  careful := {_IS_TOUCHED_AGAIN};",
             "END IF;",
         ]
+    else:
+        lines = ["-- Rows may share a primary key for a while: every write is careful."]
     if source.partitioned:
-        lines += _of_another()
+        lines += ["", *_of_another()]
     for target in generations:
-        lines += [f"-- generation {target.generation_id}, {target.mode} mode"]
+        lines += ["", f"-- generation {target.generation_id}, {target.mode} mode"]
         lines += _capture_mode(source, target) if target.mode == CAPTURE else _maintain_mode(source, target)
     return lines
 
@@ -79,6 +91,7 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
 def _of_another() -> list[str]:
     """To read a leaf is to run code of its owner, who may be somebody else than the source's, as whom we run."""
     return [
+        "-- May our owner read this leaf?",
         # Looked at here, since a call costs each event more.
         "IF careful AND (SELECT c.xmax <> '0'::xid OR NOT pg_has_role(c.relowner, current_user, 'USAGE')",
         "                  FROM pg_class c WHERE c.oid = TG_RELID) THEN",
@@ -102,7 +115,11 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
         ]
 
     def settle(record: str) -> list[str]:
-        belongs, gone = write("here", EntryState.REGULAR), write(record, EntryState.ANTIMATTER)
+        belongs = write("here", EntryState.REGULAR)
+        gone = [
+            "-- No row has it: antimatter, which takes the entry out of the index at the fold.",
+            *write(record, EntryState.ANTIMATTER),
+        ]
         return careful_path.as_it_stands(source, target, record, belongs, gone)
 
     everything = [column.source for column in entry.columns]
@@ -112,15 +129,26 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
     moved = []
     if target.scan is Scan.BLOCK:
         # Else a batch could meet the row twice, or not at all. Within a block one snapshot sees it once.
-        moved = [f"ELSIF {_block_of('OLD')} <> {_block_of('NEW')} THEN", *indent(write("NEW", EntryState.REGULAR))]
+        moved = [
+            "",
+            "-- Has the row moved to another block? The scan of the old one may miss it.",
+            f"ELSIF {_block_of('OLD')} <> {_block_of('NEW')} THEN",
+            *indent(write("NEW", EntryState.REGULAR)),
+        ]
     return [
         *refused,
+        "-- Careful: a regular row for what the source has now, antimatter for what it hasn't. A DELETE ends here.",
         "IF careful THEN",
         *indent(careful_path.for_both(settle)),
+        "",
+        "-- Quick: NEW is the row.",
         "ELSIF TG_OP = 'INSERT' THEN",
         *indent(write("NEW", EntryState.REGULAR)),
+        "",
+        "-- Has the update changed the entry?",
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
+        "    -- Another key: the old entry goes.",
         *indent(write("OLD", EntryState.ANTIMATTER), 2),
         "  END IF;",
         *indent(write("NEW", EntryState.REGULAR)),
@@ -153,7 +181,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
 
     # The delta before the base, always: a fold step takes rows in that order too.
     def settle(record: str) -> list[str]:
-        gone = segment_writes.take_out(target, record)
+        gone = ["-- No row has it: the entry goes.", *segment_writes.take_out(target, record)]
         return [*forget(record), *careful_path.as_it_stands(source, target, record, put("here"), gone)]
 
     everything = [column.source for column in entry.columns]
@@ -162,13 +190,21 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
     # delta and miss the base's younger copy, a write may miss a younger antimatter, a lookup the row itself.
     refused = _refused(target)
     if source.pk_deferrable:
-        return [*refused, *careful_path.for_both(settle)]
+        return [
+            *refused,
+            *careful_path.for_both(lambda record: [*segment_writes.set_null(entry, record), *settle(record)]),
+        ]
+    # Before the paths part, since nearly each of them asks.
+    new_null = [*segment_writes.set_null(entry, "NEW"), ""] if entry.nullable_positions else []
     return [
         *refused,
+        *new_null,
         # Most writes take neither question's first answer. One statement for the old entry, on either path: it is long.
+        "-- Careful, or another key: the old entry goes, unless the source has it still; then comes the new one.",
+        "-- A DELETE is careful.",
         f"IF careful OR TG_OP = 'UPDATE' AND {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
         "  IF TG_OP <> 'INSERT' THEN",
-        *indent(forget("OLD"), 2),
+        *indent([*segment_writes.set_null(entry, "OLD"), *forget("OLD")], 2),
         "    gone := true;",
         "    IF careful THEN",
         *indent(careful_path.look(source, target, "OLD"), 3),
@@ -181,13 +217,20 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         *indent(segment_writes.take_out(target, "OLD"), 3),
         "    END IF;",
         "  END IF;",
+        "",
+        "  -- Quick: NEW is the row.",
         "  IF NOT careful THEN",
         *indent([*forget("NEW"), *put("NEW")], 2),
+        "",
+        "  -- Careful: does the source have the new entry?",
         "  ELSIF TG_OP <> 'DELETE' THEN",
         *indent(settle("NEW"), 2),
         "  END IF;",
+        "",
         "ELSIF TG_OP = 'INSERT' THEN",
         *indent([*forget("NEW"), *put("NEW")]),
+        "",
+        "-- The same key. Has the update changed another column of the entry?",
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         *indent([*forget("NEW"), *segment_writes.update_in_place(target, put("NEW"))]),
         "END IF;",
@@ -198,12 +241,14 @@ def _refused(target: Target) -> list[str]:
     """40001 for a snapshot that is older than the generation's mode, or than its segments."""
     layout = f", {target.layout}" if target.layout else ""
     return [
+        "-- Was the switch to this mode, or a swap of segments, after our snapshot? Then it doesn't see all entries.",
         f"IF one_snapshot AND NOT roir.is_in_mode({target.generation_id}, '{target.mode}'{layout}) THEN",
         "  RAISE EXCEPTION USING ERRCODE = 'serialization_failure',",
         "    MESSAGE = 'could not serialize access: an index entry of this row was written after the "
         "transaction''s snapshot',",
         f"    DETAIL = 'roir generation {target.generation_id}', HINT = 'Retry the transaction.';",
         "END IF;",
+        "",
     ]
 
 

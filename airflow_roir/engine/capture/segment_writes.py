@@ -80,7 +80,7 @@ def update_in_place(target: Target, put: list[str]) -> list[str]:
         if bounds is None
         else _choose(target, bounds, "NEW", update, 0, len(bounds) + 1)
     )
-    elsewhere = " OR ".join(["one_snapshot", *(is_null(entry.columns[i].of("NEW")) for i in entry.nullable_positions)])
+    elsewhere = " OR ".join(["one_snapshot", *(["new_null"] if entry.nullable_positions else [])])
     return [
         f"IF {elsewhere} THEN",
         "  found_entries := 0;",
@@ -92,6 +92,14 @@ def update_in_place(target: Target, put: list[str]) -> list[str]:
         *indent(put),
         "END IF;",
     ]
+
+
+def set_null(entry: Entry, record: str) -> list[str]:
+    """Say in `old_null` or `new_null` whether a record's entry has a NULL, which takes another statement to remove."""
+    if not entry.nullable_positions:
+        return []
+    has_null = " OR ".join(is_null(entry.columns[i].of(record)) for i in entry.nullable_positions)
+    return [f"{record.lower()}_null := {has_null};"]
 
 
 _COUNT = "GET DIAGNOSTICS found_entries = ROW_COUNT;"
@@ -170,17 +178,24 @@ def _unless_null(
     names, nullable = entry.physical(), entry.nullable_positions
     if not nullable:
         return known
-    any_null = " OR ".join(is_null(values[i]) for i in nullable)
-    terms = []
-    for i in entry.identity_positions:
+
+    def term(i: int) -> str:
         null, equal = (
             literal(entry.same_column(i, names[i], entry.columns[i].parameter(i + 1), null)) for null in (True, False)
         )
-        terms.append(f"CASE WHEN {is_null(values[i])} THEN {null} ELSE {equal} END" if i in nullable else equal)
-    joined = " || ' AND ' || ".join(terms)
+        if i not in nullable:
+            return equal[1:-1]
+        # It is this one that is NULL, if no other column can be.
+        return (
+            null[1:-1]
+            if len(nullable) == 1
+            else f"'\n    || CASE WHEN {is_null(values[i])} THEN {null} ELSE {equal} END || '"
+        )
+
+    statement = f"  EXECUTE 'DELETE FROM {table} WHERE {' AND '.join(map(term, entry.identity_positions))}'"
     return [
-        f"IF {any_null} THEN",
-        f"  EXECUTE 'DELETE FROM {table} WHERE ' || {joined}",
+        f"IF {record.lower()}_null THEN",
+        *statement.splitlines(),
         f"    USING {', '.join(values)};",
         *indent(after_dynamic or []),
         "ELSE",

@@ -23,6 +23,7 @@ from airflow_roir.engine.control.new_operation import (
     unfinished,
 )
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import physical
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.source import replication
 from airflow_roir.errors import InvalidInput
@@ -35,12 +36,11 @@ SELECT greatest((SELECT max(ordinal) FROM roir.segment WHERE generation_id = %(g
                 (SELECT max(p) FROM roir.compaction_unit u CROSS JOIN unnest(u.parts) p
                   WHERE u.generation_id = %(generation)s)) + 1
 """
-SEGMENT_BLOCKS = """
+SEGMENT_BLOCKS = f"""
 SELECT s.ordinal, CASE WHEN c.reltuples BETWEEN 0 AND 1e15 THEN c.reltuples ELSE 0 END AS rows,
        pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks
   FROM roir.segment s
-  JOIN pg_class c ON c.oid = to_regclass(format('roir_data.g%%s_s%%s', s.generation_id,
-                                                lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0')))
+  JOIN pg_class c ON c.oid = to_regclass('roir_data.' || {physical.SEGMENT_NAME})
  WHERE s.generation_id = %(generation)s
 """
 # What was said of that when the generation was built.

@@ -34,7 +34,7 @@ from airflow_roir.engine.source.relation_size import RelationSize, relation_size
 # since the last ANALYZE, which knows of deletes what the density of the last VACUUM doesn't; a server that crashed has
 # forgotten the count, and begins it at nothing: it isn't `counted` until the next VACUUM or ANALYZE. A crash also sets
 # the moments of all counters of the server, of which a user may set single ones again; so the least of them is meant.
-SEGMENTS = """
+SEGMENTS = f"""
 SELECT s.ordinal, s.lower, s.upper, s.sealed_at,
        greatest(s.sealed_at, pg_stat_get_db_stat_reset_time(d.oid), f.since) AS since,
        c.oid::bigint, c.oid::regclass::text AS name,
@@ -50,9 +50,8 @@ SELECT s.ordinal, s.lower, s.upper, s.sealed_at,
        pg_stat_get_tuples_returned(x.indexrelid) AS returned,
        pg_stat_get_blocks_fetched(x.indexrelid) AS tree_fetched, pg_stat_get_blocks_hit(x.indexrelid) AS tree_hit
   FROM roir.segment s
- CROSS JOIN lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0') AS number
   JOIN pg_inherits h ON h.inhparent = to_regclass(%(base)s)
-  JOIN pg_class c ON c.oid = h.inhrelid AND c.relkind = 'r' AND c.relname = concat('g', s.generation_id, '_s', number)
+  JOIN pg_class c ON c.oid = h.inhrelid AND c.relkind = 'r' AND c.relname = {physical.SEGMENT_NAME}
   JOIN pg_database d ON d.datname = current_database()
  CROSS JOIN (SELECT least((SELECT stats_reset FROM pg_stat_bgwriter), (SELECT stats_reset FROM pg_stat_archiver),
                           (SELECT stats_reset FROM pg_stat_wal)) AS since) f

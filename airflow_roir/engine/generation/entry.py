@@ -184,8 +184,14 @@ class Entry:
 
         ours, theirs: SQL of their columns, of `(key, pk)` at least, as base types. nulls: as `same_column`.
         """
+        return " AND ".join(self.same_columns(ours, theirs, nulls))
+
+    def same_columns(
+        self, ours: Sequence[str], theirs: Sequence[str], nulls: Mapping[int, bool] | None = None
+    ) -> list[str]:
+        """As `same`, a condition for each column of `(key, pk)`."""
         known = nulls or {}
-        return " AND ".join(self.same_column(i, ours[i], theirs[i], known.get(i)) for i in self.identity_positions)
+        return [self.same_column(i, ours[i], theirs[i], known.get(i)) for i in self.identity_positions]
 
     def same_column(self, i: int, ours: str, theirs: str, null: bool | None = None) -> str:
         """As `same`, of one column of `(key, pk)`.

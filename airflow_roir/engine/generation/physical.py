@@ -48,6 +48,10 @@ def segment(generation_id: int, ordinal: int) -> str:
     return f"{DATA_SCHEMA}.g{generation_id}_s{ordinal:03d}"
 
 
+# SQL: what `segment` calls a row `s` of roir.segment, without the schema.
+SEGMENT_NAME = "concat('g', s.generation_id, '_s', lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0'))"
+
+
 def segment_key(generation_id: int, ordinal: int) -> str:
     """The unique index of one segment."""
     return f"{segment(generation_id, ordinal)}_key"

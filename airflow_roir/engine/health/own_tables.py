@@ -11,7 +11,7 @@ from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.readers import view_check
 
 # Names as they are: what is renamed is missed by the writes.
-TABLES = """
+TABLES = f"""
 SELECT b.oid IS NOT NULL AS base,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
          WHERE a.attrelid = b.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
@@ -22,11 +22,11 @@ SELECT b.oid IS NOT NULL AS base,
        (SELECT count(*) FROM roir.segment s WHERE s.generation_id = %(generation)s)
        - (SELECT count(*) FROM roir.partition_tree(b.oid) t JOIN pg_class c ON c.oid = t.relation
            WHERE c.relpersistence = 'p') AS segments_missing,
-       (SELECT count(*) FROM roir.segment s, lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0') AS number
+       (SELECT count(*) FROM roir.segment s
          WHERE s.generation_id = %(generation)s
            -- By the snapshot that has the segments: a look-up by name would see what a swap has dropped meanwhile.
            AND NOT EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = 'roir_data'::regnamespace
-                              AND c.relname = concat('g', s.generation_id, '_s', number))) AS segments_renamed,
+                              AND c.relname = {physical.SEGMENT_NAME})) AS segments_renamed,
        roir.table_additions(%(generation)s) AS additions
   FROM (SELECT to_regclass(%(base)s)::oid AS oid) b
 """

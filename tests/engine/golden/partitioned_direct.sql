@@ -2,45 +2,66 @@ CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
 AS $roir$
 DECLARE
+  -- Whether the source is asked what became of the row. A DELETE always does.
   careful boolean := true;
+  -- Its answer: a row that has the entry now, and that the entry `belongs`.
   here record;
   one_snapshot boolean :=
     current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
   found_entries bigint;
   gone boolean;
+  old_null boolean;
+  new_null boolean;
 BEGIN
+  -- Is NEW the row as it stands now? It isn't where this transaction has written to the row again since.
   IF TG_OP = 'UPDATE' THEN
     careful := NEW.xmax <> '0'::xid
       OR ROW(OLD."id")::record *<> ROW(NEW."id")::record;
   ELSIF TG_OP = 'INSERT' THEN
     careful := NEW.xmax <> '0'::xid;
   END IF;
+
+  -- May our owner read this leaf?
   IF careful AND (SELECT c.xmax <> '0'::xid OR NOT pg_has_role(c.relowner, current_user, 'USAGE')
                     FROM pg_class c WHERE c.oid = TG_RELID) THEN
     PERFORM roir.refuse_leaves_of_others(ARRAY[TG_RELID]);
   END IF;
+
   -- generation 1, direct mode
+  -- Was the switch to this mode, or a swap of segments, after our snapshot? Then it doesn't see all entries.
   IF one_snapshot AND NOT roir.is_in_mode(1, 'direct') THEN
     RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
       MESSAGE = 'could not serialize access: an index entry of this row was written after the transaction''s snapshot',
       DETAIL = 'roir generation 1', HINT = 'Retry the transaction.';
   END IF;
+
+  new_null := NEW."k" IS NOT DISTINCT FROM NULL;
+
+  -- Careful, or another key: the old entry goes, unless the source has it still; then comes the new one.
+  -- A DELETE is careful.
   IF careful OR TG_OP = 'UPDATE' AND ROW(OLD."k", OLD."id")::record *<> ROW(NEW."k", NEW."id")::record THEN
     IF TG_OP <> 'INSERT' THEN
-      IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-        EXECUTE 'DELETE FROM roir_data.g1_delta WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+      old_null := OLD."k" IS NOT DISTINCT FROM NULL;
+      IF old_null THEN
+        EXECUTE 'DELETE FROM roir_data.g1_delta WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
           USING OLD."k", OLD."id";
       ELSE
         DELETE FROM roir_data.g1_delta WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
       END IF;
       gone := true;
       IF careful THEN
+        -- Has a row that this transaction wrote the entry of OLD now?
         IF has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
           EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-            || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+            || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL)'
+            ' AND s."id" OPERATOR(pg_catalog.=) $2'
+            ' AND roir.is_mine(s.xmin) LIMIT 1' INTO here
             USING OLD."k", OLD."id";
         ELSE
-          EXECUTE 'SELECT s.c1, s.c2, s.c3, true AS belongs FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) $1 OR s.c1 IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.written) LIMIT 1' INTO here
+          EXECUTE 'SELECT s.c1, s.c2, s.c3, true AS belongs FROM roir_data.g1_source s'
+            ' WHERE (s.c1 OPERATOR(pg_catalog.=) $1 OR s.c1 IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL)'
+            ' AND s.c2 OPERATOR(pg_catalog.=) $2'
+            ' AND roir.is_mine(s.written) LIMIT 1' INTO here
             USING OLD."k", OLD."id";
         END IF;
         IF here.belongs THEN
@@ -51,8 +72,8 @@ BEGIN
         END IF;
       END IF;
       IF gone THEN
-        IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+        IF old_null THEN
+          EXECUTE 'DELETE FROM roir_data.g1 WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
             USING OLD."k", OLD."id";
           GET DIAGNOSTICS found_entries = ROW_COUNT;
         ELSE
@@ -69,8 +90,8 @@ BEGIN
         END IF;
         IF found_entries = 0 AND one_snapshot THEN
           INSERT INTO roir_data.g1 (c1, c2) VALUES (OLD."k", OLD."id") ON CONFLICT (c1, c2) DO NOTHING;
-          IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-            EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+          IF old_null THEN
+            EXECUTE 'DELETE FROM roir_data.g1 WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
               USING OLD."k", OLD."id";
           ELSE
             DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
@@ -78,9 +99,11 @@ BEGIN
         END IF;
       END IF;
     END IF;
+
+    -- Quick: NEW is the row.
     IF NOT careful THEN
-      IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-        EXECUTE 'DELETE FROM roir_data.g1_delta WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+      IF new_null THEN
+        EXECUTE 'DELETE FROM roir_data.g1_delta WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
           USING NEW."k", NEW."id";
       ELSE
         DELETE FROM roir_data.g1_delta WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
@@ -88,19 +111,27 @@ BEGIN
       INSERT INTO roir_data.g1 (c1, c2, c3)
       VALUES (NEW."k", NEW."id", NEW."v")
       ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+
+    -- Careful: does the source have the new entry?
     ELSIF TG_OP <> 'DELETE' THEN
-      IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-        EXECUTE 'DELETE FROM roir_data.g1_delta WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+      IF new_null THEN
+        EXECUTE 'DELETE FROM roir_data.g1_delta WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
           USING NEW."k", NEW."id";
       ELSE
         DELETE FROM roir_data.g1_delta WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
       END IF;
+      -- Has a row that this transaction wrote the entry of NEW now?
       IF has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
         EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL)'
+          ' AND s."id" OPERATOR(pg_catalog.=) $2'
+          ' AND roir.is_mine(s.xmin) LIMIT 1' INTO here
           USING NEW."k", NEW."id";
       ELSE
-        EXECUTE 'SELECT s.c1, s.c2, s.c3, true AS belongs FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) $1 OR s.c1 IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.written) LIMIT 1' INTO here
+        EXECUTE 'SELECT s.c1, s.c2, s.c3, true AS belongs FROM roir_data.g1_source s'
+          ' WHERE (s.c1 OPERATOR(pg_catalog.=) $1 OR s.c1 IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL)'
+          ' AND s.c2 OPERATOR(pg_catalog.=) $2'
+          ' AND roir.is_mine(s.written) LIMIT 1' INTO here
           USING NEW."k", NEW."id";
       END IF;
       IF here.belongs THEN
@@ -108,8 +139,9 @@ BEGIN
         VALUES (here.c1, here.c2, here.c3)
         ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
       ELSE
-        IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+        -- No row has it: the entry goes.
+        IF new_null THEN
+          EXECUTE 'DELETE FROM roir_data.g1 WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
             USING NEW."k", NEW."id";
         ELSE
           DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
@@ -117,8 +149,8 @@ BEGIN
         GET DIAGNOSTICS found_entries = ROW_COUNT;
         IF found_entries = 0 AND one_snapshot THEN
           INSERT INTO roir_data.g1 (c1, c2) VALUES (NEW."k", NEW."id") ON CONFLICT (c1, c2) DO NOTHING;
-          IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-            EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+          IF new_null THEN
+            EXECUTE 'DELETE FROM roir_data.g1 WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
               USING NEW."k", NEW."id";
           ELSE
             DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
@@ -126,9 +158,10 @@ BEGIN
         END IF;
       END IF;
     END IF;
+
   ELSIF TG_OP = 'INSERT' THEN
-    IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-      EXECUTE 'DELETE FROM roir_data.g1_delta WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+    IF new_null THEN
+      EXECUTE 'DELETE FROM roir_data.g1_delta WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
         USING NEW."k", NEW."id";
     ELSE
       DELETE FROM roir_data.g1_delta WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
@@ -136,14 +169,16 @@ BEGIN
     INSERT INTO roir_data.g1 (c1, c2, c3)
     VALUES (NEW."k", NEW."id", NEW."v")
     ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+
+  -- The same key. Has the update changed another column of the entry?
   ELSIF ROW(OLD."k", OLD."id", OLD."v")::record *<> ROW(NEW."k", NEW."id", NEW."v")::record THEN
-    IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-      EXECUTE 'DELETE FROM roir_data.g1_delta WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+    IF new_null THEN
+      EXECUTE 'DELETE FROM roir_data.g1_delta WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
         USING NEW."k", NEW."id";
     ELSE
       DELETE FROM roir_data.g1_delta WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
     END IF;
-    IF one_snapshot OR NEW."k" IS NOT DISTINCT FROM NULL THEN
+    IF one_snapshot OR new_null THEN
       found_entries := 0;
     ELSE
       IF NEW."k" OPERATOR(pg_catalog.<) E'2' THEN
@@ -159,6 +194,7 @@ BEGIN
       ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
     END IF;
   END IF;
+
   RETURN NULL;
 END
 $roir$;

@@ -2,35 +2,55 @@ CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
 AS $roir$
 DECLARE
+  -- Whether the source is asked what became of the row. A DELETE always does.
   careful boolean := true;
+  -- Its answer: a row that has the entry now, and that the entry `belongs`.
   here record;
   one_snapshot boolean :=
     current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
   found_entries bigint;
   gone boolean;
+  old_null boolean;
+  new_null boolean;
 BEGIN
+  -- Is NEW the row as it stands now? It isn't where this transaction has written to the row again since.
   IF TG_OP = 'UPDATE' THEN
     careful := NEW.xmax <> '0'::xid
       OR ROW(OLD."id")::record *<> ROW(NEW."id")::record;
   ELSIF TG_OP = 'INSERT' THEN
     careful := NEW.xmax <> '0'::xid;
   END IF;
+
   -- generation 1, active mode
+  -- Was the switch to this mode, or a swap of segments, after our snapshot? Then it doesn't see all entries.
   IF one_snapshot AND NOT roir.is_in_mode(1, 'active') THEN
     RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
       MESSAGE = 'could not serialize access: an index entry of this row was written after the transaction''s snapshot',
       DETAIL = 'roir generation 1', HINT = 'Retry the transaction.';
   END IF;
+
+  new_null := NEW."k" IS NOT DISTINCT FROM NULL;
+
+  -- Careful, or another key: the old entry goes, unless the source has it still; then comes the new one.
+  -- A DELETE is careful.
   IF careful OR TG_OP = 'UPDATE' AND ROW(OLD."k", OLD."id")::record *<> ROW(NEW."k", NEW."id")::record THEN
     IF TG_OP <> 'INSERT' THEN
+      old_null := OLD."k" IS NOT DISTINCT FROM NULL;
       gone := true;
       IF careful THEN
+        -- Has a row that this transaction wrote the entry of OLD now?
         IF TG_RELID = {oid} THEN
           SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
-            FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) OLD."id" AND roir.is_mine(s.written) LIMIT 1;
+            FROM roir_data.g1_source s
+           WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL)
+             AND s.c2 OPERATOR(pg_catalog.=) OLD."id"
+             AND roir.is_mine(s.written) LIMIT 1;
         ELSE
+          -- Restored from a dump: under another oid, and, where it was restored alone, without our view.
           EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-            || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+            || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL)'
+            ' AND s."id" OPERATOR(pg_catalog.=) $2'
+            ' AND roir.is_mine(s.xmin) LIMIT 1' INTO here
             USING OLD."k", OLD."id";
         END IF;
         IF here.belongs THEN
@@ -41,8 +61,8 @@ BEGIN
         END IF;
       END IF;
       IF gone THEN
-        IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+        IF old_null THEN
+          EXECUTE 'DELETE FROM roir_data.g1 WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
             USING OLD."k", OLD."id";
           GET DIAGNOSTICS found_entries = ROW_COUNT;
         ELSE
@@ -59,8 +79,8 @@ BEGIN
         END IF;
         IF found_entries = 0 AND one_snapshot THEN
           INSERT INTO roir_data.g1 (c1, c2) VALUES (OLD."k", OLD."id") ON CONFLICT (c1, c2) DO NOTHING;
-          IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-            EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+          IF old_null THEN
+            EXECUTE 'DELETE FROM roir_data.g1 WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
               USING OLD."k", OLD."id";
           ELSE
             DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
@@ -68,17 +88,28 @@ BEGIN
         END IF;
       END IF;
     END IF;
+
+    -- Quick: NEW is the row.
     IF NOT careful THEN
       INSERT INTO roir_data.g1 (c1, c2, c3)
       VALUES (NEW."k", NEW."id", NEW."v")
       ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+
+    -- Careful: does the source have the new entry?
     ELSIF TG_OP <> 'DELETE' THEN
+      -- Has a row that this transaction wrote the entry of NEW now?
       IF TG_RELID = {oid} THEN
         SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
-          FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) NEW."id" AND roir.is_mine(s.written) LIMIT 1;
+          FROM roir_data.g1_source s
+         WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL)
+           AND s.c2 OPERATOR(pg_catalog.=) NEW."id"
+           AND roir.is_mine(s.written) LIMIT 1;
       ELSE
+        -- Restored from a dump: under another oid, and, where it was restored alone, without our view.
         EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL)'
+          ' AND s."id" OPERATOR(pg_catalog.=) $2'
+          ' AND roir.is_mine(s.xmin) LIMIT 1' INTO here
           USING NEW."k", NEW."id";
       END IF;
       IF here.belongs THEN
@@ -86,8 +117,9 @@ BEGIN
         VALUES (here.c1, here.c2, here.c3)
         ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
       ELSE
-        IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+        -- No row has it: the entry goes.
+        IF new_null THEN
+          EXECUTE 'DELETE FROM roir_data.g1 WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
             USING NEW."k", NEW."id";
         ELSE
           DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
@@ -95,8 +127,8 @@ BEGIN
         GET DIAGNOSTICS found_entries = ROW_COUNT;
         IF found_entries = 0 AND one_snapshot THEN
           INSERT INTO roir_data.g1 (c1, c2) VALUES (NEW."k", NEW."id") ON CONFLICT (c1, c2) DO NOTHING;
-          IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-            EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+          IF new_null THEN
+            EXECUTE 'DELETE FROM roir_data.g1 WHERE c1 IS NOT DISTINCT FROM NULL AND c2 OPERATOR(pg_catalog.=) $2'
               USING NEW."k", NEW."id";
           ELSE
             DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
@@ -104,12 +136,15 @@ BEGIN
         END IF;
       END IF;
     END IF;
+
   ELSIF TG_OP = 'INSERT' THEN
     INSERT INTO roir_data.g1 (c1, c2, c3)
     VALUES (NEW."k", NEW."id", NEW."v")
     ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+
+  -- The same key. Has the update changed another column of the entry?
   ELSIF ROW(OLD."k", OLD."id", OLD."v")::record *<> ROW(NEW."k", NEW."id", NEW."v")::record THEN
-    IF one_snapshot OR NEW."k" IS NOT DISTINCT FROM NULL THEN
+    IF one_snapshot OR new_null THEN
       found_entries := 0;
     ELSE
       IF NEW."k" OPERATOR(pg_catalog.<) E'2' THEN
@@ -125,15 +160,24 @@ BEGIN
       ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
     END IF;
   END IF;
+
   -- generation 2, capture mode
+  -- Careful: a regular row for what the source has now, antimatter for what it hasn't. A DELETE ends here.
   IF careful THEN
     IF TG_OP <> 'INSERT' THEN
+      -- Has a row that this transaction wrote the entry of OLD now?
       IF TG_RELID = {oid} THEN
         SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
-          FROM roir_data.g2_source s WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) OLD."id" AND roir.is_mine(s.written) LIMIT 1;
+          FROM roir_data.g2_source s
+         WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL)
+           AND s.c2 OPERATOR(pg_catalog.=) OLD."id"
+           AND roir.is_mine(s.written) LIMIT 1;
       ELSE
+        -- Restored from a dump: under another oid, and, where it was restored alone, without our view.
         EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL)'
+          ' AND s."id" OPERATOR(pg_catalog.=) $2'
+          ' AND roir.is_mine(s.xmin) LIMIT 1' INTO here
           USING OLD."k", OLD."id";
       END IF;
       IF here.belongs THEN
@@ -141,18 +185,27 @@ BEGIN
         VALUES (here.c1, here.c2, here.c3, 'regular')
         ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
       ELSE
+        -- No row has it: antimatter, which takes the entry out of the index at the fold.
         INSERT INTO roir_data.g2_delta (c1, c2, c3, state)
         VALUES (OLD."k", OLD."id", NULL, 'antimatter')
         ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
       END IF;
     END IF;
+
     IF TG_OP <> 'DELETE' THEN
+      -- Has a row that this transaction wrote the entry of NEW now?
       IF TG_RELID = {oid} THEN
         SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
-          FROM roir_data.g2_source s WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) NEW."id" AND roir.is_mine(s.written) LIMIT 1;
+          FROM roir_data.g2_source s
+         WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL)
+           AND s.c2 OPERATOR(pg_catalog.=) NEW."id"
+           AND roir.is_mine(s.written) LIMIT 1;
       ELSE
+        -- Restored from a dump: under another oid, and, where it was restored alone, without our view.
         EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL)'
+          ' AND s."id" OPERATOR(pg_catalog.=) $2'
+          ' AND roir.is_mine(s.xmin) LIMIT 1' INTO here
           USING NEW."k", NEW."id";
       END IF;
       IF here.belongs THEN
@@ -160,17 +213,23 @@ BEGIN
         VALUES (here.c1, here.c2, here.c3, 'regular')
         ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
       ELSE
+        -- No row has it: antimatter, which takes the entry out of the index at the fold.
         INSERT INTO roir_data.g2_delta (c1, c2, c3, state)
         VALUES (NEW."k", NEW."id", NULL, 'antimatter')
         ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
       END IF;
     END IF;
+
+  -- Quick: NEW is the row.
   ELSIF TG_OP = 'INSERT' THEN
     INSERT INTO roir_data.g2_delta (c1, c2, c3, state)
     VALUES (NEW."k", NEW."id", NEW."v", 'regular')
     ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
+
+  -- Has the update changed the entry?
   ELSIF ROW(OLD."k", OLD."id", OLD."v")::record *<> ROW(NEW."k", NEW."id", NEW."v")::record THEN
     IF ROW(OLD."k", OLD."id")::record *<> ROW(NEW."k", NEW."id")::record THEN
+      -- Another key: the old entry goes.
       INSERT INTO roir_data.g2_delta (c1, c2, c3, state)
       VALUES (OLD."k", OLD."id", NULL, 'antimatter')
       ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
@@ -179,6 +238,7 @@ BEGIN
     VALUES (NEW."k", NEW."id", NEW."v", 'regular')
     ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
   END IF;
+
   RETURN NULL;
 END
 $roir$;
