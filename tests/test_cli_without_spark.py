@@ -25,12 +25,7 @@ SLOWLY = ("--batch-rows", "1000", "--max-rows-per-second", "1500")
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 50)::text, i FROM generate_series(1, 20000) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn, 20_000, keys=50)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import Fenced, OperationRunning
-from tests.conftest import run_sql
 from tests.crash.scene import wait_until
 from tests.engine import steps
 
@@ -25,12 +24,7 @@ pytestmark = pytest.mark.sample(2)
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 20)::text, i FROM generate_series(1, 1000) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn, 1000, keys=20)
 
 
 def jump(database: Database, seconds: int) -> None:

@@ -18,7 +18,6 @@ from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.engine.sessions.limits import DEFAULT
 from airflow_roir.errors import Fenced
 from servers.killable import Server
-from tests.conftest import run_sql
 from tests.crash.runner import Runner
 from tests.crash.scene import Scene, wait_until
 from tests.engine import steps
@@ -28,12 +27,7 @@ pytestmark = pytest.mark.sample(2)
 
 @pytest.fixture
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 20)::text, i FROM generate_series(1, 100) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn, 100, keys=20)
 
 
 @pytest.fixture

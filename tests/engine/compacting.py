@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action, Kind
@@ -11,6 +12,7 @@ from airflow_roir.engine.compact.worker import CompactWorker, finish
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.health import faults
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.options import CompactOptions
@@ -124,3 +126,19 @@ def left_over(dsn: str) -> list[str]:
     """What is still there of units that have ended."""
     with steps.session(dsn) as user:
         return [name for (name,) in sql(user, LEFT_OVER)]
+
+
+def scene(dsn: str, segments: int = 2, rows: int = 200, **options: Any) -> Database:
+    """Table `t` with its index `ix`, and a database whose workers take small steps."""
+    steps.make_table(dsn, rows)
+    database = small(dsn)
+    steps.make_index(database, keys="k,v", segments=segments, **options)
+    return database
+
+
+def is_right(database: Database) -> None:
+    """The index is exact, nothing is left over, and nothing is wrong."""
+    steps.assert_exact(database)
+    assert left_over(database.dsn) == []
+    with database.transaction() as connection:
+        assert faults.warnings(connection) == []

@@ -51,3 +51,27 @@ def changed(database: Database, old: str, new: str) -> Iterator[None]:
     finally:
         event.remove(database.engine, "before_cursor_execute", change)
         assert found, f"nothing like {old} was sent"
+
+
+class Killed(BaseException):
+    """Nothing of the process is left."""
+
+
+@contextmanager
+def killed(engine: Any, at: int) -> Iterator[list[str]]:
+    """In the block the process dies before the statement of that number. Yields those that it came to.
+
+    engine: whose statements count; those of all databases, where it is the class.
+    """
+    seen: list[str] = []
+
+    def die(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+        if len(seen) == at:
+            raise Killed
+
+    event.listen(engine, "before_cursor_execute", die)
+    try:
+        yield seen
+    finally:
+        event.remove(engine, "before_cursor_execute", die)

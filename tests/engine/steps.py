@@ -46,12 +46,12 @@ def sql(connection: psycopg2.extensions.connection, statement: str, *values: Any
         return cursor.fetchall() if cursor.description else []
 
 
-def make_table(dsn: str, rows: int = 100) -> None:
-    """Table `t`, of five keys, with statistics."""
+def make_table(dsn: str, rows: int = 100, keys: int = 5) -> None:
+    """Table `t`, of so many keys, with statistics."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        f"INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, {rows}) i",
+        f"INSERT INTO t SELECT i, (i % {keys})::text, i FROM generate_series(1, {rows}) i",
         "ANALYZE t",
     )
 
@@ -150,6 +150,14 @@ def build_all(database: Database, run: Run) -> None:
 def build_by_chance(
     database: Database, run: Run, chance: random.Random, between: Callable[[], object] = lambda: None
 ) -> None:
+    """Every range, as `copy_by_chance`; then the build ends."""
+    copy_by_chance(database, run, chance, between)
+    build.finish(database, run)
+
+
+def copy_by_chance(
+    database: Database, run: Run, chance: random.Random, between: Callable[[], object] = lambda: None
+) -> None:
     """Every range, by two workers whose turns come by chance. between: what happens before each turn."""
     workers = [worker(database, run, number) for number in range(2)]
     held: dict[int, build.Claim] = {}
@@ -169,7 +177,6 @@ def build_by_chance(
             break
     for one in workers:
         one.connection.close()
-    build.finish(database, run)
 
 
 def step_by_step(database: Database, run: Run, phase: PhaseWork, number: int = 0) -> Generator[Step, None, None]:
@@ -247,9 +254,14 @@ def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
 def claimed(database: Database, run: Run, number: int = 0) -> tuple[build.BuildWorker, build.Claim]:
     """As `worker`, with a range that it holds."""
     one = worker(database, run, number)
-    claim = one.claim()
+    return one, claim_of(one)
+
+
+def claim_of(worker: build.BuildWorker) -> build.Claim:
+    """The next range."""
+    claim = worker.claim()
     assert isinstance(claim, build.Claim)
-    return one, claim
+    return claim
 
 
 def batches(database: Database, run: Run) -> list[int]:

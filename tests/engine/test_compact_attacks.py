@@ -15,34 +15,28 @@ from airflow_roir.engine import abort, clean_up, revert
 from airflow_roir.engine.compact import applying
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.health import faults
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach, remove_entries
 from airflow_roir.engine.verify.record import VerifyOptions
 from airflow_roir.errors import Fenced, InvariantViolated, OperationFailed
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.compacting import act, begin, compact, left_over, segments, small, stages, worker
+from tests.engine.compacting import (
+    act,
+    begin,
+    compact,
+    is_right,
+    scene,
+    segments,
+    small,
+    stages,
+    worker,
+    writes,
+)
 from tests.engine.interposed import before, changed
 from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(2)
-
-
-def scene(dsn: str, rows: int = 300, segments: int = 3, **options: object) -> Database:
-    """Table `t` with its index `ix`, and a database whose workers take small steps."""
-    steps.make_table(dsn, rows)
-    database = small(dsn)
-    steps.make_index(database, keys="k,v", segments=segments, **options)
-    return database
-
-
-def is_right(dsn: str, database: Database) -> None:
-    """The index is exact, nothing is left over, and nothing is wrong."""
-    steps.assert_exact(database)
-    assert left_over(dsn) == []
-    with database.transaction() as connection:
-        assert faults.warnings(connection) == []
 
 
 def until(stages_: object, wanted: str) -> str:
@@ -58,14 +52,14 @@ def until(stages_: object, wanted: str) -> str:
 
 def test_a_truncate_between_the_look_at_the_files_and_the_comparison_is_no_difference(dsn: str) -> None:
     """The comparison has one snapshot, and a table that was truncated after it is empty in every snapshot."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
     until(going, "folding")
     with before(database, "SELECT count(*), coalesce(sum(", lambda: truncate(dsn)):
         for _ in going:
             pass
-    is_right(dsn, database)
+    is_right(database)
 
 
 def truncate(dsn: str) -> None:
@@ -83,7 +77,7 @@ def truncate(dsn: str) -> None:
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_truncate_at_every_stage(dsn: str, commit: bool) -> None:
     """The unit begins anew, or goes on where the TRUNCATE is rolled back."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
 
     def between(stage: str) -> None:
         user = session(dsn)
@@ -97,12 +91,12 @@ def test_a_truncate_at_every_stage(dsn: str, commit: bool) -> None:
 
     seen: set[str] = set()
     compact(database, act("merge", 1, 2), between=between)
-    is_right(dsn, database)
+    is_right(database)
 
 
 def test_a_long_comparison_gives_way_to_who_truncates(dsn: str) -> None:
     """Else writers would queue behind him for as long as it reads."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     one = worker(database, run)
     going = stages(database, run, one)
@@ -116,13 +110,13 @@ def test_a_long_comparison_gives_way_to_who_truncates(dsn: str) -> None:
     assert one._retreats == 1
     for _ in going:
         pass
-    is_right(dsn, database)
+    is_right(database)
 
 
 @pytest.mark.usefixtures("deadlocks_meant")
 def test_a_truncate_meets_the_segments_in_one_order(dsn: str) -> None:
     """After a rewrite the order of keys isn't that of oids, in which a TRUNCATE locks the segments."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
     compact(database, act("rewrite", 1))
     run = begin(database, act("merge", 4, 2))
     going = stages(database, run)
@@ -142,7 +136,7 @@ def test_a_truncate_meets_the_segments_in_one_order(dsn: str) -> None:
 
 def test_a_unit_that_begins_anew_is_compared_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was compared before it was rewritten is another copy."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
     compared: list[str] = []
@@ -158,22 +152,22 @@ def test_a_unit_that_begins_anew_is_compared_again(dsn: str, monkeypatch: pytest
     for _ in going:
         pass
     assert len(compared) == 2
-    is_right(dsn, database)
+    is_right(database)
 
 
 def test_a_unit_that_is_rewritten_again_and_again_is_left_out(dsn: str) -> None:
     """Somebody has his reasons; the operation ends all the same."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
     compact(database, act("rewrite", 1), between=lambda stage: run_sql(dsn, "VACUUM FULL roir_data.g1_s001"))
     [(status, note)] = sql(session(dsn), "SELECT status, note FROM roir.compaction_unit")
     assert (status, segments(dsn)) == ("left", [0, 1, 2, 3])
     assert "3 times" in note
-    is_right(dsn, database)
+    is_right(database)
 
 
 def test_a_copy_that_is_wrong_is_not_swapped_in(dsn: str) -> None:
     """The comparison finds it, and all of it is taken back."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
     until(going, "indexing")
@@ -183,7 +177,7 @@ def test_a_copy_that_is_wrong_is_not_swapped_in(dsn: str) -> None:
             pass
     operations.request_abort(database, "ix", "test")
     clean_up.clean_up(database)
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- aborts
@@ -225,7 +219,7 @@ def before_commit(database: Database, part: str, act: Callable[[], object]) -> I
 @pytest.mark.parametrize("stage", ["waiting", "copying", "indexing", "folding"])
 def test_an_abort_beside_a_step_that_is_about_to_commit(dsn: str, stage: str) -> None:
     """It waits for the step, and takes back what that has made."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
     until(going, stage)
@@ -240,13 +234,13 @@ def test_an_abort_beside_a_step_that_is_about_to_commit(dsn: str, stage: str) ->
     aborting.join()
     [(status,)] = sql(session(dsn), "SELECT status FROM roir.operation WHERE kind = 'compact'")
     assert status == "aborted"
-    is_right(dsn, database)
+    is_right(database)
 
 
 @pytest.mark.parametrize("stage", ["waiting", "copying", "indexing", "folding", "done"])
 def test_an_abort_at_every_stage_and_then_the_same_again(dsn: str, stage: str) -> None:
     """Nothing is left; what was swapped in stays; the next compaction isn't disturbed by the last one's."""
-    database = scene(dsn)
+    database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1), act("split", 2, parts=2))
     going = stages(database, run)
     until(going, f"1 {stage}" if stage != "done" else "1 folding")
@@ -255,21 +249,10 @@ def test_an_abort_at_every_stage_and_then_the_same_again(dsn: str, stage: str) -
     if stage != "done":
         with pytest.raises(Fenced):
             next(going)
-    is_right(dsn, database)
+    is_right(database)
     assert segments(dsn) == [0, 4, 2, 3]
     compact(database, act("split", 2, parts=2), between=lambda stage: writes(dsn))
-    is_right(dsn, database)
-
-
-def writes(dsn: str) -> None:
-    """Some of each kind."""
-    run_sql(
-        dsn,
-        "UPDATE t SET v = v + 1000 WHERE id % 40 = 1",
-        "UPDATE t SET k = ((k::int + 1) % 5)::text WHERE id % 40 = 2",
-        "DELETE FROM t WHERE id IN (SELECT id FROM t WHERE id % 40 = 3 ORDER BY id LIMIT 2)",
-        "INSERT INTO t SELECT max(id) + 1, '3', 1 FROM t",
-    )
+    is_right(database)
 
 
 # -- partitions
@@ -306,7 +289,7 @@ def test_a_partition_leaves_while_a_swap_waits_for_its_lock(dsn: str) -> None:
     remove_entries.remove(database, row, lambda line: None, 1.0)
     for _ in going:
         pass
-    is_right(dsn, database)
+    is_right(database)
 
 
 @pytest.mark.parametrize("unique", [False, True])
@@ -336,7 +319,7 @@ def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
     for stage in stages(database, run):
         between(stage)
         clean_up.clean_up(database)
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- generations
@@ -344,7 +327,7 @@ def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
 
 def test_a_revert_ends_a_compaction(dsn: str) -> None:
     """Readers see another generation: nothing is swapped any more, and all of it is taken back."""
-    database = scene(dsn, revert_window_s=3600)
+    database = scene(dsn, 3, 300, revert_window_s=3600)
     steps.make_index(database, keys="k,v", segments=3)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
@@ -355,19 +338,19 @@ def test_a_revert_ends_a_compaction(dsn: str) -> None:
         until(going, "done")
     steps.assert_exact(database)
     abort.abort(database, "ix", "test")
-    is_right(dsn, database)
+    is_right(database)
     # Back again: what a compaction had swapped in by then is seen as it is.
     revert.revert(database, "ix", "test")
     compact(database, act("merge", 1, 2), between=lambda stage: writes(dsn))
     revert.revert(database, "ix", "test")
     writes(dsn)
     revert.revert(database, "ix", "test")
-    is_right(dsn, database)
+    is_right(database)
 
 
 def test_a_generation_is_dropped_under_a_compaction_that_a_revert_has_ended(dsn: str) -> None:
     """The abort finds what is left of it."""
-    database = scene(dsn, revert_window_s=3600)
+    database = scene(dsn, 3, 300, revert_window_s=3600)
     steps.make_index(database, keys="k,v", segments=3, revert_window_s=0)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
@@ -380,12 +363,12 @@ def test_a_generation_is_dropped_under_a_compaction_that_a_revert_has_ended(dsn:
     with pytest.raises(OperationFailed):
         until(going, "done")
     abort.abort(database, "ix", "test")
-    is_right(dsn, database)
+    is_right(database)
 
 
 def test_a_walk_of_a_verification_goes_on_after_a_compaction(dsn: str) -> None:
     """Units that an earlier slice left are of segments that are gone."""
-    database = scene(dsn, rows=2000)
+    database = scene(dsn, 3, 2000)
     verified = [verify(database, "ix", VerifyOptions(slices=4))]
     compact(database, act("merge", 1, 2), act("split", 3, parts=2))
     verified += [verify(database, "ix", VerifyOptions(slices=4)) for _ in range(4)]
@@ -393,7 +376,7 @@ def test_a_walk_of_a_verification_goes_on_after_a_compaction(dsn: str) -> None:
     for report in verified:
         assert (report.missing, report.extra, report.different, report.damaged) == (0, 0, 0, 0), report
     assert verified[-1].complete
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- the guard against users' DDL
@@ -404,7 +387,7 @@ def test_the_guard_lets_a_compaction_be(dsn: str) -> None:
     run_sql(dsn, "SELECT roir.guard()")
     database = partitioned(dsn)
     compact(database, act("merge", 1, 2), act("split", 3, parts=2), act("rewrite", 0))
-    is_right(dsn, database)
+    is_right(database)
     run_sql(dsn, "SELECT roir.unguard()")
 
 
@@ -413,7 +396,7 @@ def test_the_guard_lets_a_compaction_be(dsn: str) -> None:
 
 def test_segments_are_locked_within_one_limit(dsn: str) -> None:
     """lock_timeout begins again with each: whoever waits for the first would look for a deadlock, and be its victim."""
-    database = scene(dsn, segments=4)
+    database = scene(dsn, 4, 300)
     run = begin(database, act("merge", 1, 2, 3), lock_timeout_ms=300)
     going = stages(database, run)
     next(going)
@@ -426,4 +409,4 @@ def test_segments_are_locked_within_one_limit(dsn: str) -> None:
     assert locks[0].count("roir_data") == 3
     for _ in going:
         pass
-    is_right(dsn, database)
+    is_right(database)

@@ -23,12 +23,12 @@ from airflow_roir.errors import LockNotAcquired
 from airflow_roir.generation_state import UnitStatus
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.compacting import act, begin, compact, left_over, segments, stages, worker
+from tests.engine.compacting import act, begin, compact, is_right, left_over, segments, stages, worker, writes
+from tests.engine.compacting import scene as plain
 from tests.engine.hostile import DOORS, Scene
 from tests.engine.interposed import before, changed
 from tests.engine.steps import session, sql
-from tests.engine.test_compact_attacks import is_right, until, writes
-from tests.engine.test_compact_attacks import scene as plain
+from tests.engine.test_compact_attacks import until
 
 pytestmark = pytest.mark.sample(2, 8)
 
@@ -65,7 +65,7 @@ OBSTACLES = {
 def test_what_depends_on_a_segment_leaves_its_unit_out(dsn: str, what: str, when: str) -> None:
     """Told before anything is copied, and where it comes meanwhile, without a lock; the other units are done."""
     statement, said = OBSTACLES[what]
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     run = begin(database, act("rewrite", 1), act("rewrite", 0))
     going = stages(database, run)
     until(going, f"0 {when}")
@@ -77,7 +77,7 @@ def test_what_depends_on_a_segment_leaves_its_unit_out(dsn: str, what: str, when
     assert notes
     assert all(re.search(said, note) for note in notes), notes
     assert 1 in segments(dsn)
-    is_right(dsn, database)
+    is_right(database)
 
 
 # Each keeps entries from being written, or looks as if it did.
@@ -94,7 +94,7 @@ ALTERED = {
 @pytest.mark.parametrize("what", ALTERED)
 def test_what_is_warned_of_is_not_hidden_by_new_segments(dsn: str, what: str, when: str) -> None:
     """Entries may be missing: whoever drops the segment drops the only sign of it."""
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     going = stages(database, begin(database, act("rewrite", 1)))
     until(going, when)
     run_sql(dsn, ALTERED[what], "INSERT INTO t VALUES (5000, '0', 1)")
@@ -122,18 +122,18 @@ HANGERS = {
 
 @pytest.mark.parametrize("what", HANGERS)
 def test_what_goes_with_its_segment(dsn: str, what: str) -> None:
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     run_sql(dsn, HANGERS[what])
     compact(database, act("rewrite", 1), between=lambda stage: writes(dsn))
     assert left_out(database) == []
     assert 1 not in segments(dsn)
-    is_right(dsn, database)
+    is_right(database)
 
 
 @pytest.mark.parametrize("unique", ["", "UNIQUE "], ids=["", "unique"])
 def test_an_index_of_a_dba_is_not_built_under_the_lock(dsn: str, unique: str) -> None:
     """One on the base is one of each segment: an attach makes what is missing, while all writers wait."""
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     run_sql(dsn, f'CREATE {unique}INDEX "my index" ON roir_data.g1 (c2 DESC, c1, c3) WHERE c2 > 0')
     run = begin(database, act("rewrite", 1), act("rewrite", 0))
     going = stages(database, run)
@@ -153,7 +153,7 @@ def test_an_index_of_a_dba_is_not_built_under_the_lock(dsn: str, unique: str) ->
             pass
         [(valid,)] = sql(user, "SELECT indisvalid FROM pg_index WHERE indexrelid = 'roir_data.\"my index\"'::regclass")
     assert valid
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- whose code runs as whom
@@ -212,7 +212,7 @@ SILENCERS = {
 @pytest.mark.parametrize("how", SILENCERS)
 def test_a_unit_whose_trigger_was_silent_begins_again(dsn: str, how: str) -> None:
     """Also once it is compared: while it waits for its swap."""
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     going = stages(database, begin(database, act("rewrite", 1)))
     with session(dsn) as reader:
         sql(reader, "TABLE ix")
@@ -222,7 +222,7 @@ def test_a_unit_whose_trigger_was_silent_begins_again(dsn: str, how: str) -> Non
     run_sql(dsn, SILENCERS[how].format("DELETE FROM t WHERE id % 40 = 6"), "DELETE FROM t WHERE id % 40 = 5")
     assert "0 waiting" in list(going)
     assert 1 not in segments(dsn)
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- what a DBA has chosen
@@ -234,7 +234,7 @@ def test_a_unit_whose_trigger_was_silent_begins_again(dsn: str, how: str) -> Non
 def test_new_segments_are_kept_where_the_old_ones_were(dsn: str, action: Action) -> None:
     """With what was set for them. Not in a full disk's tablespace that the role, or the database, has by default."""
     [(tag,)] = sql(session(dsn), "SELECT current_database()")
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     made = [f"CREATE TABLESPACE \"{name} {tag}\" LOCATION ''" for name in ("table", "index")]
     run_sql(dsn, "SET allow_in_place_tablespaces = on", *made)
     try:
@@ -256,7 +256,7 @@ def test_new_segments_are_kept_where_the_old_ones_were(dsn: str, action: Action)
         assert kept == [
             (f"table {tag}", f"index {tag}", ["fillfactor=60", "autovacuum_vacuum_scale_factor=0.01"]),
         ]
-        is_right(dsn, database)
+        is_right(database)
     finally:
         database.engine.dispose()
         run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE")
@@ -270,7 +270,7 @@ def test_new_segments_are_kept_where_the_old_ones_were(dsn: str, action: Action)
 @pytest.mark.parametrize("relation", ["g1_s004", "g1_u1_touched"])
 def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> None:
     """As a dump does, or an autovacuum, which then is cancelled."""
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
     until(going, "folding")
@@ -289,7 +289,7 @@ def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> Non
         assert any(f"pid {pid} " in line for line in said), said
     clean_up.clean_up(database)
     assert segments(dsn) == [0, 1, 2, 3]
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- a segment of one key
@@ -298,7 +298,7 @@ def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> Non
 @pytest.mark.parametrize("bytes_after", [1000, 760, 740])
 def test_a_segment_of_one_key_is_not_copied_for_nothing(dsn: str, bytes_after: int) -> None:
     """It is too big again the next night, and can't be split then either. It is made again if it wastes a quarter."""
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     assert sql(session(dsn), "SELECT DISTINCT c1 FROM roir_data.g1_s003") == [("4",)]
     actions = [replace(act("split", 3, parts=2), bytes_after=bytes_after), act("split", 1, parts=2)]
     seen = list(stages(database, begin(database, *actions)))
@@ -311,12 +311,12 @@ def test_a_segment_of_one_key_is_not_copied_for_nothing(dsn: str, bytes_after: i
         assert notes == []
         assert segments(dsn) == [0, 6, 7, 2, 4]
     writes(dsn)
-    is_right(dsn, database)
+    is_right(database)
 
 
 def test_a_choice_asks_for_no_split_again_that_had_too_few_keys(dsn: str) -> None:
     """It would spend its budget on that each night; a month later other keys may have come."""
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     # One key in many rows: the segment is too big.
     run_sql(dsn, "INSERT INTO t SELECT n, '4', n FROM generate_series(100001, 120000) n", "VACUUM ANALYZE roir_data.g1")
 
@@ -339,7 +339,7 @@ def test_a_choice_asks_for_no_split_again_that_had_too_few_keys(dsn: str) -> Non
 
 def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(dsn: str) -> None:
     """An attach locks the default segment, too: whoever insisted on reading that would hold up his own operation."""
-    plain(dsn)
+    plain(dsn, 3, 300)
     database = Database(dsn, "roir tests", limits=Limits(table_lock_ms=2000, seal_retreats=0))
     run = begin(database, act("rewrite", 0), act("rewrite", 1), parallelism=2, lock_timeout_ms=500, lock_patience_s=3)
     held: list[tuple[CompactWorker, UnitClaim]] = []
@@ -366,7 +366,7 @@ def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(ds
         one.connection.close()
     for _ in stages(database, run):
         pass
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- transactions that are prepared
@@ -383,7 +383,7 @@ PREPARED = {
 @pytest.mark.parametrize("when", ["0 waiting", "0 copying", "0 indexing", "0 folding", "1 folding"])
 def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, end: str) -> None:
     """By the capture, if he writes, and by the swap; the steps in between pass him by."""
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     run = begin(database, act("merge", 1, 2), act("rewrite", 0))
     going = stages(database, run)
     until(going, when)
@@ -410,7 +410,7 @@ def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, e
     steps.assert_exact(database)
     for _ in stages(database, run):
         writes(dsn)
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- transactions that span the swap
@@ -418,7 +418,7 @@ def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, e
 
 def test_who_began_before_the_swap_reads_all_or_is_refused(dsn: str) -> None:
     """Kept plans read all. A snapshot of before is refused, also that of a statement in a STABLE function."""
-    database = plain(dsn)
+    database = plain(dsn, 3, 300)
     counted = "BEGIN RETURN (SELECT count(*) FROM public.ix); END"
     run_sql(
         dsn,
@@ -448,7 +448,7 @@ def test_who_began_before_the_swap_reads_all_or_is_refused(dsn: str) -> None:
             sql(one, read)
     for one in (user, holder, old, fresh, kept):
         one.close()
-    is_right(dsn, database)
+    is_right(database)
 
 
 # -- the choice
@@ -472,10 +472,10 @@ STATISTICS = {
 @pytest.mark.parametrize("what", STATISTICS)
 def test_a_choice_by_odd_statistics(dsn: str, what: str) -> None:
     """Imported or damaged ones: it may choose badly, and ends all the same."""
-    database = plain(dsn, rows=6000)
+    database = plain(dsn, 3, 6000)
     run_sql(dsn, "UPDATE t SET v = v + 1", "DELETE FROM t WHERE id % 2 = 1")
     run_sql(dsn, STATISTICS[what].format("relname ~ '^g1_s'"))
     for budget in (None, Budget(bytes=1), Budget(seconds=1.0), Budget(bytes=10**18)):
         choosing.choose(database, "ix", budget, segment_bytes=None if budget else 1).as_dict()
     lifecycle.compact(database, "ix", Budget(bytes=10**18))
-    is_right(dsn, database)
+    is_right(database)

@@ -11,10 +11,9 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.health import faults
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.compacting import act, begin, left_over, small, stages
+from tests.engine.compacting import act, begin, is_right, small, stages
 from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(2, 12)
@@ -77,14 +76,6 @@ def scene(dsn: str, **options: Any) -> Database:
     return database
 
 
-def is_right(dsn: str, database: Database) -> None:
-    """The index is exact, nothing is left over, and nothing is wrong."""
-    steps.assert_exact(database)
-    assert left_over(dsn) == []
-    with database.transaction() as connection:
-        assert faults.warnings(connection) == []
-
-
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_a_statement_at_every_step(dsn: str, name: str) -> None:
     """By one session, whose plans are of segments that were there."""
@@ -98,7 +89,7 @@ def test_a_statement_at_every_step(dsn: str, name: str) -> None:
         else:
             sql(user, STATEMENTS[name].replace("{n}", str(n)))
         steps.assert_exact(database)
-    is_right(dsn, database)
+    is_right(database)
 
 
 def copy(user: psycopg2.extensions.connection, n: int) -> None:
@@ -130,7 +121,7 @@ def test_random_transactions_beside_a_compaction(dsn: str, seed: int) -> None:
         if chance.random() < 0.3:
             steps.assert_exact(database)
     everybody.end()
-    is_right(dsn, database)
+    is_right(database)
 
 
 def unique_scene(dsn: str, **options: Any) -> Database:

@@ -18,7 +18,7 @@ from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.readers import view
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.compacting import act, begin, compact, left_over, small, stages
+from tests.engine.compacting import act, begin, compact, left_over, scene, stages
 from tests.engine.steps import old_session, session, sql
 
 pytestmark = pytest.mark.sample(2)
@@ -30,14 +30,6 @@ WRITES = {
     "update": "UPDATE t SET k = '2' WHERE id = 11",
     "delete": "DELETE FROM t WHERE id = 12",
 }
-
-
-def scene(dsn: str, segments: int = 2) -> Database:
-    """Table `t` with its index `ix`, and a database whose workers take small steps."""
-    steps.make_table(dsn, 200)
-    database = small(dsn)
-    steps.make_index(database, keys="k,v", segments=segments)
-    return database
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -2,53 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
-from sqlalchemy import event
 
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.control.run import start_run
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.health import faults
 from tests.engine import steps
-from tests.engine.compacting import act, begin, left_over, small, stages, worker, writes
+from tests.engine.compacting import act, begin, is_right, left_over, scene, small, stages, worker, writes
+from tests.engine.interposed import Killed, killed
 from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(2, 8)
 
 # What a rewrite of one segment and a split of another one send, and some more.
 STATEMENTS = 420
-
-
-class Killed(Exception):
-    """The process is gone."""
-
-
-@contextmanager
-def killed(database: Database, at: int) -> Iterator[list[str]]:
-    """In the block: the worker dies before its statement of that number. Yields what it has sent."""
-    sent: list[str] = []
-
-    def look(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        sent.append(statement)
-        if len(sent) == at:
-            raise Killed
-
-    event.listen(database.engine, "before_cursor_execute", look)
-    try:
-        yield sent
-    finally:
-        event.remove(database.engine, "before_cursor_execute", look)
-
-
-def scene(dsn: str) -> Database:
-    """Table `t` with its index `ix`, and a database whose workers take small steps."""
-    steps.make_table(dsn, 200)
-    database = small(dsn)
-    steps.make_index(database, keys="k,v", segments=2)
-    return database
 
 
 @pytest.mark.parametrize("at", range(1, STATEMENTS, 9))
@@ -59,7 +25,7 @@ def test_killed_at_a_statement(dsn: str, at: int) -> None:
     doomed = small(dsn)
     one = worker(doomed, run)
     try:
-        with killed(doomed, at) as sent:
+        with killed(doomed.engine, at) as sent:
             for stage in stages(doomed, run, one):
                 if stage.endswith("folding"):
                     writes(dsn)
@@ -74,10 +40,7 @@ def test_killed_at_a_statement(dsn: str, at: int) -> None:
         for _ in stages(database, start_run(database, "ix", "next", take_over=True)):
             writes(dsn)
             steps.assert_exact(database)
-    steps.assert_exact(database)
-    assert left_over(dsn) == []
-    with database.transaction() as connection:
-        assert faults.warnings(connection) == []
+    is_right(database)
 
 
 def test_two_workers_of_one_run(dsn: str) -> None:

@@ -33,27 +33,21 @@ def table(dsn: str) -> None:
     steps.make_table(dsn, 1000)
 
 
-def claimed(worker: build.BuildWorker) -> Claim:
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
-    return claim
-
-
 def test_two_workers_hold_different_ranges(database: Database) -> None:
     _, run = steps.begin(database, ranges=4)
     first, second = (steps.worker(database, run, number) for number in range(2))
-    assert claimed(first).ordinal != claimed(second).ordinal
+    assert steps.claim_of(first).ordinal != steps.claim_of(second).ordinal
 
 
 def test_a_second_try_of_a_worker_gets_its_range_back_and_fences_the_first(database: Database) -> None:
     """Spark speculation or a lost executor: the zombie's batch changes nothing (I4)."""
     _, run = steps.begin(database, ranges=4, batch_rows=50)
     zombie, retry = steps.worker(database, run, 0), steps.worker(database, run, 0)
-    claim = claimed(zombie)
+    claim = steps.claim_of(zombie)
     batch = zombie.batch(claim)
     assert isinstance(batch, Batch)
     assert batch.claim is not None
-    again = claimed(retry)
+    again = steps.claim_of(retry)
     assert (again.id, again.scan.watermark) == (claim.id, batch.claim.scan.watermark)
     with pytest.raises(Fenced):
         zombie.batch(batch.claim)
@@ -64,7 +58,7 @@ def test_a_second_try_of_a_worker_gets_its_range_back_and_fences_the_first(datab
 def test_a_new_run_fences_every_older_worker_at_its_next_commit(database: Database) -> None:
     _, run = steps.begin(database, batch_rows=50)
     zombie = steps.worker(database, run)
-    claim = claimed(zombie)
+    claim = steps.claim_of(zombie)
     newer = start_run(database, "ix", "other", take_over=True)
     with pytest.raises(Fenced, match="other"):
         zombie.batch(claim)
@@ -79,7 +73,7 @@ def test_a_new_run_fences_every_older_worker_at_its_next_commit(database: Databa
 def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(database: Database) -> None:
     prepared, run = steps.begin(database, batch_rows=100, ranges=2)
     worker = steps.worker(database, run)
-    batch = worker.batch(claimed(worker))
+    batch = worker.batch(steps.claim_of(worker))
     assert isinstance(batch, Batch)
     assert batch.claim is not None
     operations.pause(database, "ix", "me", "lunch")
@@ -97,7 +91,7 @@ def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(databa
         7000,
     )
     again = steps.worker(database, resumed)
-    assert claimed(again).scan.watermark == batch.claim.scan.watermark
+    assert steps.claim_of(again).scan.watermark == batch.claim.scan.watermark
     again.connection.close()
     steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
     steps.assert_exact(database)
@@ -120,17 +114,17 @@ def test_a_rate_limit_that_changes_is_followed_while_the_worker_waits(database: 
 def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(database: Database) -> None:
     _, run = steps.begin(database, batch_rows=50, ranges=1)
     worker = steps.worker(database, run, 1)
-    batch = worker.batch(claimed(worker))
+    batch = worker.batch(steps.claim_of(worker))
     assert isinstance(batch, Batch)
     assert batch.claim is not None
     operations.change_options(database, "ix", actor="me", parallelism=1)
     assert worker.batch(batch.claim) == Stop("leave")
-    assert claimed(steps.worker(database, run, 0)).scan.watermark == batch.claim.scan.watermark
+    assert steps.claim_of(steps.worker(database, run, 0)).scan.watermark == batch.claim.scan.watermark
 
 
 def test_ranges_of_a_worker_that_vanished_are_claimed_again(database: Database) -> None:
     _, run = steps.begin(database, ranges=2)
-    claimed(steps.worker(database, run, 1))
+    steps.claim_of(steps.worker(database, run, 1))
     for _ in build.PHASE.work(database, run, 0):
         pass
     with pytest.raises(InvariantViolated, match="1 ranges"):
@@ -155,7 +149,7 @@ def test_a_second_run_is_refused_while_the_first_ones_heart_beats(database: Data
 def test_an_unfinished_operation_is_adopted_from_its_watermarks(database: Database) -> None:
     prepared, run = steps.begin(database, batch_rows=100, ranges=2)
     worker = steps.worker(database, run)
-    worker.batch(claimed(worker))
+    worker.batch(steps.claim_of(worker))
     end_run(database, run)
     again = prepare.prepare(database, steps.IndexDefinition.parse("ix", "t", "k"), steps.BuildOptions(parallelism=3))
     assert again.adopted
@@ -169,7 +163,7 @@ def test_an_unfinished_operation_is_adopted_from_its_watermarks(database: Databa
 def test_an_altered_source_stops_the_build_and_nothing_is_copied(database: Database, dsn: str, change: str) -> None:
     prepared, run = steps.begin(database, batch_rows=100, ranges=2)
     worker = steps.worker(database, run)
-    batch = worker.batch(claimed(worker))
+    batch = worker.batch(steps.claim_of(worker))
     assert isinstance(batch, Batch)
     assert batch.claim is not None
     run_sql(dsn, f"ALTER TABLE t {change}")

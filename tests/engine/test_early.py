@@ -547,7 +547,7 @@ def test_beside_workers_and_writers_nothing_is_missed_and_nothing_invented(dsn: 
             if chance.random() < 0.3:
                 one.step()
 
-        copy_by_chance(database, run, chance, between)
+        steps.copy_by_chance(database, run, chance, between)
         one.step(everything=True)
         user.commit()
         shared = "SELECT k, id, count(*) OVER (PARTITION BY k) AS sharing FROM t WHERE id = ANY (%s)"
@@ -556,25 +556,3 @@ def test_beside_workers_and_writers_nothing_is_missed_and_nothing_invented(dsn: 
     with closing(steps.session(dsn)) as user:
         [(copied,)] = sql(user, "SELECT sum(rows)::int FROM roir.scan_range")
     assert kept(dsn) == (copied, 0)
-
-
-def copy_by_chance(database: Database, run: Run, chance: random.Random, between: Any) -> None:
-    """As `build_by_chance`, without its end."""
-    workers = [steps.worker(database, run, number) for number in range(2)]
-    held: dict[int, Claim] = {}
-    while True:
-        between()
-        number = chance.randrange(2)
-        if number in held:
-            outcome = workers[number].batch(held.pop(number))
-            assert isinstance(outcome, Batch)
-            if outcome.claim is not None:
-                held[number] = outcome.claim
-            continue
-        claim = workers[number].claim()
-        if isinstance(claim, Claim):
-            held[number] = claim
-        elif not held:
-            break
-    for one in workers:
-        one.connection.close()

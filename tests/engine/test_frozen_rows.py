@@ -30,11 +30,7 @@ FROZEN = f"TRUNCATE t; {copied('t', 1, 60, ', FREEZE')}"
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
-    )
+    steps.make_table(dsn)
 
 
 def refill(dsn: str) -> None:

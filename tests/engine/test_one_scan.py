@@ -64,12 +64,6 @@ def copied(database: Database, run: Run) -> int:
     return sum(int(str(row[-1])) for row in ranges(database, run))
 
 
-def claimed(worker: BuildWorker) -> Claim:
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
-    return claim
-
-
 def batch(worker: BuildWorker, claim: Claim) -> Batch:
     outcome = worker.batch(claim)
     assert isinstance(outcome, Batch)
@@ -100,7 +94,7 @@ def test_a_batch_in_the_middle_is_for_all_that_stand_there(database: Database, t
     """The last one comes later, and copies alone what the others have done already."""
     a, b = begin(database, "a"), begin(database, "b")
     first = steps.worker(database, a)
-    claim = claimed(first)
+    claim = steps.claim_of(first)
     held = batch(first, claim).claim
     c = begin(database, "c")
     assert held is not None
@@ -108,7 +102,7 @@ def test_a_batch_in_the_middle_is_for_all_that_stand_there(database: Database, t
         held = batch(first, held).claim
     assert copied(database, a) == copied(database, b) > copied(database, c) == 0
     # The range that the first worker has done is free for the last one, the others are done for it.
-    assert claimed(steps.worker(database, c)).ordinal == claim.ordinal
+    assert steps.claim_of(steps.worker(database, c)).ordinal == claim.ordinal
     for index in INDEXES:
         finish(database, index)
 
@@ -117,7 +111,7 @@ def test_no_two_workers_read_the_same_range(database: Database, table: str) -> N
     """Each operation's workers copy for the others: nobody waits for anybody."""
     a, b = begin(database, "a"), begin(database, "b")
     one, two = steps.worker(database, a), steps.worker(database, b)
-    claims = claimed(one), claimed(two)
+    claims = steps.claim_of(one), steps.claim_of(two)
     assert claims[0].ordinal != claims[1].ordinal
     for worker, claim in zip((one, two), claims, strict=True):
         batch(worker, claim)
@@ -133,21 +127,21 @@ def test_two_claims_at_the_same_time(database: Database, table: str) -> None:
     a, b = begin(database, "a"), begin(database, "b")
     one, two = steps.worker(database, a), steps.worker(database, b)
     with changed(database, r"AND NOT \(\s*id = ANY", "AND (true OR id = ANY"):
-        claims = claimed(one), claimed(two)
+        claims = steps.claim_of(one), steps.claim_of(two)
     assert claims[0].ordinal == claims[1].ordinal
     assert batch(two, claims[1]) == Batch(0, 0.0, None)
     batch(one, claims[0])
     assert copied(database, a) == copied(database, b) == 5
-    assert claimed(two).ordinal != claims[0].ordinal
+    assert steps.claim_of(two).ordinal != claims[0].ordinal
 
 
 def test_a_worker_that_is_stuck_holds_no_other_operation_up(database: Database, table: str) -> None:
     """Its run lives, and waits for it."""
     a, b = begin(database, "a"), begin(database, "b")
     stuck, worker = steps.worker(database, a), steps.worker(database, b)
-    claims = claimed(stuck)
+    claims = steps.claim_of(stuck)
     run_sql(table, "UPDATE roir.scan_range SET moved_at = moved_at - interval '61 seconds' WHERE moved_at IS NOT NULL")
-    own = claimed(worker)
+    own = steps.claim_of(worker)
     assert own.ordinal == claims.ordinal
     assert batch(worker, own).rows == 5
     assert copied(database, a) == 0
@@ -160,10 +154,10 @@ def test_a_worker_that_fails_again_and_again_holds_no_other_operation_up(databas
     """It takes up its range again after each error that may pass: that is no work."""
     a, b = begin(database, "a"), begin(database, "b")
     failing, worker = steps.worker(database, a), steps.worker(database, b)
-    claim = claimed(failing)
+    claim = steps.claim_of(failing)
     run_sql(table, "UPDATE roir.scan_range SET moved_at = moved_at - interval '61 seconds' WHERE moved_at IS NOT NULL")
-    assert claimed(failing).ordinal == claim.ordinal
-    own = claimed(worker)
+    assert steps.claim_of(failing).ordinal == claim.ordinal
+    own = steps.claim_of(worker)
     assert own.ordinal == claim.ordinal
     assert batch(worker, own).rows == 5
 
@@ -172,7 +166,7 @@ def test_a_worker_that_fails_again_and_again_holds_no_other_operation_up(databas
 def test_nobody_waits_for_whom_nobody_drives(database: Database, table: str, dead: str) -> None:
     """A claim of a run whose heart has stopped holds no other operation up."""
     runs = {index: begin(database, index) for index in ("a", "b")}
-    claim = claimed(steps.worker(database, runs[dead]))
+    claim = steps.claim_of(steps.worker(database, runs[dead]))
     run_sql(
         table,
         "UPDATE roir.operation SET heartbeat_at = heartbeat_at - interval '31 seconds' "
@@ -180,7 +174,7 @@ def test_nobody_waits_for_whom_nobody_drives(database: Database, table: str, dea
     )
     alive = "ab".replace(dead, "")
     worker = steps.worker(database, runs[alive])
-    found = claimed(worker)
+    found = steps.claim_of(worker)
     assert found.ordinal == claim.ordinal
     batch(worker, found)
     assert copied(database, runs[alive]) == 5
@@ -190,7 +184,7 @@ def test_nobody_waits_for_whom_nobody_drives(database: Database, table: str, dea
 def test_a_paused_one_gets_nothing_more_and_goes_on_where_it_stood(database: Database, table: str) -> None:
     a, b = begin(database, "a"), begin(database, "b")
     worker = steps.worker(database, a)
-    held = batch(worker, claimed(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).claim
     operations.pause(database, "b", "test", "for lunch")
     assert held is not None
     while held is not None:
@@ -199,8 +193,8 @@ def test_a_paused_one_gets_nothing_more_and_goes_on_where_it_stood(database: Dat
     b = start_run(database, "b", "test", take_over=True)
     # From its own watermark alone; the next ranges together again.
     own = steps.worker(database, b)
-    assert claimed(own).scan.watermark == ["5"]
-    claim = claimed(worker)
+    assert steps.claim_of(own).scan.watermark == ["5"]
+    claim = steps.claim_of(worker)
     before_it = copied(database, b)
     batch(worker, claim)
     assert copied(database, b) == before_it + 5
@@ -212,10 +206,10 @@ def test_one_with_another_rate_limit_is_left_alone(database: Database, table: st
     a, b = begin(database, "a"), begin(database, "b", max_rows_per_second=1000)
     c = begin(database, "c", max_rows_per_second=1000)
     worker = steps.worker(database, a)
-    batch(worker, claimed(worker))
+    batch(worker, steps.claim_of(worker))
     assert [copied(database, run) for run in (a, b, c)] == [5, 0, 0]
     limited = steps.worker(database, b)
-    batch(limited, claimed(limited))
+    batch(limited, steps.claim_of(limited))
     assert [copied(database, run) for run in (a, b, c)] == [5, 5, 5]
     # Both may copy for both, each at half of the rate.
     assert limited.source.carrier.share == 2
@@ -321,7 +315,7 @@ MOMENTS = ("SELECT r.id, r.claim_token", "WITH rows AS", "UPDATE roir.scan_range
 def test_what_happens_to_one_does_not_hurt_the_others(database: Database, table: str, fault: str, moment: str) -> None:
     runs = {index: begin(database, index) for index in INDEXES}
     worker = steps.worker(database, runs["a"])
-    claim = claimed(worker)
+    claim = steps.claim_of(worker)
     if moment == "UPDATE roir.scan_range p" and "gone" in fault:
         # It waits for the batch, and is done when the batch is.
         pytest.skip("a table that was written to can't be dropped before the commit")
@@ -340,18 +334,18 @@ def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: D
     """Of two that were in the batch the one at fault is found; the other one is copied for again."""
     a, b, c = (begin(database, index) for index in INDEXES)
     worker = steps.worker(database, a)
-    held: Claim | None = claimed(worker)
+    held: Claim | None = steps.claim_of(worker)
     rows = []
     # As 53100, disk full: an error of the statement that writes there.
     full = "INSERT INTO roir_data.g2 (c1, c2) SELECT 1 / (random() * 0)::int, 1 UNION ALL "
     with changed(database, r"INSERT INTO roir_data\.g2 \([^)]*\)\s", full):
         while len(rows) < 8:
-            outcome = batch(worker, held or claimed(worker))
+            outcome = batch(worker, held or steps.claim_of(worker))
             held = outcome.claim
             rows.append((outcome.rows, copied(database, b), copied(database, c)))
         own = steps.worker(database, b)
         with pytest.raises(DBAPIError, match="division by zero"):
-            own.batch(claimed(own))
+            own.batch(steps.claim_of(own))
     assert copied(database, a) == sum(row[0] for row in rows)
     assert rows[-1][1] == 0
     # Alone the first time, and then not until the other one is known.
@@ -380,7 +374,7 @@ def test_what_fails_when_a_companion_is_looked_at_is_its_own(
         return load_job(connection, run)
 
     monkeypatch.setattr(carrying, "load_job", load)
-    assert batch(worker, claimed(worker)).rows == 5
+    assert batch(worker, steps.claim_of(worker)).rows == 5
     assert [copied(database, run) for run in runs.values()] == [5, 0, 5][: len(indexes)]
     monkeypatch.undo()
     for index in indexes:
@@ -393,7 +387,7 @@ def test_columns_that_are_exchanged_for_a_while(database: Database, table: str) 
     a = steps.begin(database, "a", keys="k", **SMALL)[1]
     b = steps.begin(database, "b", keys="v", **SMALL)[1]
     worker = steps.worker(database, a)
-    held = batch(worker, claimed(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).claim
     run_sql(table, "ALTER TABLE t RENAME v TO x; ALTER TABLE t RENAME w TO v; ALTER TABLE t RENAME x TO w")
     assert held is not None
     with pytest.raises(SourceChanged):
@@ -412,7 +406,7 @@ def test_what_is_wrong_for_a_companion_alone_is_its_own(database: Database, dsn:
     a = steps.begin(database, "a", keys="k", **SMALL)[1]
     b = steps.begin(database, "b", keys="v", **SMALL)[1]
     worker = steps.worker(database, a)
-    held = batch(worker, claimed(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).claim
     run_sql(dsn, "ALTER TABLE t ALTER v DROP EXPRESSION")
     assert held is not None
     assert batch(worker, held).rows == 3
@@ -425,7 +419,7 @@ def test_a_worker_that_is_killed_between_its_statements(database: Database, tabl
     """Each operation has the whole batch, or nothing of it."""
     a, b = begin(database, "a"), begin(database, "b")
     worker = steps.worker(database, a)
-    held = batch(worker, claimed(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).claim
     assert held is not None
     with suppress(AssertionError), before(database, "", lambda: kill(worker), at=statement), suppress(DBAPIError):
         worker.batch(held)
@@ -433,7 +427,7 @@ def test_a_worker_that_is_killed_between_its_statements(database: Database, tabl
     with database.transaction() as connection:
         build.PHASE.left(connection, a, busy=[])
     again = steps.worker(database, a)
-    batch(again, claimed(again))
+    batch(again, steps.claim_of(again))
     assert copied(database, a) == copied(database, b)
     for index in ("a", "b"):
         finish(database, index)
@@ -457,7 +451,7 @@ def test_a_leaf_that_leaves_between_two_batches(database: Database, dsn: str) ->
     )
     a, _ = begin(database, "a"), begin(database, "b")
     worker = steps.worker(database, a)
-    held = batch(worker, claimed(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).claim
     detach.detach_partition(database, "t1", "test")
     assert held is not None
     assert batch(worker, held) == Batch(0, 0.0, None)
@@ -469,7 +463,7 @@ def test_a_leaf_that_leaves_between_two_batches(database: Database, dsn: str) ->
 def test_a_truncate_between_two_batches(database: Database, table: str, scan: str) -> None:
     a, _ = begin(database, "a", scan=scan), begin(database, "b", scan=scan)
     worker = steps.worker(database, a)
-    held = batch(worker, claimed(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).claim
     run_sql(table, "TRUNCATE t", "INSERT INTO t SELECT i, i % 5, i FROM generate_series(1, 20) i")
     while held is not None:
         held = batch(worker, held).claim

@@ -21,7 +21,7 @@ from airflow_roir.reading import rows
 from tests.conftest import database_dsn, run_sql
 from tests.engine import isolation, steps
 from tests.engine.steps import sql
-from tests.engine.values import ARRAYS, ORDERED, SETUP
+from tests.engine.values import ARRAYS, ORDERED, SETUP, supported
 
 pytestmark = pytest.mark.sample(3)
 
@@ -322,22 +322,6 @@ def test_every_type_is_a_key_and_a_primary_key(database: Database, dsn: str, nam
             if value != "'null'":  # JSON's null stands for SQL's.
                 by_key = f"SELECT x::text FROM roir.rows(NULL::t, 'ix', {key}) x ORDER BY 1"
                 assert sql(user, by_key) == plain, (value, condition)
-
-
-def supported(dsn: str, name: str, values: list[str]) -> list[str]:
-    """Those that this server knows; skips where the type itself isn't there."""
-    user = steps.session(dsn)
-    user.autocommit = True
-    known = []
-    for value in values:
-        try:
-            sql(user, f"DO $$ BEGIN PERFORM {value}::{name}; END $$")
-            known.append(value)
-        except (psycopg2.errors.UndefinedObject, psycopg2.errors.FeatureNotSupported):
-            pytest.skip(f"this server has no {name}")
-        except (psycopg2.errors.InvalidDatetimeFormat, psycopg2.errors.InvalidTextRepresentation):
-            continue
-    return known
 
 
 class Base(DeclarativeBase):

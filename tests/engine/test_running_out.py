@@ -18,7 +18,7 @@ from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import WorkerFailed
 from airflow_roir.options import CompactOptions
 from tests.conftest import database_dsn, run_sql
-from tests.engine import compacting, steps, test_compact_attacks
+from tests.engine import compacting, steps
 from tests.engine.interposed import before, changed
 from tests.engine.running_out import CAUSES, RAISED, SCENES, STRIDE, Faults, Life
 from tests.engine.steps import sql
@@ -59,7 +59,7 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
     steps.make_index(database, keys="k,v", segments=3)
     actions = [compacting.act("merge", 1, 2), compacting.act("rewrite", 0), compacting.act("split", 3, parts=2)]
     begun = compaction.begin(database, "ix", actions, CompactOptions(parallelism=1), "test")
-    test_compact_attacks.writes(dsn)
+    compacting.writes(dsn)
     faults = Faults(database, cause, offset)
     with faults.happening():
         try:
@@ -73,7 +73,7 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
     report = compaction.report_of(database, begun.operation_id)
     assert [unit["status"] for unit in report.units] == ["done"] * 3
     assert sql(steps.session(dsn), "SELECT DISTINCT throttled, throttled_since FROM roir.operation") == [(None, None)]
-    test_compact_attacks.is_right(dsn, database)
+    compacting.is_right(database)
 
 
 # In the middle of a phase: what stands in the statement that fails.

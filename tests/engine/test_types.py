@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import psycopg2
-import psycopg2.errors
 import pytest
 
 from airflow_roir.engine.database import Database
@@ -13,7 +11,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import MODES, follow, through_modes
 from tests.engine.steps import sql
-from tests.engine.values import ARRAYS, INCLUDED, ORDERED, SETUP
+from tests.engine.values import ARRAYS, INCLUDED, ORDERED, set_up, supported
 
 pytestmark = pytest.mark.sample(1)
 
@@ -41,34 +39,12 @@ def test_no_built_in_type_is_forgotten(dsn: str) -> None:
     assert every - set(ORDERED) - set(INCLUDED) == set()
 
 
-def _supported(dsn: str, name: str, values: list[str]) -> list[str]:
-    """The values that this server knows (infinite intervals came with 17); skips where the type itself isn't there."""
-    user = steps.session(dsn)
-    user.autocommit = True
-    known = []
-    for value in values:
-        try:
-            sql(user, f"DO $$ BEGIN PERFORM {value}::{name}; END $$")
-            known.append(value)
-        except psycopg2.errors.UndefinedObject:
-            pytest.skip(f"this server has no {name}")
-        except psycopg2.errors.FeatureNotSupported:
-            pytest.skip(f"this server was built without {name}")
-        except (psycopg2.errors.InvalidDatetimeFormat, psycopg2.errors.InvalidTextRepresentation):
-            continue
-    return known
-
-
-def _set_up(dsn: str) -> None:
-    run_sql(dsn, *SETUP)
-
-
 @pytest.mark.sample(1, 6)
 @pytest.mark.parametrize("name", [*ORDERED, *ARRAYS])
 def test_a_type_with_an_order_is_key_and_primary_key_in_every_mode(database: Database, dsn: str, name: str) -> None:
     """Two tables in one: the type as key beside an integer, and as primary key with an integer as key."""
-    _set_up(dsn)
-    values = _supported(dsn, name, {**ORDERED, **ARRAYS}[name])
+    set_up(dsn)
+    values = supported(dsn, name, {**ORDERED, **ARRAYS}[name])
     rows = ", ".join(f"({i}, {value}::{name})" for i, value in enumerate(values, start=1))
     run_sql(
         dsn,
@@ -129,9 +105,9 @@ INCLUDED_GROUPS = [["xml"], *(_ALWAYS_THERE[start : start + 6] for start in rang
 
 @pytest.mark.parametrize("names", INCLUDED_GROUPS, ids=lambda names: "-".join(names).replace(" ", "_"))
 def test_a_type_without_an_order_is_included_in_every_mode(database: Database, dsn: str, names: list[str]) -> None:
-    _set_up(dsn)
+    set_up(dsn)
     for name in names:
-        _supported(dsn, name, INCLUDED[name])
+        supported(dsn, name, INCLUDED[name])
     columns = ", ".join(f"i{n} {name}" for n, name in enumerate(names))
     first, second = (", ".join(f"{INCLUDED[name][which]}::{name}" for name in names) for which in (0, 1))
     run_sql(
@@ -177,9 +153,9 @@ def test_equal_values_that_differ_are_told_apart_and_taken_for_one(
     database: Database, dsn: str, mode: str, name: str
 ) -> None:
     """As key and as primary key: the entry is the same one, and shows the value that the source has."""
-    _set_up(dsn)
+    set_up(dsn)
     one, two, three = EQUAL_BUT_DIFFERENT[name]
-    assert len(_supported(dsn, name, [f"'{value}'" for value in (one, two, three)])) == 3
+    assert len(supported(dsn, name, [f"'{value}'" for value in (one, two, three)])) == 3
     run_sql(dsn, f"CREATE TABLE t (id int, x {name}, k int, v int, PRIMARY KEY (x, id))")
     refill = f"INSERT INTO t SELECT i, CASE i % 3 WHEN 0 THEN '{one}' WHEN 1 THEN '{two}' ELSE '{three}' END::"
     refill += f"{name.split(' ')[0]}, i % 2, i FROM generate_series(1, 12) i"
@@ -201,7 +177,7 @@ def test_equal_values_that_differ_are_told_apart_and_taken_for_one(
 
 def test_a_domain_that_forbids_null_is_key_and_included(database: Database, dsn: str) -> None:
     """The entry holds the base type: antimatter has NULLs where the domain allows none."""
-    _set_up(dsn)
+    set_up(dsn)
     refill = "INSERT INTO t SELECT i, i % 4 + 1, i FROM generate_series(1, 12) i"
     run_sql(dsn, "CREATE TABLE t (id positive PRIMARY KEY, k positive, v positive)", refill)
 
@@ -215,7 +191,7 @@ def test_a_domain_that_forbids_null_is_key_and_included(database: Database, dsn:
 
 
 def test_primary_keys_of_mixed_types_are_scanned_row_by_row(database: Database, dsn: str) -> None:
-    _set_up(dsn)
+    set_up(dsn)
     run_sql(
         dsn,
         'CREATE TABLE t (a numeric, b text COLLATE "C", c mood, d int[], e bytea, f pair, k regclass, '

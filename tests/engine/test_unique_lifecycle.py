@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from contextlib import closing
+from contextlib import closing, suppress
 
 import psycopg2
 import psycopg2.errors
 import pytest
-from sqlalchemy import event
 
 from airflow_roir.engine import abort, clean_up, drop, install, revert
 from airflow_roir.engine.compact.bloat import bloat_of
@@ -19,6 +18,7 @@ from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import Killed, killed
 from tests.engine.stages import PHASES, Stage
 from tests.engine.steps import sql
 from tests.engine.test_partitions import one
@@ -95,34 +95,20 @@ def test_a_driver_that_dies_at_any_statement(database: Database, dsn: str, at: i
     with_duplicates(database, dsn)
     run = steps.built(database, unique=True, ranges=2, segments=3)
     run_sql(dsn, "INSERT INTO t VALUES (101, 1, 100, 0), (102, 2, 100, 0)")
-    left = [at]
-
-    def die(*_: object) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
 
     def go_on() -> None:
         run = start_run(database, "ix", "test", take_over=True)
         steps.seal_all(database, run)
         steps.fold_all(database, run)
 
-    def killed() -> None:
-        event.listen(database.engine, "before_cursor_execute", die)
-        try:
-            go_on()
-        except (KeyboardInterrupt, DuplicatesFound):
-            pass
-        finally:
-            event.remove(database.engine, "before_cursor_execute", die)
-
-    killed()
+    with suppress(Killed, DuplicatesFound), killed(database.engine, at):
+        go_on()
     with pytest.raises(DuplicatesFound, match="5 rows share 2 keys"):
         go_on()
     assert len(duplicates(database)) == 5
     run_sql(dsn, "UPDATE t SET k = 1000 + id WHERE id IN (5, 10, 101)")
-    left[0] = at * 3
-    killed()
+    with suppress(Killed, DuplicatesFound), killed(database.engine, at * 3):
+        go_on()
     if status(database)[0].phase in ("build", "seal", "fold"):
         run = start_run(database, "ix", "test", take_over=True)
         if status(database)[0].phase == "seal":

@@ -17,9 +17,9 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_collations import ICU
 from tests.engine.test_contrib import VALUES, create_extension
-from tests.engine.test_types import EQUAL_BUT_DIFFERENT, _set_up, _supported
+from tests.engine.test_types import EQUAL_BUT_DIFFERENT
 from tests.engine.test_unique_verify import unseen
-from tests.engine.values import ARRAYS, ORDERED
+from tests.engine.values import ARRAYS, ORDERED, set_up, supported
 
 pytestmark = pytest.mark.sample(1, 6)
 
@@ -90,8 +90,8 @@ def refusals(dsn: str, first: str, other: str) -> None:
 
 @pytest.mark.parametrize("name", [*ORDERED, *ARRAYS])
 def test_a_key_of_every_type(database: Database, dsn: str, name: str) -> None:
-    _set_up(dsn)
-    values = _supported(dsn, name, {**ORDERED, **ARRAYS}[name])
+    set_up(dsn)
+    values = supported(dsn, name, {**ORDERED, **ARRAYS}[name])
     rows = ", ".join(f"({i}, {value}::{name})" for i, value in enumerate(values, start=1))
     run_sql(
         dsn,
@@ -109,10 +109,10 @@ def test_a_key_of_every_type(database: Database, dsn: str, name: str) -> None:
 @pytest.mark.sample(2, 6)
 @pytest.mark.parametrize("name", EQUAL_BUT_DIFFERENT)
 def test_equal_values_that_differ_are_one_key(database: Database, dsn: str, name: str) -> None:
-    _set_up(dsn)
+    set_up(dsn)
     plain = name.split(" ")[0]
     one, two = (f"'{value}'::{plain}" for value in EQUAL_BUT_DIFFERENT[name][:2])
-    assert len(_supported(dsn, name, [one, two])) == 2
+    assert len(supported(dsn, name, [one, two])) == 2
     run_sql(dsn, f"CREATE TABLE t (id int PRIMARY KEY, x {name})", f"INSERT INTO t VALUES (1, {one}), (2, NULL)")
     through_duplicates(database, dsn, one, two)
 

@@ -13,8 +13,7 @@ from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.steps import sql
-from tests.engine.test_types import _set_up, _supported
-from tests.engine.values import ARRAYS, INCLUDED, ORDERED
+from tests.engine.values import ARRAYS, INCLUDED, ORDERED, set_up, supported
 from tests.engine.verifying import build_index
 from tests.engine.writers import Writer, at_work
 
@@ -75,8 +74,8 @@ KEYS = ("numeric", "double precision", "text", "character(5)", '"char"', "bytea"
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", KEYS)
 def test_of_every_kind_of_key_each_corruption_is_found_and_mended(database: Database, dsn: str, name: str) -> None:
-    _set_up(dsn)
-    values = _supported(dsn, name, {**ORDERED, **ARRAYS}[name])
+    set_up(dsn)
+    values = supported(dsn, name, {**ORDERED, **ARRAYS}[name])
     rows = ", ".join(f"({i}, {value}::{name})" for i, value in enumerate(values, start=1))
     base = build_index(
         dsn,
@@ -104,7 +103,7 @@ def test_of_every_kind_of_key_each_corruption_is_found_and_mended(database: Data
 
 def test_of_every_type_another_included_value_is_found_and_mended(database: Database, dsn: str) -> None:
     """One row for each type, which differs from its entry in the column of that type."""
-    _set_up(dsn)
+    set_up(dsn)
     every = {**ORDERED, **ARRAYS, **INCLUDED}
     user = steps.session(dsn)
     user.autocommit = True
@@ -155,7 +154,7 @@ EQUAL = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EQUAL)
 def test_an_equal_yet_distinct_value_is_found_and_mended(database: Database, dsn: str, name: str) -> None:
-    _set_up(dsn)
+    set_up(dsn)
     one, two = (f"'{value}'::{name}" for value in EQUAL[name])
     base = build_index(
         dsn,

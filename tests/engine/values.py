@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import psycopg2.errors
+import pytest
+
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
 SETUP = (
     "CREATE TYPE mood AS ENUM ('sad', 'ok', 'it''s \"%s\"', '')",
     "CREATE TYPE pair AS (a int, b text)",
@@ -163,3 +170,26 @@ INCLUDED: dict[str, list[str]] = {
     "pair": ["ROW(1, repeat('x', 100000))", "ROW(NULL, NULL)"],
     "ints": ["(SELECT array_agg(i) FROM generate_series(1, 20000) i)", "'{}'"],
 }
+
+
+def set_up(dsn: str) -> None:
+    """Make the types that are no built-in ones."""
+    run_sql(dsn, *SETUP)
+
+
+def supported(dsn: str, name: str, values: list[str]) -> list[str]:
+    """The values that this server knows (infinite intervals came with 17); skips where the type itself isn't there."""
+    user = steps.session(dsn)
+    user.autocommit = True
+    known = []
+    for value in values:
+        try:
+            sql(user, f"DO $$ BEGIN PERFORM {value}::{name}; END $$")
+            known.append(value)
+        except psycopg2.errors.UndefinedObject:
+            pytest.skip(f"this server has no {name}")
+        except psycopg2.errors.FeatureNotSupported:
+            pytest.skip(f"this server was built without {name}")
+        except (psycopg2.errors.InvalidDatetimeFormat, psycopg2.errors.InvalidTextRepresentation):
+            continue
+    return known

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 from psycopg2 import errors
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, prepare
@@ -22,6 +21,7 @@ from airflow_roir.options import BuildOptions
 from servers.shards import Shards
 from tests.conftest import run_sql
 from tests.engine import values
+from tests.engine.interposed import Killed, killed
 from tests.shards import apart
 from tests.shards.conftest import Make
 
@@ -271,35 +271,13 @@ def test_paused_resumed_and_fenced(shards: Make) -> None:
     apart.assert_exact(made, prepared.generation_id)
 
 
-class Killed(BaseException):
-    """Nothing of the process is left."""
-
-
-@contextmanager
-def killed_at(number: int) -> Iterator[None]:
-    """Dies before the statement of that number, on whichever server, of those that are sent in the block."""
-    seen = 0
-
-    def die(*_: Any) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == number:
-            raise Killed
-
-    event.listen(Engine, "before_cursor_execute", die)
-    try:
-        yield
-    finally:
-        event.remove(Engine, "before_cursor_execute", die)
-
-
 @pytest.mark.parametrize("at", range(1, 40))
 @pytest.mark.sample(1, 7)
 def test_killed_before_each_statement_of_batches(shards: Make, at: int) -> None:
     """On the index server or in the shard: rows and watermark are both there, or neither."""
     made = apart.add_all(shards(1, TABLE, ROWS))
     prepared, run = apart.begin(made, ranges=1, batch_rows=100)
-    with apart.worker(made, run) as worker, suppress(Killed), killed_at(at):
+    with apart.worker(made, run) as worker, suppress(Killed), killed(Engine, at):
         step_all(worker)
     rows = sum(apart.entries(made, prepared.generation_id).values())
     assert made.ask("SELECT sum(rows)::int FROM roir.scan_range") == [(rows,)]

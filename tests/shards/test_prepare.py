@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.options import BuildOptions
 from airflow_roir.shards.copy.survey import Survey
 from servers.shards import Shards
+from tests.engine.interposed import Killed, killed
 from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.test_build import bring_back, move_away
@@ -25,27 +25,6 @@ pytestmark = pytest.mark.sample(3)
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 ROWS = "INSERT INTO t SELECT i, (i % 7)::text, i * 10 + {number} FROM generate_series(1, 100) i"
-
-
-class Killed(BaseException):
-    """Nothing of the process is left."""
-
-
-@contextmanager
-def killed_at(share: float) -> Iterator[list[int]]:
-    """Dies before the statement of that number, on whichever server. Yields how many there were."""
-    seen = [0]
-
-    def die(*_: Any) -> None:
-        seen[0] += 1
-        if seen[0] == share:
-            raise Killed
-
-    event.listen(Engine, "before_cursor_execute", die)
-    try:
-        yield seen
-    finally:
-        event.remove(Engine, "before_cursor_execute", die)
 
 
 def definition(made: Shards, **given: Any) -> IndexDefinition:
@@ -64,7 +43,7 @@ def nothing_is_left(made: Shards) -> None:
 @pytest.mark.parametrize("then", ["prepared again", "aborted"])
 def test_killed_before_each_statement(shards: Make, at: int, then: str) -> None:
     made = apart.add_all(shards(2, TABLE, ROWS))
-    with suppress(Killed), killed_at(at):
+    with suppress(Killed), killed(Engine, at):
         prepare.prepare(made.database, definition(made), BuildOptions(), "test")
     exists = made.ask("SELECT count(*) FROM roir.operation") == [(1,)]
     if then == "aborted":

@@ -15,7 +15,6 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.options import BuildOptions
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order
 from airflow_roir.spark.options import SparkOptions
-from tests.conftest import run_sql
 from tests.engine import steps
 
 ROWS = 40_000
@@ -25,12 +24,7 @@ GIVE_UP_S = float(os.environ.get("ROIR_TEST_GIVE_UP_S", "300"))
 
 def make_table(dsn: str) -> None:
     """The source that all of them build an index on."""
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        f"INSERT INTO t SELECT i, (i % 500)::text, i FROM generate_series(1, {ROWS}) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn, ROWS, keys=500)
 
 
 def prepared(database: Database, rate: int | None = None, **options: Any) -> BegunOperation:
