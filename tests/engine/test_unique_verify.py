@@ -12,7 +12,6 @@ from airflow_roir.cli import overview
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot import index
-from airflow_roir.engine.verify import repair
 from airflow_roir.engine.verify.report import described
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -144,117 +143,6 @@ def test_a_duplicate_that_was_healed_before_the_repair_came_to_it_is_mended(data
     assert one.mend(held)
     assert found(dsn) == [("duplicate", "100", "mended")]
     steps.assert_exact(database)
-
-
-ROWS = (
-    "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",
-    "INSERT INTO t SELECT i, i, i FROM generate_series(1, 40) i",
-)
-# k is c1, id c2, v c3. Row 1 lacks its entry; row 2, too, and its key is that of a row that isn't there; row 5's former
-# entry has row 4's key.
-CORRUPT = (
-    "DELETE FROM {base} WHERE c2 IN (1, 4)",
-    "UPDATE {base} SET c2 = 102 WHERE c2 = 2",
-    "UPDATE {base} SET c1 = 4 WHERE c2 = 5",
-)
-WRITES = {
-    "what is included": "UPDATE t SET v = v + 100 WHERE id IN (1, 2, 4, 5)",
-    "other keys": "UPDATE t SET k = k + 1000 WHERE id IN (1, 2, 4, 5)",
-    "no keys": "UPDATE t SET k = NULL WHERE id IN (1, 2, 4, 5)",
-    "delete": "DELETE FROM t WHERE id IN (1, 2, 4, 5)",
-    "delete and insert": "DELETE FROM t WHERE id < 6; INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 5) i",
-    "the holder comes": "INSERT INTO t VALUES (102, 1002, 0)",
-    "the holder gets the key": "UPDATE t SET k = 1002 WHERE id = 2; INSERT INTO t VALUES (102, 2, 0)",
-    "swap": "UPDATE t SET k = 9 - k WHERE id IN (4, 5)",
-    "shift": "UPDATE t SET k = k + 1 WHERE id < 6; UPDATE t SET k = 1 WHERE id = 6",
-    "primary keys": "UPDATE t SET id = -id WHERE id < 6",
-    "another's key": "UPDATE t SET k = 20 WHERE id IN (1, 4)",
-}
-
-
-def mend(one: repair.Mender, dsn: str) -> None:
-    absent, extra = verifying.ids(dsn, ("missing", "different", "duplicate")), verifying.ids(dsn, ("extra",))
-    if left := repair.tried(one.put, absent):
-        repair.tried(one.take_out, left)
-    repair.tried(one.take_out, extra)
-
-
-@pytest.mark.sample(1, 6)
-@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("write", WRITES)
-def test_a_writer_and_a_repair_meet_in_each_order(database: Database, dsn: str, write: str, level: str) -> None:
-    """Uncommitted while the repair runs, then committed; and once more after it."""
-    base = build_index(dsn, database, *ROWS, include="v", unique=True)
-    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
-    verifying.go_through(database, verifying.begin(database), 4)
-    one = verifying.mender(database, verifying.begin(database))
-    with closing(steps.session(dsn, level)) as user:
-        sql(user, "SELECT count(*) FROM t")  # its snapshot is older than any repair
-        write_or_be_refused(user, WRITES[write], level)
-        mend(one, dsn)
-        user.commit()
-        mend(one, dsn)
-        steps.assert_exact(database)
-        sql(user, "SELECT 1")
-        write_or_be_refused(user, WRITES["what is included"], level)
-        user.commit()
-        assert verifying.ids(dsn, ("missing", "different", "duplicate", "extra")) == []
-        steps.assert_exact(database)
-
-
-def write_or_be_refused(user: psycopg2.extensions.connection, statement: str, level: str) -> None:
-    """None that reads what is committed is told to try again, and none at all waits for a repair for ever."""
-    try:
-        sql(user, "SET LOCAL lock_timeout = '10s'")
-        sql(user, statement)
-    except psycopg2.errors.UniqueViolation:
-        user.rollback()
-    except psycopg2.extensions.TransactionRollbackError:
-        assert level != "READ COMMITTED"
-        user.rollback()
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("write", WRITES)
-def test_a_writer_that_began_before_the_repair_writes_after_it(
-    database: Database, dsn: str, write: str, level: str
-) -> None:
-    base = build_index(dsn, database, *ROWS, include="v", unique=True)
-    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
-    verifying.go_through(database, verifying.begin(database), 4)
-    one = verifying.mender(database, verifying.begin(database))
-    with closing(steps.session(dsn, level)) as user:
-        sql(user, "SELECT count(*) FROM t")
-        mend(one, dsn)
-        write_or_be_refused(user, WRITES[write], level)
-        user.commit()
-    steps.assert_exact(database)
-
-
-def test_a_key_that_is_taken_while_its_entry_is_missing_is_a_duplicate(database: Database, dsn: str) -> None:
-    """The damage lets a user in whom the index should refuse; both rows stay, and the repair waits for nobody."""
-    base = build_index(dsn, database, *ROWS, include="v", unique=True)
-    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
-    verifying.go_through(database, verifying.begin(database), 4)
-    one = verifying.mender(database, verifying.begin(database))
-    with closing(steps.session(dsn)) as user:
-        sql(user, "INSERT INTO t VALUES (201, 1, 0), (202, 2, 0)")
-        mend(one, dsn)
-        assert {outcome for _, key, outcome in found_before(dsn) if key in "12"} == {None}
-        user.commit()
-    mend(one, dsn)
-    assert [row for row in found_before(dsn) if row[2] is None] == [("duplicate", "1", None), ("duplicate", "2", None)]
-    run_sql(dsn, "DELETE FROM t WHERE id IN (1, 202)")
-    mend(one, dsn)
-    assert [row for row in found_before(dsn) if row[2] is None] == []
-    steps.assert_exact(database)
-
-
-def found_before(dsn: str) -> list[tuple[str, str, str | None]]:
-    """All discrepancies, of the verification that has found any."""
-    with closing(steps.session(dsn)) as user:
-        return sql(user, "SELECT kind, primary_key ->> 0, outcome FROM roir.discrepancy ORDER BY 1, 2")
 
 
 # A row with a NULL key is number 7. As in test_verify_damage.py, but for what only a unique index has.

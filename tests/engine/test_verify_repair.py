@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import dataclass
+
+import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
 import pytest
@@ -41,20 +45,74 @@ WRITES = {
     "another primary key": "UPDATE t SET id = id + 100 WHERE id = 1",
     "nothing": "UPDATE t SET v = v WHERE id IN (1, 2)",
 }
+# The same of a unique index: k is c1, id c2, v c3. Row 1 lacks its entry; row 2, too, and its key is that of a row that
+# isn't there; row 5's former entry has row 4's key.
+UNIQUE_SETUP = (
+    "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",
+    "INSERT INTO t SELECT i, i, i FROM generate_series(1, 40) i",
+)
+UNIQUE_CORRUPT = (
+    "DELETE FROM {base} WHERE c2 IN (1, 4)",
+    "UPDATE {base} SET c2 = 102 WHERE c2 = 2",
+    "UPDATE {base} SET c1 = 4 WHERE c2 = 5",
+)
+UNIQUE_WRITES = {
+    "what is included": "UPDATE t SET v = v + 100 WHERE id IN (1, 2, 4, 5)",
+    "other keys": "UPDATE t SET k = k + 1000 WHERE id IN (1, 2, 4, 5)",
+    "no keys": "UPDATE t SET k = NULL WHERE id IN (1, 2, 4, 5)",
+    "delete": "DELETE FROM t WHERE id IN (1, 2, 4, 5)",
+    "delete and insert": "DELETE FROM t WHERE id < 6; INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 5) i",
+    "the holder comes": "INSERT INTO t VALUES (102, 1002, 0)",
+    "the holder gets the key": "UPDATE t SET k = 1002 WHERE id = 2; INSERT INTO t VALUES (102, 2, 0)",
+    "swap": "UPDATE t SET k = 9 - k WHERE id IN (4, 5)",
+    "shift": "UPDATE t SET k = k + 1 WHERE id < 6; UPDATE t SET k = 1 WHERE id = 6",
+    "primary keys": "UPDATE t SET id = -id WHERE id < 6",
+    "another's key": "UPDATE t SET k = 20 WHERE id IN (1, 4)",
+}
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A table whose index is made wrong, and what is written to it.
+
+    refused: how a write may fail beside a repair. again: what the writer writes after it.
+    """
+
+    setup: tuple[str, ...]
+    corrupt: tuple[str, ...]
+    writes: dict[str, str]
+    levels: tuple[str, ...]
+    again: str
+    refused: tuple[type[psycopg2.Error], ...]
+    unique: bool = False
+
+    def wrong(self, dsn: str, database: Database) -> str:
+        """The base of the index."""
+        base = build_index(dsn, database, *self.setup, include="v", unique=self.unique)
+        run_sql(dsn, *(one.format(base=base) for one in self.corrupt))
+        return base
+
+
+LATER = psycopg2.extensions.TransactionRollbackError
+GROUNDS = {
+    "plain": Ground(SETUP, CORRUPT, WRITES, LEVELS, "update", ()),
+    "unique": Ground(
+        UNIQUE_SETUP,
+        UNIQUE_CORRUPT,
+        UNIQUE_WRITES,
+        (*LEVELS, "SERIALIZABLE"),
+        "what is included",
+        (psycopg2.errors.UniqueViolation, LATER),
+        unique=True,
+    ),
+}
+MEETINGS = [(kind, write, level) for kind, one in GROUNDS.items() for write in one.writes for level in one.levels]
 
 
 @pytest.fixture
 def base(dsn: str, database: Database) -> str:
     """The base of an index that is wrong in three rows, which a verification has found."""
-    name = build_index(dsn, database, *SETUP, include="v")
-    run_sql(dsn, *(one.format(base=name) for one in CORRUPT))
-    return name
-
-
-@pytest.fixture
-def one(dsn: str, database: Database, base: str) -> repair.Mender:
-    """It has all three to mend."""
-    return _found_by_another(database)
+    return GROUNDS["plain"].wrong(dsn, database)
 
 
 def _found_by_another(database: Database) -> repair.Mender:
@@ -63,55 +121,89 @@ def _found_by_another(database: Database) -> repair.Mender:
 
 
 def _mend(one: repair.Mender, dsn: str) -> None:
-    absent, extra = ids(dsn, ("missing", "different")), ids(dsn, ("extra",))
+    absent, extra = ids(dsn, ("missing", "different", "duplicate")), ids(dsn, ("extra",))
     if left := repair.tried(one.put, absent):
         repair.tried(one.take_out, left)
     repair.tried(one.take_out, extra)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("write", WRITES)
-def test_a_writer_and_a_repair_meet_in_each_order(
-    database: Database, dsn: str, base: str, one: repair.Mender, write: str, level: str
+def _write(
+    user: psycopg2.extensions.connection, statement: str, level: str, refused: tuple[type[psycopg2.Error], ...]
 ) -> None:
-    """Uncommitted while the repair runs, then committed; and rolled back, and committed after it and before it."""
-    user = steps.session(dsn, level)
-    sql(user, "SELECT count(*) FROM t")  # its snapshot is older than any repair
-    sql(user, WRITES[write])
-    _mend(one, dsn)
-    user.commit()
-    _mend(one, dsn)
-    steps.assert_exact(database)
-    sql(user, "SELECT 1")
+    """None that reads what is committed is told to try again, and none at all waits for a repair for ever."""
     try:
-        sql(user, WRITES["update"])
-        user.commit()
-    except psycopg2.extensions.TransactionRollbackError:
+        sql(user, "SET LOCAL lock_timeout = '10s'")
+        sql(user, statement)
+    except refused as error:
+        later = isinstance(error, LATER)
         user.rollback()
-    steps.assert_exact(database)
-    assert ids(dsn) == []
+        assert not (later and level == "READ COMMITTED")
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("write", WRITES)
-def test_a_writer_that_began_before_the_repair_writes_after_it(
-    database: Database, dsn: str, base: str, one: repair.Mender, write: str
+@pytest.mark.sample(2, 6)
+@pytest.mark.parametrize(("kind", "write", "level"), MEETINGS)
+def test_a_writer_and_a_repair_meet_in_each_order(
+    database: Database, dsn: str, kind: str, write: str, level: str
 ) -> None:
-    for level in LEVELS:
-        user = steps.session(dsn, level)
+    """Uncommitted while the repair runs, then committed; and once more after it."""
+    ground = GROUNDS[kind]
+    ground.wrong(dsn, database)
+    one = _found_by_another(database)
+    with closing(steps.session(dsn, level)) as user:
+        sql(user, "SELECT count(*) FROM t")  # its snapshot is older than any repair
+        _write(user, ground.writes[write], level, ground.refused)
+        _mend(one, dsn)
+        user.commit()
+        _mend(one, dsn)
+        steps.assert_exact(database)
+        sql(user, "SELECT 1")
+        _write(user, ground.writes[ground.again], level, (*ground.refused, LATER))
+        user.commit()
+        steps.assert_exact(database)
+    assert ids(dsn, ("missing", "different", "duplicate", "extra")) == []
+
+
+@pytest.mark.sample(2, 6)
+@pytest.mark.parametrize(("kind", "write", "level"), MEETINGS)
+def test_a_writer_that_began_before_the_repair_writes_after_it(
+    database: Database, dsn: str, kind: str, write: str, level: str
+) -> None:
+    """Rolled back, and committed."""
+    ground = GROUNDS[kind]
+    ground.wrong(dsn, database)
+    one = _found_by_another(database)
+    refused = (psycopg2.errors.UniqueViolation, LATER)
+    with closing(steps.session(dsn, level)) as user:
         sql(user, "SELECT count(*) FROM t")
         _mend(one, dsn)
-        try:
-            sql(user, WRITES[write])
-            user.rollback()
-            sql(user, WRITES[write])
-            user.commit()
-        except psycopg2.extensions.TransactionRollbackError:
-            user.rollback()
-        except psycopg2.errors.UniqueViolation:
-            user.rollback()
+        _write(user, ground.writes[write], level, refused)
+        user.rollback()
+        _write(user, ground.writes[write], level, refused)
+        user.commit()
     steps.assert_exact(database)
+
+
+def test_a_key_that_is_taken_while_its_entry_is_missing_is_a_duplicate(database: Database, dsn: str) -> None:
+    """The damage lets a user in whom the index should refuse; both rows stay, and the repair waits for nobody."""
+    GROUNDS["unique"].wrong(dsn, database)
+    one = _found_by_another(database)
+    with closing(steps.session(dsn)) as user:
+        sql(user, "INSERT INTO t VALUES (201, 1, 0), (202, 2, 0)")
+        _mend(one, dsn)
+        assert {outcome for _, key, outcome in found_before(dsn) if key in "12"} == {None}
+        user.commit()
+    _mend(one, dsn)
+    assert [row for row in found_before(dsn) if row[2] is None] == [("duplicate", "1", None), ("duplicate", "2", None)]
+    run_sql(dsn, "DELETE FROM t WHERE id IN (1, 202)")
+    _mend(one, dsn)
+    assert [row for row in found_before(dsn) if row[2] is None] == []
+    steps.assert_exact(database)
+
+
+def found_before(dsn: str) -> list[tuple[str, str, str | None]]:
+    """All discrepancies, of the verification that has found any."""
+    with closing(steps.session(dsn)) as user:
+        return sql(user, "SELECT kind, primary_key ->> 0, outcome FROM roir.discrepancy ORDER BY 1, 2")
 
 
 def test_what_a_writer_holds_is_left_and_the_rest_is_mended(dsn: str, base: str) -> None:
