@@ -44,8 +44,8 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [{"integration-name": INTEGRATION, "python-modules": ["airflow_roir.hooks.roir"]}],
         "asset-uris": [{"schemes": ["roir"], "handler": "airflow_roir.assets.normalize_uri"}],
         "extra-links": [
-            "airflow_roir.links.live_options.LiveOptionsLink",
-            "airflow_roir.links.index_build.IndexBuildLink",
+            "airflow_roir.links.buttons.LiveOptionsLink",
+            "airflow_roir.links.buttons.IndexBuildLink",
         ],
         "config": {
             "roir": {

@@ -27,7 +27,7 @@ from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import DENIED, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.partitions import remove_entries
-from airflow_roir.engine.readers import serializable, view
+from airflow_roir.engine.readers import old_snapshots, view
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.schema.schema import check_schema
@@ -404,8 +404,8 @@ def _drop_generation(
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         if source is not None:
             lock()
-        if found := serializable.overlapping(connection, [row.id]):
-            result.waiting.append(f"index {_name(row)}: {serializable.kept(found)}")
+        if found := old_snapshots.overlapping(connection, [row.id]):
+            result.waiting.append(f"index {_name(row)}: {old_snapshots.kept(found)}")
             return False
         changed = execute(
             connection,

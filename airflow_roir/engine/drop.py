@@ -12,7 +12,7 @@ from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations, removal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.lanes import ends
-from airflow_roir.engine.readers import serializable, view
+from airflow_roir.engine.readers import old_snapshots, view
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationRunning
@@ -57,9 +57,9 @@ def drop_index(
         if ids:
             operations.record_event(connection, found.id, None, actor, "drop")
         # The view is locked: nobody reads from here on.
-        if overlapping := serializable.overlapping(connection, ids):
-            kept.append(serializable.kept(overlapping))
-            serializable.retire(connection, ids)
+        if overlapping := old_snapshots.overlapping(connection, ids):
+            kept.append(old_snapshots.kept(overlapping))
+            old_snapshots.retire(connection, ids)
             return []
         removal.retire_for_good(connection, ids)
         return ids

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from airflow_roir.engine.control import live_options, operations
 from airflow_roir.engine.control.slow_options import slow_operation
-from airflow_roir.task.options_operator import OptionsOperator
-from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.roir_operator import OptionsOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

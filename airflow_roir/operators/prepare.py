@@ -10,7 +10,7 @@ from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
-from airflow_roir.links.index_build import IndexBuildLink
+from airflow_roir.links.buttons import IndexBuildLink
 from airflow_roir.operation import Kind
 from airflow_roir.options import BuildOptions
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_roir.engine.control import operations
-from airflow_roir.task.options_operator import OptionsOperator
-from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.roir_operator import OptionsOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

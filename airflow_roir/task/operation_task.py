@@ -16,7 +16,7 @@ from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, NotFound
-from airflow_roir.links.index_build import IndexBuildLink, show_link
+from airflow_roir.links.buttons import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind, Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave

@@ -20,7 +20,9 @@ from airflow_roir.errors import (
 )
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.one_line import one_line
+from airflow_roir.options import LIVE, LIVE_OPTIONS
 from airflow_roir.task.form_values import optional_text
+from airflow_roir.task.given import takes, value_of
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.shard_connections import keep_connections
 
@@ -88,3 +90,17 @@ def failing_clearly() -> Iterator[None]:
         yield
     except HOPELESS as error:
         raise AirflowFailException(str(error)) from error
+
+
+class OptionsOperator(RoirOperator):
+    """Has the options that change while an operation lives: None or '' keeps the operation's own."""
+
+    template_fields: Sequence[str] = (*RoirOperator.template_fields, *LIVE_OPTIONS)
+
+    @takes(LIVE_OPTIONS)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
+    def given_options(self) -> dict[str, Any]:
+        """The options as numbers and texts. Raises InvalidInput."""
+        return {name: value_of(option, getattr(self, name)) for name, option in LIVE.items()}

@@ -15,8 +15,7 @@ from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark
-from airflow_roir.links.index_build import IndexBuildLink
-from airflow_roir.links.live_options import LiveOptionsLink
+from airflow_roir.links.buttons import IndexBuildLink, LiveOptionsLink
 from airflow_roir.operation import Status
 from airflow_roir.options import VerifyOptions, options_of
 from airflow_roir.signals import throttle_text

@@ -12,8 +12,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import OperationRunning
-from airflow_roir.links.index_build import IndexBuildLink
-from airflow_roir.links.live_options import LiveOptionsLink
+from airflow_roir.links.buttons import IndexBuildLink, LiveOptionsLink
 from airflow_roir.options import BuildOptions
 from airflow_roir.page.run_operation import Change
 from airflow_roir.page.targets import Found, Run, operations_of, runs_of

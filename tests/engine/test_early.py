@@ -18,7 +18,7 @@ from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.early import detector as early
-from airflow_roir.engine.early import growth, hashing
+from airflow_roir.engine.early import hashing, store
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.early.detector import Detector
 from airflow_roir.engine.sessions.limits import Limits
@@ -263,7 +263,7 @@ def test_rows_of_a_batch_that_was_open_are_read_once_it_is_committed(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others have written behind them meanwhile, over many blocks: there is no room left there."""
-    monkeypatch.setattr(growth, "MARGIN_BLOCKS", 1)
+    monkeypatch.setattr(store, "MARGIN_BLOCKS", 1)
     run_sql(
         dsn, TABLE.format("text"), "INSERT INTO t SELECT i, repeat('x', 900) || i, i FROM generate_series(1, 1600) i"
     )

@@ -9,9 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from airflow_roir.engine.early import growth
+from airflow_roir.engine.early import store
 from airflow_roir.engine.early.detector import Budget
-from airflow_roir.engine.early.growth import Growth, Snapshot
 from airflow_roir.engine.early.key_sets import (
     HASH,
     MOST_OF_ONE,
@@ -24,6 +23,7 @@ from airflow_roir.engine.early.key_sets import (
     read,
     value_of_copy,
 )
+from airflow_roir.engine.early.store import Growth, Snapshot
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -105,7 +105,7 @@ def test_a_budget_grows_with_the_time() -> None:
 
 
 def test_a_block_is_settled_once_all_have_ended_who_might_write_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "MARGIN_BLOCKS", 3)
+    monkeypatch.setattr(store, "MARGIN_BLOCKS", 3)
     seen = Growth()
     assert seen.settled(1, Snapshot.parse("100:100:")) == 0
     seen.look(Snapshot.parse("100:105:100,102"), {1: 50})

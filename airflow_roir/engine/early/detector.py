@@ -17,10 +17,9 @@ from sqlalchemy import Connection
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.control.run import settle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.early.growth import Growth
 from airflow_roir.engine.early.hashing import key_hash
 from airflow_roir.engine.early.key_sets import HASH, PLACE_BLOCKS, Hashes, Kept, blocks_of, hashes_of, join, read
-from airflow_roir.engine.early.store import Look, ReadSoFar, Store, mark_looked
+from airflow_roir.engine.early.store import Growth, Look, ReadSoFar, Store, mark_looked
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import DuplicatesFound
