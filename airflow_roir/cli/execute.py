@@ -17,7 +17,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.cells import printable
 from airflow_roir.cli.overview import print_overview
-from airflow_roir.cli.snapshot import look
 from airflow_roir.cli.spark import CommandSpark, NoSpark, tell
 from airflow_roir.definition import argument
 from airflow_roir.engine import abort, lifecycle
@@ -29,10 +28,11 @@ from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
+from airflow_roir.engine.snapshot.overview import overview
+from airflow_roir.engine.snapshot.words import done, paused_by, speed, time_left
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
 from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Status
-from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import SETTLE_S, Driver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
@@ -56,7 +56,7 @@ def carry_on(database: Database, index: str, spark: CommandSpark | NoSpark, take
         if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
             print_census(database, row.id, as_json)
             return
-        print_overview(look(database, index), as_json)
+        print_overview(overview(database, index), as_json)
         _exit_if_unfinished(ended, index)
 
 
@@ -232,8 +232,7 @@ def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
     if ended.status == Status.PAUSED:
         # That was said, with what to do next.
         if ended.paused_by != BY_DUPLICATES:
-            who = f"{printable(ended.paused_by or '')}: {printable(ended.pause_reason or '')}"
-            say(f"paused by {who}; resume with: roir resume {argument(index)}")
+            say(f"{printable(paused_by(ended))}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)
     if ended.status == Status.RUNNING:
         # Its end was told, and is lost.
@@ -328,12 +327,9 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
     def look() -> None:
         with suppress(SQLAlchemyError, RoirError):
             now = operation_status(database, operation_id)
-            speed = f", {rate(now.rows_per_second)}" if now.rows_per_second else ""
-            said = f"{now.phase}: {counted(now.rows, 'row')}{speed}"
-            remaining = left(now.seconds_left, now.seconds_left_low, now.seconds_left_high) or ""
-            if now.throttled is not None:
-                # A replica may be called anything, also as rich's markup.
-                remaining = escape(printable(now.throttled))
+            said = f"{now.phase}: {', '.join(filter(None, (done(now), speed(now))))}"
+            # A replica may be called anything, also as rich's markup.
+            remaining = time_left(now) if now.throttled is None else escape(printable(now.throttled))
             bar.update(task, completed=now.percent_complete, description=said, left=remaining)
 
     with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress", SETTLE_S):

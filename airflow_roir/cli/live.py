@@ -16,14 +16,17 @@ from rich.text import Text
 
 from airflow_roir.cli.cells import printable, width, wrapped
 from airflow_roir.cli.overview import operation_notes, what_of
-from airflow_roir.cli.snapshot import MOVING, Look, Silence
+from airflow_roir.engine.snapshot.overview import MOVING
+from airflow_roir.engine.snapshot.words import figures
 from airflow_roir.operation import Status
-from airflow_roir.quantity import counted, duration, left, percent, rate, size
+from airflow_roir.quantity import counted, duration, percent, rate, size
 
 if TYPE_CHECKING:
+    from airflow_roir.cli.silence import Silence
     from airflow_roir.engine.snapshot.bars import Bars
-    from airflow_roir.engine.snapshot.details import Progress
     from airflow_roir.engine.snapshot.operation import OperationStatus
+    from airflow_roir.engine.snapshot.overview import Overview
+    from airflow_roir.engine.snapshot.parts import Workers
 
 NARROWEST = 20
 # What each row of a map is at most: more is a wall of signs.
@@ -49,7 +52,7 @@ class LiveView:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._live.stop()
 
-    def show(self, seen: Look | None, silence: Silence | None) -> None:
+    def show(self, seen: Overview | None, silence: Silence | None) -> None:
         """Draw."""
         room = self._console.size
         lines: list[Text] = []
@@ -71,43 +74,40 @@ class Signs:
         self.full, self.now, self.mixed, self.empty, self.line = list(blocks)
         self.rule = rule
 
-    def of_look(self, seen: Look, cells: int) -> list[Text]:
+    def of_look(self, seen: Overview, cells: int) -> list[Text]:
         """All operations that move, the rest in a line."""
         lines: list[Text] = []
         # First what moves: a low terminal has no room for the rest.
-        for one in sorted(seen.overview.operations, key=lambda one: seen.state(one) not in MOVING):
-            found = seen.progress.get(one.operation_id)
+        for one in sorted(seen.operations, key=lambda one: one.status not in MOVING):
             if lines:
                 lines.append(Text(self.line * cells, "bright_black"))
-            lines += self._operation(seen, one, found, cells)
+            lines += self._operation(seen, one, cells)
         for wait in seen.not_begun():
             lines += [Text(line, "yellow") for line in wrapped(printable(str(wait)), cells)]
         return lines
 
-    def _operation(self, seen: Look, one: OperationStatus, found: Progress | None, cells: int) -> list[Text]:
+    def _operation(self, seen: Overview, one: OperationStatus, cells: int) -> list[Text]:
         lines = [Text(line, "bold") for line in wrapped(printable(one.index), cells)]
-        what = f"{what_of(one)} {one.operation_id}"
-        if found is not None and found.source:
-            what += f" of {printable(found.source)}"
+        what = f"{what_of(one)} {one.operation_id} of {printable(one.source)}"
         lines += [Text(line) for line in wrapped(what, cells)]
-        if found is None:
+        if one.bars is None or one.workers is None:
             lines += [Text(line) for note in operation_notes(seen, one) for line in wrapped(note, cells)]
             return lines
-        lines += self._phases(found, cells)
-        lines.append(self._bar(found, cells))
-        lines += [Text(line) for line in wrapped(", ".join(_figures(one, found)), cells)]
-        lines += self._map(found.bars, cells)
+        lines += self._phases(one, cells)
+        lines.append(self._bar(one, cells))
+        lines += [Text(line) for line in wrapped(", ".join(_figures(one)), cells)]
+        lines += self._map(one.bars, cells)
         if one.status == Status.RUNNING:
-            lines += self._workers(found, cells)
+            lines += self._workers(one.workers, cells)
         for number, note in enumerate(operation_notes(seen, one)):
             style = "yellow" if number or not one.driven else ""
             lines += [Text(line, style) for line in wrapped(note, cells)]
         return lines
 
-    def _phases(self, found: Progress, cells: int) -> list[Text]:
+    def _phases(self, one: OperationStatus, cells: int) -> list[Text]:
         """`prepare 0.1 s │ build 28 s │ seal`, in as many lines as it takes."""
         lines, line = [], Text()
-        for phase in found.phases:
+        for phase in one.phases:
             took = f" {duration(phase.seconds)}" if phase.seconds is not None else ""
             mark = f"{self.now} " if phase.state == "now" else ""
             piece = f"{mark}{phase.name}{took}"
@@ -119,10 +119,10 @@ class Signs:
             line.append(piece, {"done": "green", "now": "bold", "ahead": "bright_black"}[phase.state])
         return [*lines, line]
 
-    def _bar(self, found: Progress, cells: int) -> Text:
-        said = f" {percent(found.percent)}"
+    def _bar(self, one: OperationStatus, cells: int) -> Text:
+        said = f" {percent(one.percent_complete)}"
         room = max(cells - len(said), 5)
-        done = int(room * found.percent / 100)
+        done = int(room * one.percent_complete / 100)
         bar = Text(self.full * done, "green")
         return bar.append(self.empty * (room - done), "bright_black").append(said, "bold")
 
@@ -142,8 +142,7 @@ class Signs:
             text.append(sign, COLOURS[state])
         return [*lines, text]
 
-    def _workers(self, found: Progress, cells: int) -> list[Text]:
-        workers = found.workers
+    def _workers(self, workers: Workers, cells: int) -> list[Text]:
         said = f"{workers.alive:,} of {counted(workers.wanted, 'worker')}"
         if workers.alive > workers.wanted:
             said = f"{counted(workers.alive, 'worker')}, {workers.wanted:,} wanted"
@@ -158,22 +157,12 @@ class Signs:
         return lines
 
 
-def _figures(one: OperationStatus, found: Progress) -> list[str]:
-    rows = counted(found.rows, "row")
-    if found.rows_estimate and found.phase in ("build", "sum", "check", "compact"):
-        rows = f"{found.rows:,} of about {counted(max(found.rows_estimate, found.rows), 'row')}"
-    figures = [rows]
-    if found.rows_per_second_now:
-        figures.append(rate(found.rows_per_second_now))
-    elif found.rows_per_second and found.phase == "build":
-        figures.append(f"{rate(found.rows_per_second)} until now")
-    if (limit := found.options.get("max_rows_per_second")) is not None:
-        figures.append(f"limited to {rate(limit)}")
-    figures.append(f"{duration(found.seconds_worked)} of work")
-    remaining = left(found.seconds_left, found.seconds_left_low, found.seconds_left_high)
-    if remaining and one.status == Status.RUNNING:
-        figures.append(remaining)
-    if found.delta is not None and found.delta.rows:
-        about = "about " if found.delta.sampled else ""
-        figures.append(f"delta {about}{counted(found.delta.rows, 'row')} ({size(found.delta.bytes)})")
-    return figures
+def _figures(one: OperationStatus) -> list[str]:
+    found = figures(one)
+    if (limit := one.options["max_rows_per_second"]) is not None:
+        found.append(f"limited to {rate(limit)}")
+    found.append(f"{duration(one.total_execution_time)} of work")
+    if one.delta is not None and one.delta.rows:
+        about = "about " if one.delta.sampled else ""
+        found.append(f"delta {about}{counted(one.delta.rows, 'row')} ({size(one.delta.bytes)})")
+    return found

@@ -16,17 +16,14 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index. Workers commit their open batch, then stop."""
     from airflow_roir.engine.control import operations
     from airflow_roir.engine.snapshot.operation import operation_status
+    from airflow_roir.engine.snapshot.words import paused_by
     from airflow_roir.quantity import percent
 
     database = database_of(context)
     row = operations.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
     # Somebody may have been first.
-    why = (
-        f"by {printable(status.paused_by)}: {printable(status.pause_reason or '')}"
-        if status.paused_by
-        else "no more: it goes on already"
-    )
+    why = printable(paused_by(status)).removeprefix("paused ") if status.paused_by else "no more: it goes on already"
     show(f"paused at {percent(status.percent_complete)} {why}; resume with: roir resume {argument(index)}")
 
 

@@ -51,9 +51,9 @@ def status(
         raise typer.Exit(follow(database, index, as_json))
     else:
         from airflow_roir.cli.overview import print_overview
-        from airflow_roir.cli.snapshot import look
+        from airflow_roir.engine.snapshot.overview import overview
 
-        print_overview(look(database, index, exact), as_json)
+        print_overview(overview(database, index, exact), as_json)
 
 
 def print_segments(database: Database, index: str, exact: bool, as_json: bool) -> None:

@@ -22,8 +22,9 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.cli.app import print_json_line, show
 from airflow_roir.cli.cells import printable
 from airflow_roir.cli.overview import operation_line, print_overview
-from airflow_roir.cli.snapshot import Look, Silence, look
+from airflow_roir.cli.silence import Silence
 from airflow_roir.engine.database import is_transient
+from airflow_roir.engine.snapshot.overview import Overview, overview
 from airflow_roir.errors import NotFound
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ DUMB = ("", "dumb", "unknown")
 class View(Protocol):
     """What shows the looks."""
 
-    def show(self, seen: Look | None, silence: Silence | None) -> None:
+    def show(self, seen: Overview | None, silence: Silence | None) -> None:
         """Show the last look, and whether the server is silent since."""
 
 
@@ -50,7 +51,7 @@ def watch(database: Database, index: str | None, as_json: bool) -> int:
     """Show what happens until nothing runs; the exit code. Raises what the first look raises."""
     live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "") not in DUMB
     try:
-        first = look(database, index)
+        first = overview(database, index)
         if not first.moves:
             print_json_line(first.as_dict()) if as_json else print_overview(first, as_json=False)
             return 0
@@ -73,9 +74,9 @@ def watch(database: Database, index: str | None, as_json: bool) -> int:
     return 0
 
 
-def _follow(database: Database, index: str | None, first: Look, view: View) -> Look | None:
+def _follow(database: Database, index: str | None, first: Overview, view: View) -> Overview | None:
     """The last look; None if the index is gone."""
-    seen, looker = first, Looker(lambda: look(database, index))
+    seen, looker = first, Looker(lambda: overview(database, index))
     view.show(seen, None)
     silence: Silence | None = None
     while seen.moves:
@@ -88,7 +89,7 @@ def _follow(database: Database, index: str | None, first: Look, view: View) -> L
                 silence = silence or Silence(begun, "")
                 view.show(seen, silence)
             found = looker.answer(EVERY_S)
-        if isinstance(found, Look):
+        if isinstance(found, Overview):
             seen, silence = found, None
         elif isinstance(found, NotFound):
             return None
@@ -110,10 +111,10 @@ def _said(error: DBAPIError) -> str:
 class Looker:
     """A thread that looks whenever it is asked to."""
 
-    def __init__(self, take: Callable[[], Look]) -> None:
+    def __init__(self, take: Callable[[], Overview]) -> None:
         self._take = take
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._found: queue.SimpleQueue[Look | Exception] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Overview | Exception] = queue.SimpleQueue()
         # It may hang in the network for minutes, and must not keep the command from its end.
         threading.Thread(target=self._work, name="roir-look", daemon=True).start()
 
@@ -121,7 +122,7 @@ class Looker:
         """Have it look."""
         self._asked.put(None)
 
-    def answer(self, patience_s: float) -> Look | Exception | None:
+    def answer(self, patience_s: float) -> Overview | Exception | None:
         """What it saw, or why it couldn't; None if it is still looking after `patience_s`."""
         try:
             return self._found.get(timeout=patience_s)
@@ -144,7 +145,7 @@ class Lines:
         self._as_json = as_json
         self._shown: dict[object, str] = {}
 
-    def show(self, seen: Look | None, silence: Silence | None) -> None:
+    def show(self, seen: Overview | None, silence: Silence | None) -> None:
         """Print what differs from the last time."""
         if silence is not None:
             # Once, with its reason, and not each second.
@@ -157,7 +158,7 @@ class Lines:
         if self._as_json:
             print_json_line(seen.as_dict())
             return
-        for one in seen.overview.operations:
+        for one in seen.operations:
             self._line(one.index, _facts(seen, one), operation_line(seen, one))
         for wait in seen.not_begun():
             line = printable(str(wait))
@@ -171,11 +172,10 @@ class Lines:
             show(f"{_clock()} {line}")
 
 
-def _facts(seen: Look, one: OperationStatus) -> str:
+def _facts(seen: Overview, one: OperationStatus) -> str:
     """What makes another line: not that time passes."""
-    found = seen.progress.get(one.operation_id)
-    held = found.held_up.by if found is not None else None
-    facts = (seen.state(one), one.phase, one.percent_complete, one.rows, one.driven, one.owner, one.notice, held)
+    held = one.held_up.by if one.held_up is not None else None
+    facts = (one.status, one.phase, one.percent_complete, one.rows, one.driven, one.owner, one.notice, held)
     waiters = [wait.waiter for wait in seen.waits_of(one.index)]
     return repr((one.operation_id, *facts, one.duplicate_keys, one.duplicate_rows, waiters))
 

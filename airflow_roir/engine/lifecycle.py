@@ -38,10 +38,11 @@ from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.forecast import forecast
 from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.governor.governing import governing
-from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
+from airflow_roir.engine.snapshot.throttle import lost_line
+from airflow_roir.engine.snapshot.words import paused_by
 from airflow_roir.engine.unique import census, duplicate_report
 from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify import report as reports
@@ -321,7 +322,7 @@ def compact(
 def _to_its_end(database: Database, index: str, operation: int, owner: str, report: Report) -> None:
     ended = drive(database, index, owner, None, report, operation=operation)
     if ended.status == Status.PAUSED:
-        raise OperationPaused(f"index {index}: paused by {ended.paused_by}: {ended.pause_reason}")
+        raise OperationPaused(f"index {index}: {paused_by(ended)}")
 
 
 def _read(database: Database, run: Run) -> Any:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 LONGEST_TEXT = 2_000
 LONGEST_LIST = 1_000
 # What is different at each look although nothing has changed.
-CLOCKS = ("now", "heartbeat_age", "age_seconds")
+CLOCKS = ("now", "silent_seconds", "age_seconds")
 
 
 def bounded(value: Any) -> Any:

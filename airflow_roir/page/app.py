@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from airflow_roir.engine.snapshot.words import State, state_of, undriven
 from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.hooks.allowed import allowed_connections
 from airflow_roir.options import MAX_PARALLELISM
@@ -291,11 +292,11 @@ def _reads(app: FastAPI) -> None:
         if (left := run.left_behind(one)) is not None:
             held = content["progress"]["held_up"]
             if one.status == "paused":
-                held = {**held, "text": f"{held['text']}. {left}"}
+                more = {"held_up": {**held, "text": f"{held['text']}. {left}"}}
             else:
-                held = {"by": "no run", "text": left}
+                more = {"held_up": {"by": "no run", "text": left}, "state": _state(undriven(left))}
             # What was looked up is also others'.
-            content["progress"] = {**content["progress"], "held_up": held}
+            content["progress"] = {**content["progress"], **more}
         by = next((one["by"] for one in content["progress"]["pauses"] if one["until"] is None), None)
         content["paused_by_switch"] = is_paused_by_switch(run, by)
         return answer(request, content)
@@ -451,7 +452,13 @@ def _progress(connection_id: str, operation: int) -> dict[str, Any]:
     from airflow_roir.engine.snapshot.details import progress
 
     with databases.reading(connection_id) as database:
-        return progress(database, operation_id=operation).as_dict()
+        one = progress(database, operation_id=operation)
+    return one.as_dict(whole=True) | {"state": _state(state_of(one))}
+
+
+def _state(state: State) -> dict[str, str]:
+    """Without the text, which tells how long ago something was: nothing is sent again for that."""
+    return {"name": state.name, "word": state.word, "note": state.note}
 
 
 def _duplicates(connection_id: str, operation: int, after: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats
 
-from airflow_roir.engine.metrics.live_figures import Measured, measure
+from airflow_roir.engine.snapshot.operation import OperationStatus, operation_soon
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
@@ -24,7 +24,14 @@ log = logging.getLogger(__name__)
 
 # As often as most backends aggregate.
 EVERY_S = 10.0
-GAUGES = ("percent", "rows_per_second", "seconds_left", "parallelism", "granted", "delta_rows")
+GAUGES: dict[str, Callable[[OperationStatus], float | None]] = {
+    "percent": lambda one: one.percent_complete,
+    "rows_per_second": lambda one: one.rows_per_second_now,
+    "seconds_left": lambda one: one.seconds_left,
+    "parallelism": lambda one: one.options["parallelism"],
+    "granted": lambda one: one.granted,
+    "delta_rows": lambda one: one.delta_rows,
+}
 NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 # StatsD has no quotes: a line or a | in a tag would be another metric.
 NO_TAG = re.compile(r"[^A-Za-z0-9_.-]")
@@ -39,7 +46,7 @@ class Sender:
 
     def __init__(
         self,
-        read: Callable[[], Measured],
+        read: Callable[[], OperationStatus],
         tags: Mapping[str, str],
         has_tags: bool,
         clock: Callable[[], float] = time.monotonic,
@@ -49,7 +56,7 @@ class Sender:
         self._has_tags = has_tags
         self._clock = clock
         self._last: float | None = None
-        self._before: Measured | None = None
+        self._before: OperationStatus | None = None
         self._failed = False
 
     def turn(self) -> None:
@@ -68,29 +75,28 @@ class Sender:
                 log.debug("Because of", exc_info=True)
             self._failed = True
 
-    def _send(self, now: Measured) -> None:
+    def _send(self, now: OperationStatus) -> None:
         before = self._before or now
         self._before = now
-        for name in GAUGES:
-            value = getattr(now, name)
-            if value is not None:
+        for name, read in GAUGES.items():
+            if (value := read(now)) is not None:
                 stats.gauge(self._name(now, name), value, tags=self._tags_of(now))
         if now.rows > before.rows:
             stats.incr(self._name(now, "rows"), now.rows - before.rows, tags=self._tags_of(now))
-        for cause, seconds in now.throttled.items():
-            lost = round(seconds - before.throttled.get(cause, 0.0), 3)
+        for cause, seconds in now.throttle_seconds.items():
+            lost = round(seconds - before.throttle_seconds.get(cause, 0.0), 3)
             if lost > 0:
                 name = self._name(now, "throttled_seconds", cause)
                 # StatsD and OpenTelemetry count fractions too.
                 stats.incr(name, lost, tags=self._tags_of(now, cause=cause))  # type: ignore[arg-type,unused-ignore]
 
-    def _name(self, now: Measured, what: str, cause: str = "") -> str:
+    def _name(self, now: OperationStatus, what: str, cause: str = "") -> str:
         if self._has_tags:
             return f"roir.{what}"
         parts = ["roir", now.index.replace(".", "__"), what, *([cause] if cause else [])]
         return ".".join(NO_NAME.sub("_", part) for part in parts)
 
-    def _tags_of(self, now: Measured, **more: str) -> dict[str, str]:
+    def _tags_of(self, now: OperationStatus, **more: str) -> dict[str, str]:
         tags = {**self._tags, "index": now.index, "kind": now.kind, **more}
         return {name: NO_TAG.sub("_", value) for name, value in tags.items()}
 
@@ -104,7 +110,7 @@ def sending(database: Database, operation_id: int, ti: Any) -> Iterator[Callable
     # In Airflow's order of precedence.
     plain = not _is_on("statsd_datadog_enabled") and _is_on("statsd_on") and not _is_on("statsd_influxdb_enabled")
     tags = getattr(ti, "stats_tags", None) or {"dag_id": ti.dag_id, "task_id": ti.task_id}
-    sender = Sender(lambda: measure(database, operation_id), tags, has_tags=not plain)
+    sender = Sender(lambda: operation_soon(database, operation_id), tags, has_tags=not plain)
     yield sender.turn
     # Not by a task that was killed: it has seconds, and a server that is gone takes longer to notice.
     sender.send()

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from airflow_roir.engine.snapshot.operation import OperationStatus
-from airflow_roir.quantity import counted, left, percent, rate
+from airflow_roir.engine.snapshot.words import figures
+from airflow_roir.quantity import percent
 
 # Often enough to see that it moves, seldom enough to read the log of a night.
 EVERY_S = 30.0
@@ -38,12 +39,6 @@ class Progress:
 
 
 def progress_line(status: OperationStatus) -> str:
-    """One line for people: `build: 43.4 %, 120,000 rows, 1,785 rows/s, about 12 s left, throttled: …`."""
-    parts = [percent(status.percent_complete), counted(status.rows, "row")]
-    if status.rows_per_second is not None:
-        parts.append(rate(status.rows_per_second))
-    if (remaining := left(status.seconds_left, status.seconds_left_low, status.seconds_left_high)) is not None:
-        parts.append(remaining)
-    if status.throttled is not None:
-        parts.append(status.throttled)
-    return f"{status.phase}: {', '.join(parts)}"
+    """One line for people: `build: 43.4 %, 120,000 of about 300,000 rows, 1,785 rows/s, about 12 s left`."""
+    held = [status.throttled] if status.throttled is not None else []
+    return f"{status.phase}: {', '.join([percent(status.percent_complete), *figures(status), *held])}"

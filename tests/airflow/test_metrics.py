@@ -6,14 +6,13 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
 
-from airflow_roir.engine.metrics.live_figures import Measured
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
@@ -91,12 +90,28 @@ def test_the_tasks_on_spark_send_them(shop: Any, context: dict[str, Any], config
     assert f"airflow.roir.percent,{tags.replace('create', 'verify')}:100.0|g" in lines()
 
 
-NOW = Measured("public.ix", "create", 10.0, 1000, 50.5, 9.0, 4, 1.5, 7, {"replica_lag": 2.0})
+NOW = SimpleNamespace(
+    index="public.ix",
+    kind="create",
+    percent_complete=10.0,
+    rows=1000,
+    rows_per_second_now=50.5,
+    seconds_left=9.0,
+    options={"parallelism": 4},
+    granted=1.5,
+    delta_rows=7,
+    throttle_seconds={"replica_lag": 2.0},
+)
+
+
+def but(**other: Any) -> Any:
+    """The same, but for that."""
+    return SimpleNamespace(**vars(NOW) | other)
 
 
 def test_counters_grow_by_what_came_and_gauges_are_what_is(configure: Configure) -> None:
     lines = configure(statsd_influxdb_enabled="True")
-    found = iter([NOW, replace(NOW, rows=1500, rows_per_second=None, throttled={"replica_lag": 4.5, "exhausted": 1})])
+    found = iter([NOW, but(rows=1500, rows_per_second_now=None, throttle_seconds={"replica_lag": 4.5, "exhausted": 1})])
     clock = iter([0.0, EVERY_S - 1, EVERY_S, EVERY_S])
     sender = Sender(lambda: next(found), {"dag_id": "d", "task_id": "t"}, True, lambda: next(clock))
     tags = "dag_id=d,task_id=t,index=public.ix,kind=create"
@@ -117,7 +132,7 @@ def test_counters_grow_by_what_came_and_gauges_are_what_is(configure: Configure)
 @pytest.mark.parametrize("influx", ["True", "False"])
 def test_a_hostile_name_is_no_metric_of_its_own(configure: Configure, influx: str) -> None:
     lines = configure(statsd_influxdb_enabled=influx)
-    hostile = replace(NOW, index='"a\nb:1|c".",=x#é"')
+    hostile = but(index='"a\nb:1|c".",=x#é"')
     Sender(lambda: hostile, {"dag_id": "d", "task_id": "t"}, influx == "True").send()
     sent = lines()
     assert len(sent) == 6
@@ -127,7 +142,7 @@ def test_a_hostile_name_is_no_metric_of_its_own(configure: Configure, influx: st
 def test_a_metric_never_fails_a_task(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
     configure(statsd_custom_client_path="no.such.Client")
 
-    def broken() -> Measured:
+    def broken() -> Any:
         raise OSError("no server")
 
     for read in (broken, lambda: NOW):
@@ -143,7 +158,7 @@ def test_nothing_is_asked_where_airflows_are_off(
     shop: Any, context: dict[str, Any], configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = configure(statsd_on="False")
-    monkeypatch.setattr("airflow_roir.task.metrics.measure", lambda *_: pytest.fail("it looked"))
+    monkeypatch.setattr("airflow_roir.task.metrics.operation_soon", lambda *_: pytest.fail("it looked"))
     steps.sealed(shop.database, INDEX, "public.item", "kind")
     shop.run("UPDATE roir.operation SET heartbeat_at = NULL")
     FinalizeIndexBuildOperator(task_id="finalize", **WHAT).execute(context)

@@ -35,13 +35,13 @@ PROGRESS: dict[str, Any] = {
     "source": "public.t",
     "status": "running",
     "phase": "build",
-    "percent": 12.3,
+    "state": {"name": "running", "word": "Running", "note": "about 12 s left"},
+    "percent_complete": 12.3,
     "rows": 1,
     "rows_estimate": 300_000,
     "rows_per_second": None,
     "rows_per_second_now": None,
-    "seconds_left": None,
-    "seconds_worked": 1.0,
+    "total_execution_time": 1.0,
     "held_up": {"by": "rate limit", "text": "the limit of 500 rows/s"},
     "workers": {"wanted": 2, "alive": 1, "list": [{"worker": 0, "holds": "range 1", "state": "idle"}]},
     "pauses": [],
@@ -193,7 +193,6 @@ def test_a_switch_that_is_on_again_is_said_to_be_enough(airflow: Airflow, tab: A
 
 
 def test_an_operation_that_no_run_drives_is_not_said_to_run(airflow: Airflow, tab: Any) -> None:
-    airflow.progress |= {"seconds_left": 90, "seconds_left_low": 90, "seconds_left_high": 90}
     # The range of a worker that has gone without giving it back.
     piece = {"from": 1, "to": 1, "state": "working", "done": 0.5, "workers": [0], "rows": 5}
     airflow.progress["bars"] = {"of": "ranges", "done": 0, "count": 1, "items": [piece]}
@@ -201,6 +200,7 @@ def test_an_operation_that_no_run_drives_is_not_said_to_run(airflow: Airflow, ta
     tab.locator(".cell[data-state=working]").wait_for()
     tab.locator(".left", has_text="about").wait_for()
     airflow.progress["held_up"] = {"by": "no run", "text": "This run has ended, and no run drives the operation"}
+    airflow.progress["state"] = {"name": "undriven", "word": "Not driven", "note": "No run drives it; nothing is lost"}
     airflow.progress["workers"] = {"wanted": 2, "alive": 0, "list": []}
     tab.locator(".chip[data-status=undriven]", has_text="Not driven").wait_for()
     tab.locator(".left", has_text="No run drives it; nothing is lost").wait_for()
@@ -364,7 +364,7 @@ def test_nothing_of_a_throttle_is_shown_where_there_is_none(airflow: Airflow, ta
 
 
 def test_the_throttle_tells_why_what_it_cost_and_how_each_signal_is(airflow: Airflow, tab: Any) -> None:
-    airflow.progress["throttle"] = THROTTLE
+    airflow.progress["governor"] = THROTTLE
     airflow.progress["held_up"] = {"by": "throttled", "text": THROTTLE["throttled"]}
     panel = tab.get_by_role("region", name="Throttle")
     panel.wait_for()
@@ -396,7 +396,7 @@ def test_the_throttle_tells_why_what_it_cost_and_how_each_signal_is(airflow: Air
     tab.get_by_role("button", name="Cancel").click()
     # What can't be read says why, whatever it is called.
     hostile = "<img src=x onerror=alert(1)>" + "x" * 400
-    airflow.progress["throttle"] = THROTTLE | {
+    airflow.progress["governor"] = THROTTLE | {
         "limits": f"lock_waits=30 replicas={hostile}",
         "signals": [signal("lock_waits", "number", [1, None], 30, problem=hostile), signal("new_one", "number", [], 1)],
     }
@@ -405,7 +405,7 @@ def test_the_throttle_tells_why_what_it_cost_and_how_each_signal_is(airflow: Air
     for width in (360, 800, 1400):
         tab.set_viewport_size({"width": width, "height": 900})
         assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-    airflow.progress["throttle"] = None
+    airflow.progress["governor"] = None
     panel.wait_for(state="hidden")
 
 

@@ -10,20 +10,27 @@ import pytest
 from airflow_roir.task.progress import EVERY_S, Progress, progress_line
 
 STATUS: Any = SimpleNamespace(
+    status="running",
     phase="build",
     percent_complete=43.4,
     rows=120_000,
-    rows_per_second=1785.0,
+    rows_estimate=300_000,
+    rows_per_second=1500.0,
+    rows_per_second_now=1785.0,
     seconds_left=12.0,
     seconds_left_low=11.0,
     seconds_left_high=13.0,
     throttled=None,
 )
+# Neither seen of late nor estimated.
+NOTHING = {"rows_per_second_now": None, "rows_estimate": 0}
 
 
 def test_a_line_says_what_is_known() -> None:
-    assert progress_line(STATUS) == "build: 43.4 %, 120,000 rows, 1,785 rows/s, about 12 s left"
-    unknown = SimpleNamespace(**vars(STATUS) | {"rows_per_second": None, "seconds_left": None, "rows": 1})
+    assert progress_line(STATUS) == "build: 43.4 %, 120,000 of about 300,000 rows, 1,785 rows/s, about 12 s left"
+    steady = SimpleNamespace(**vars(STATUS) | {"rows_per_second_now": None})
+    assert "1,500 rows/s until now" in progress_line(steady)  # type: ignore[arg-type]
+    unknown = SimpleNamespace(**vars(STATUS) | {"rows_per_second": None, "seconds_left": None, "rows": 1, **NOTHING})
     assert progress_line(unknown) == "build: 43.4 %, 1 row"  # type: ignore[arg-type]
     held = SimpleNamespace(**vars(unknown) | {"throttled": "throttled: a commit takes 30 ms, limit 20 ms"})
     assert progress_line(held) == "build: 43.4 %, 1 row, throttled: a commit takes 30 ms, limit 20 ms"  # type: ignore[arg-type]

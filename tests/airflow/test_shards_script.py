@@ -51,7 +51,7 @@ def test_a_build_names_its_shards_and_what_is_wrong_with_each(airflow: Airflow, 
     panel = tab.get_by_role("region", name="Shards").first
     assert panel.is_hidden(), "of an index in its table's database"
     airflow.progress["source"] = "public.orders in orders_0, orders_1"
-    airflow.progress["options"] = {"shard_parallelism": 1}
+    airflow.progress["shard_parallelism"] = 1
     airflow.progress["shards"] = [shard("orders_0"), shard("orders_1", readers=0, ranges_done=8)]
     panel.get_by_text("at most 1 worker in each").wait_for()
     tab.get_by_role("row", name="orders_0 25.0 k rows, 2 of 8 ranges 1 –").wait_for()

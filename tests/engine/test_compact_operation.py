@@ -13,7 +13,8 @@ from airflow_roir.engine.control import admission, long_pause, operations
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.metrics.reading import metrics
-from airflow_roir.engine.snapshot.operation import operation_status, overview
+from airflow_roir.engine.snapshot.operation import operation_status
+from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.errors import InvalidInput, OperationPaused, OperationQueued
 from airflow_roir.operation import BY_WINDOW
 from airflow_roir.options import CompactOptions

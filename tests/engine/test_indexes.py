@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg2.extensions
 import pytest
 from sqlalchemy import event
@@ -94,11 +96,12 @@ def test_a_verification_says_what_it_found_and_of_what_part(database: Database, 
     found = only(database).verified
     assert found is not None
     assert (found.rows, found.missing, found.extra, found.different, found.repaired) == (100, 1, 0, 1, 2)
+    assert (found.wrong, found.outcome, replace(found, repaired=0).outcome) == (0, "2 repaired", "2 wrong")
     for options, part in ((VerifyOptions(sample=10), "sample"), (VerifyOptions(slices=2), "slice")):
         lifecycle.verify(database, "ix", options)
         found = only(database).verified
         assert found is not None
-        assert (found.part, found.missing) == (part, 0)
+        assert (found.part, found.missing, found.outcome) == (part, 0, f"exact in a {part}")
 
 
 @pytest.mark.parametrize("deleted", [0, 70])

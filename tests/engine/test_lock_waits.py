@@ -18,7 +18,7 @@ from airflow_roir.engine.locks import lock_waits
 from airflow_roir.engine.locks.lock_waits import LockWait
 from airflow_roir.engine.partitions.detach import detach_partition
 from airflow_roir.engine.partitions.sync import sync_partitions
-from airflow_roir.engine.snapshot.operation import overview
+from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.engine.verify import record
 from airflow_roir.engine.work.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound

@@ -18,7 +18,8 @@ from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.control.run import Run, end_run, settle
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot import bars
-from airflow_roir.engine.snapshot.details import MOST_SAMPLES, Progress, progress
+from airflow_roir.engine.snapshot.details import MOST_SAMPLES, progress
+from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.work.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
 from airflow_roir.options import LIVE, MAX_PARALLELISM
@@ -34,7 +35,7 @@ def table(dsn: str) -> None:
     steps.make_table(dsn, 400)
 
 
-def look(database: Database) -> Progress:
+def look(database: Database) -> OperationStatus:
     return progress(database, "ix")
 
 
@@ -51,6 +52,7 @@ def step(database: Database, run: Run, number: int = 0) -> Any:
 
 NUMBER = (int, float)
 OR_NONE = type(None)
+MAYBE_NUMBER, MAYBE_TEXT = (*NUMBER, OR_NONE), (str, OR_NONE)
 CONTRACT: dict[str, Any] = {
     "now": str,
     "index": str,
@@ -59,16 +61,47 @@ CONTRACT: dict[str, Any] = {
     "kind": str,
     "status": str,
     "phase": str,
-    "phases": [{"name": str, "state": str, "seconds": (*NUMBER, OR_NONE)}],
-    "percent": NUMBER,
+    "percent_complete": NUMBER,
     "rows": int,
     "rows_estimate": int,
-    "rows_per_second": (*NUMBER, OR_NONE),
-    "rows_per_second_now": (*NUMBER, OR_NONE),
-    "seconds_worked": NUMBER,
-    "seconds_left": (*NUMBER, OR_NONE),
-    "seconds_left_low": (*NUMBER, OR_NONE),
-    "seconds_left_high": (*NUMBER, OR_NONE),
+    "rows_per_second": MAYBE_NUMBER,
+    "rows_per_second_now": MAYBE_NUMBER,
+    "seconds_left": MAYBE_NUMBER,
+    "seconds_left_low": MAYBE_NUMBER,
+    "seconds_left_high": MAYBE_NUMBER,
+    "total_execution_time": NUMBER,
+    "phase_seconds": dict,
+    "ranges_done": int,
+    "ranges": int,
+    "segments_sealed": int,
+    "segments": int,
+    "owner": MAYBE_TEXT,
+    "spark_ui": MAYBE_TEXT,
+    "driven": bool,
+    "silent_seconds": MAYBE_NUMBER,
+    "started_at": str,
+    "paused_at": MAYBE_TEXT,
+    "finished_at": MAYBE_TEXT,
+    "pause_reason": MAYBE_TEXT,
+    "paused_by": MAYBE_TEXT,
+    "ended_by": MAYBE_TEXT,
+    "end_reason": MAYBE_TEXT,
+    "error": MAYBE_TEXT,
+    "notice": MAYBE_TEXT,
+    "unique": bool,
+    "census": bool,
+    "has_duplicates": bool,
+    "duplicate_keys": int,
+    "duplicate_rows": int,
+    "throttled": MAYBE_TEXT,
+    "throttled_since": MAYBE_TEXT,
+    "granted": MAYBE_NUMBER,
+    "throttle_seconds": dict,
+    "shares_scan_of": [str],
+    "long_pause": MAYBE_TEXT,
+    "compaction": OR_NONE,
+    "warnings": [str],
+    "phases": [{"name": str, "state": str, "seconds": MAYBE_NUMBER}],
     "bars": {
         "of": str,
         "count": int,
@@ -78,40 +111,31 @@ CONTRACT: dict[str, Any] = {
     "workers": {
         "wanted": int,
         "alive": int,
-        "list": [{"worker": int, "holds": (str, OR_NONE), "state": str, "waits_for": (str, OR_NONE)}],
+        "list": [{"worker": int, "holds": MAYBE_TEXT, "state": str, "waits_for": MAYBE_TEXT}],
     },
-    "delta": {"rows": int, "regular": int, "antimatter": int, "ghosts": int, "bytes": int, "sampled": bool},
     "held_up": {"by": str, "text": str},
-    "throttle": OR_NONE,
+    "delta": {"rows": int, "regular": int, "antimatter": int, "ghosts": int, "bytes": int, "sampled": bool},
+    "governor": OR_NONE,
     "samples": [list],
-    "pauses": [{"at": str, "by": str, "why": str, "until": (str, OR_NONE)}],
+    "pauses": [{"at": str, "by": str, "why": str, "until": MAYBE_TEXT}],
     "errors": [{"at": str, "text": str, "remedy": str}],
-    "options": {name: (str if option.kind.is_text else int, OR_NONE) for name, option in LIVE.items()},
-    "owner": (str, OR_NONE),
-    "heartbeat_age": (*NUMBER, OR_NONE),
-    "spark_ui": (str, OR_NONE),
-    "notice": (str, OR_NONE),
-    "unique": bool,
-    "census": bool,
-    "has_duplicates": bool,
-    "duplicate_keys": int,
-    "duplicate_rows": int,
-    "events": [{"at": str, "actor": str, "action": str, "detail": (str, OR_NONE)}],
+    "events": [{"at": str, "actor": str, "action": str, "detail": MAYBE_TEXT}],
     "shards": [
         {
             "shard": str,
-            "problem": (str, OR_NONE),
-            "doubt": (str, OR_NONE),
+            "problem": MAYBE_TEXT,
+            "doubt": MAYBE_TEXT,
             "captured": bool,
             "ranges": int,
             "ranges_done": int,
             "rows": int,
             "readers": int,
-            "lag_seconds": (*NUMBER, OR_NONE),
+            "lag_seconds": MAYBE_NUMBER,
             "pending": (int, OR_NONE),
             "is_shipped": bool,
         }
     ],
+    **{name: (str if option.kind.is_text else int, OR_NONE) for name, option in LIVE.items()},
 }
 
 
@@ -132,7 +156,7 @@ def test_the_json_is_as_promised_from_begin_to_end(database: Database, dsn: str)
     run_sql(dsn, "UPDATE t SET k = 'new' WHERE id < 9", "DELETE FROM t WHERE id = 100")
     begin_to_work(dsn, run)
     worker = step(database, run)
-    said = json.loads(json.dumps(look(database).as_dict()))
+    said = json.loads(json.dumps(look(database).as_dict(whole=True)))
     check(said, CONTRACT)
     assert [one["state"] for one in said["phases"]] == ["done", "now", "ahead", "ahead", "ahead", "ahead"]
     assert (said["source"], said["rows"], said["bars"]["count"]) == ("public.t", 60, 4)
@@ -150,7 +174,7 @@ def test_the_json_is_as_promised_from_begin_to_end(database: Database, dsn: str)
     worker.connection.close()
     operations.pause(database, "ix", "me", "lunch\x1b[31m")
     end_run(database, run)
-    said = look(database).as_dict()
+    said = look(database).as_dict(whole=True)
     assert said["pauses"][0]["why"] == "lunch [31m"
     assert said["pauses"][0]["until"] is None
     run = steps.start_with(database, 2)
@@ -159,9 +183,14 @@ def test_the_json_is_as_promised_from_begin_to_end(database: Database, dsn: str)
     steps.seal_all(database, run)
     steps.fold_all(database, run)
     steps.publish_all(database, run)
-    said = json.loads(json.dumps(progress(database, operation_id=run.operation_id).as_dict()))
+    said = json.loads(json.dumps(progress(database, operation_id=run.operation_id).as_dict(whole=True)))
     check({**said, "delta": {}}, {**CONTRACT, "delta": {}})
-    assert (said["status"], said["percent"], said["seconds_left"], said["delta"]) == ("completed", 100.0, None, None)
+    assert (said["status"], said["percent_complete"], said["seconds_left"], said["delta"]) == (
+        "completed",
+        100.0,
+        None,
+        None,
+    )
     assert {one["state"] for one in said["phases"]} == {"done"}
     assert said["pauses"][0]["until"] is not None
     assert said["held_up"]["by"] == "nothing"
@@ -259,7 +288,7 @@ def wait(connection: Any) -> None:
     psycopg2.extras.wait_select(connection)
 
 
-def until(database: Database, state: str) -> Progress:
+def until(database: Database, state: str) -> OperationStatus:
     """The first look in which a worker is in that state: a session takes a moment to get there."""
     while True:
         seen = look(database)
@@ -322,7 +351,7 @@ def test_an_empty_table_is_looked_at_in_each_phase(database: Database, dsn: str)
         phase(database, run)
     assert [one.phase for one in seen] == ["build", "seal", "fold", "publish"]
     assert all(one.seconds_left is not None for one in seen[1:])
-    assert look(database).percent == 100
+    assert look(database).percent_complete == 100
 
 
 def test_samples_stay_few_whatever_the_operation_lasts(database: Database, dsn: str) -> None:
@@ -378,7 +407,7 @@ def test_errors_come_with_what_to_do(database: Database, dsn: str) -> None:
     assert last.status == "failed"
 
 
-def counted(database: Database) -> tuple[Progress, int]:
+def counted(database: Database) -> tuple[OperationStatus, int]:
     """A look, and how many statements it sent."""
     statements: list[str] = []
 

@@ -68,7 +68,7 @@ MEANT: dict[str, dict[str, str]] = {
                     "generation",
                     "source_partition",
                     "operation",
-                    "resumable_operations",
+                    "shown_operation",
                     "verification",
                     "lock_wait",
                     "throttle_time",
@@ -79,9 +79,7 @@ MEANT: dict[str, dict[str, str]] = {
             ),
             "SELECT",
         ),
-        **dict.fromkeys(
-            map(CONTROL, ("scan_range", "segment", "verification_unit", "compaction_unit")), "SELECT of columns"
-        ),
+        **dict.fromkeys(map(CONTROL, ("segment", "compaction_unit")), "SELECT of columns"),
     },
     "pauser": {
         "roir.operation": "SELECT, UPDATE of columns",

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from airflow_roir.cli.overview import operation_notes
-from airflow_roir.cli.snapshot import look
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import Governor
-from airflow_roir.engine.governor.report import MOST_POINTS, lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.snapshot.details import Progress, progress
-from airflow_roir.engine.snapshot.operation import operation_status
+from airflow_roir.engine.snapshot.details import progress
+from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
+from airflow_roir.engine.snapshot.overview import overview
+from airflow_roir.engine.snapshot.throttle import MOST_POINTS, lost_line
 from airflow_roir.quantity import lost
 from airflow_roir.task.progress import progress_line
 from tests.conftest import run_sql
@@ -59,7 +59,7 @@ def begins_to_work(dsn: str) -> None:
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp(), ticked_at = clock_timestamp()")
 
 
-def seen(database: Database, run: Run) -> Progress:
+def seen(database: Database, run: Run) -> OperationStatus:
     return progress(database, operation_id=run.operation_id)
 
 
@@ -69,13 +69,13 @@ def test_the_reason_is_in_the_status_its_json_the_progress_and_the_tasks_log(dat
     assert one.throttle_seconds == {"query": 8.0}
     assert one.throttled_since is not None
     assert progress_line(one).endswith(f", {HELD}")
-    found = look(database)
+    found = overview(database)
     [told] = json.loads(json.dumps(found.as_dict()))["operations"]
     assert told["held_up"] == {"by": "throttled", "text": HELD}
     assert (told["throttled"], told["throttle_seconds"]) == (HELD, {"query": 8.0})
-    notes = list(operation_notes(found, one))
+    notes = list(operation_notes(found, found.operations[0]))
     assert notes[1:] == [HELD, "limits: lock_waits=50 query=6", "lost 8 s to query"]
-    throttle = seen(database, held).throttle
+    throttle = seen(database, held).governor
     assert throttle is not None
     assert (throttle.limits, throttle.throttled, throttle.granted) == ("lock_waits=50 query=6", HELD, 0)
     [cost] = throttle.lost
@@ -118,7 +118,7 @@ def test_a_wait_of_a_run_without_limits_is_told_too(database: Database, dsn: str
     steps.make_table(dsn)
     _, run = steps.begin(database)
     begins_to_work(dsn)
-    assert seen(database, run).throttle is None
+    assert seen(database, run).governor is None
     run_sql(dsn, "UPDATE roir.operation SET throttled = 'the server has no room', throttled_since = now()")
     assert operation_status(database, run.operation_id).throttled == "the server has no room"
     assert seen(database, run).held_up.by == "throttled"
@@ -154,7 +154,7 @@ def test_a_chart_has_few_points_and_hides_neither_a_gap_nor_a_peak(database: Dat
         f"'replica_lag', jsonb_build_object('limit', 100, 'value', {reading}, 'of', 'r' || n, "
         "'problem', CASE n WHEN 77 THEN 'gone' END)) FROM generate_series(1, 400) n",
     )
-    throttle = seen(database, run).throttle
+    throttle = seen(database, run).governor
     assert throttle is not None
     [signal] = throttle.signals
     assert 60 <= len(signal.points) <= MOST_POINTS
@@ -175,7 +175,7 @@ def test_names_of_replicas_and_problems_are_shown_in_one_line_and_not_for_ever(d
     add = "INSERT INTO roir.signal_sample (operation_id, granted, readings) VALUES (%s, 0, %s)"
     sql(user, add, run.operation_id, json.dumps(sample))
     sql(user, "UPDATE roir.operation SET throttled = %s, granted_at = now(), heartbeat_at = now()", hostile)
-    throttle = seen(database, run).throttle
+    throttle = seen(database, run).governor
     assert throttle is not None
     [signal] = throttle.signals
     for text in (throttle.throttled, signal.problem, signal.points[0].of):
@@ -186,10 +186,9 @@ def test_names_of_replicas_and_problems_are_shown_in_one_line_and_not_for_ever(d
 
 def test_windows_duration_and_priority_are_in_the_status(database: Database, dsn: str) -> None:
     steps.make_table(dsn)
-    begun, _ = steps.begin(database, windows="0 0 * * * for 24h", max_duration_s=7200, priority=3)
-    one = operation_status(database, begun.operation_id)
-    found = look(database)
+    steps.begin(database, windows="0 0 * * * for 24h", max_duration_s=7200, priority=3)
+    found = overview(database)
     [told] = json.loads(json.dumps(found.as_dict()))["operations"]
     assert (told["windows"], told["max_duration_s"], told["priority"]) == ("0 0 * * * for 24h", 7200, 3)
-    notes = list(operation_notes(found, one))
+    notes = list(operation_notes(found, found.operations[0]))
     assert notes[-2:] == ["windows: 0 0 * * * for 24h", "longest duration: 2 h"]

@@ -11,7 +11,8 @@ from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.partitions import attach, detach
-from airflow_roir.engine.snapshot.details import Progress, progress
+from airflow_roir.engine.snapshot.details import progress
+from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import comparing, record, units
 from airflow_roir.engine.verify.comparing import load
@@ -26,7 +27,7 @@ from tests.engine.test_schedules import Schedule
 
 pytestmark = pytest.mark.sample(1)
 
-GROWING = ("percent", "rows", "seconds_worked")
+GROWING = ("percent_complete", "rows", "total_execution_time")
 
 
 class Watch:
@@ -35,16 +36,16 @@ class Watch:
     def __init__(self, database: Database) -> None:
         # One session for all looks, as the page has.
         self.database = Database(database.dsn, "roir page", poolclass=QueuePool, pool_size=1)
-        self.looks: list[Progress] = []
+        self.looks: list[OperationStatus] = []
 
-    def __call__(self) -> Progress:
+    def __call__(self) -> OperationStatus:
         now = progress(self.database, "ix")
         if self.looks:
             was = self.looks[-1]
             fallen = [name for name in GROWING if getattr(now, name) < getattr(was, name)]
             assert not fallen, f"{fallen} fell: {was} was before {now}"
-        assert 0 <= now.percent <= 100
-        assert (now.percent == 100) == (now.status == "completed")
+        assert 0 <= now.percent_complete <= 100
+        assert (now.percent_complete == 100) == (now.status == "completed")
         for one, after in zip(now.samples, now.samples[1:], strict=False):
             assert one <= after, "neither do the samples"
             assert (one[1], one[2]) <= (after[1], after[2])
@@ -123,7 +124,7 @@ def test_nothing_falls_through_a_whole_build(database: Database, dsn: str, seed:
         while not _is_compared(database, found):
             watch.compare(database, schedule.run)
     publish.publish(database, schedule.run)
-    assert watch().percent == 100
+    assert watch().percent_complete == 100
     watch.check_clock()
     assert len({one.phase for one in watch.looks}) == 5
     schedule.look.close()
@@ -186,11 +187,11 @@ def test_an_aborted_verification_stays_as_far_as_it_was(database: Database, dsn:
         watch()
     worker.close()
     was = watch()
-    assert 0 < was.percent < 100
+    assert 0 < was.percent_complete < 100
     operations.request_abort(database, "ix", "test")
     watch()
     abort.abort(database, "ix", "test")
-    assert (watch().percent, watch().status) == (was.percent, "aborted")
+    assert (watch().percent_complete, watch().status) == (was.percent_complete, "aborted")
 
 
 def test_nothing_falls_when_the_servers_clock_is_set_back(database: Database, dsn: str) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from airflow_roir.cli.overview import overview_lines
-from airflow_roir.cli.snapshot import look
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.metrics import reading as looking
 from airflow_roir.engine.snapshot.index import IndexFacts, indexes
+from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.shards.announce import announce
 from airflow_roir.shards.ship import lanes
 from airflow_roir.shards.ship.freshness import Alarm
@@ -42,7 +42,7 @@ def facts(database: Database) -> IndexFacts:
 
 def note(database: Database) -> str:
     """What the status says of strict reads, which JSON must have, too."""
-    seen = look(database)
+    seen = overview(database)
     [line] = [line.strip() for line in overview_lines(seen) if "strict reads" in line]
     told = seen.as_dict()["indexes"][0]
     assert {"announced_by", "strict_problem"} < told.keys()

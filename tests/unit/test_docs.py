@@ -17,7 +17,7 @@ from airflow_roir.engine import database, fold
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.generation import entry
 from airflow_roir.engine.snapshot.index import IndexFacts
-from airflow_roir.engine.snapshot.operation import OperationStatus
+from airflow_roir.engine.snapshot.operation import DETAILS, INTERNAL, OperationStatus
 from airflow_roir.entry_state import ENTRY_STATES
 from airflow_roir.generation_state import ARROWS
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb
@@ -291,9 +291,9 @@ NOT_FOR_USERS = {
     "control.operations.refuse_running",
     "control.operations.request_abort",
     "control.run.leave_run",
-    "metrics.live_figures.measure",
     "metrics.reading.metrics",
     "prepare.is_rebuild",
+    "snapshot.operation.operation_soon",
     "snapshot.operation.operation_status",
     "unique.duplicate_report.first_lines",
     "unique.duplicate_report.page",
@@ -364,7 +364,7 @@ def test_every_field_and_value_of_the_status_is_described() -> None:
     shown = {name for names, _ in rows for name in names.split(", ")}
     # The command adds what a look tells, and `waits`, which an index without an operation has too. Its warnings are
     # those of the index.
-    stored = {field.name for field in fields(OperationStatus)} - {"warnings", "options"} | {*LIVE}
+    stored = {field.name for field in fields(OperationStatus)} - {"warnings", "options", *INTERNAL, *DETAILS} | {*LIVE}
     assert shown == {*stored, "workers_alive", "held_up", "waits"}
     of_index = {name for names, _ in rows_of(OPERATIONS, "of an index") for name in names.split(", ")}
     # Those are a view of their own: --segments.

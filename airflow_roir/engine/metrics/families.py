@@ -6,11 +6,14 @@ and words of this package. Names of replicas are the user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+
+from airflow_roir.engine.snapshot.operation import OperationStatus
+from airflow_roir.operation import BUILDS, Status
 
 DATABASE = ("database",)
 INDEX = (*DATABASE, "index")
@@ -21,10 +24,14 @@ SIGNAL = (*OPERATION, "signal")
 
 @dataclass(frozen=True)
 class Family:
-    """One metric. counter: its name ends in _total, and it never falls for the same labels."""
+    """One metric. A counter's name ends in _total, and it never falls for the same labels.
+
+    read: takes the value from an operation's snapshot, None for no sample. A metric that needs more has none.
+    """
 
     help: str
     labels: tuple[str, ...]
+    read: Callable[[OperationStatus], float | None] | None = None
 
     @property
     def of(self) -> str:
@@ -87,32 +94,76 @@ FAMILIES: dict[str, Family] = {
     "roir_shard_doubtful": Family("1: commits were lost; verify with a repair ends it.", SHARD),
     "roir_operation_state": Family("1 for the state that it has, 0 for the others.", (*OPERATION, "state")),
     "roir_operation_phase": Family("1 for the phase that it is in, 0 for the others.", (*OPERATION, "phase")),
-    "roir_operation_driven": Family("1: a run drives it, and has given a sign of life lately.", OPERATION),
-    "roir_operation_percent": Family("How much of the operation is done, 0 to 100.", OPERATION),
-    "roir_operation_rows_total": Family("Source rows that are copied, or compared, and committed.", OPERATION),
-    "roir_operation_rows_estimate": Family("Source rows, as the plan estimated them.", OPERATION),
-    "roir_operation_rows_per_second": Family("Rows per second of the last ten seconds, while it copies.", OPERATION),
-    "roir_operation_batches_total": Family("Batches that are committed.", OPERATION),
-    "roir_operation_worked_seconds_total": Family("Seconds of work, without pauses and Spark's start.", OPERATION),
-    "roir_operation_left_seconds": Family("The likely time left.", OPERATION),
-    "roir_operation_parallelism": Family("How many workers the user asked for.", OPERATION),
-    "roir_operation_granted_workers": Family(
-        "How many workers the governor lets work now; 0: it holds all. Missing without a throttle.", OPERATION
+    "roir_operation_driven": Family(
+        "1: a run drives it, and has given a sign of life lately.", OPERATION, lambda one: one.driven
     ),
-    "roir_operation_throttled": Family("1: the governor holds workers back now.", OPERATION),
+    "roir_operation_percent": Family(
+        "How much of the operation is done, 0 to 100.", OPERATION, lambda one: one.percent_complete
+    ),
+    "roir_operation_rows_total": Family(
+        "Source rows that are copied, or compared, and committed.", OPERATION, lambda one: one.rows
+    ),
+    "roir_operation_rows_estimate": Family(
+        "Source rows, as the plan estimated them.", OPERATION, lambda one: one.rows_estimate
+    ),
+    "roir_operation_rows_per_second": Family(
+        "Rows per second of the last ten seconds, while it copies.", OPERATION, lambda one: one.rows_per_second_now
+    ),
+    "roir_operation_batches_total": Family(
+        "Batches that are committed.", OPERATION, lambda one: one.batches if one.kind in BUILDS else None
+    ),
+    "roir_operation_worked_seconds_total": Family(
+        "Seconds of work, without pauses and Spark's start.", OPERATION, lambda one: one.total_execution_time
+    ),
+    "roir_operation_left_seconds": Family("The likely time left.", OPERATION, lambda one: one.seconds_left),
+    "roir_operation_parallelism": Family(
+        "How many workers the user asked for.", OPERATION, lambda one: one.options["parallelism"]
+    ),
+    "roir_operation_granted_workers": Family(
+        "How many workers the governor lets work now; 0: it holds all. Missing without a throttle.",
+        OPERATION,
+        lambda one: one.granted,
+    ),
+    "roir_operation_throttled": Family(
+        "1: the governor holds workers back now.", OPERATION, lambda one: one.throttled is not None
+    ),
     "roir_operation_throttled_seconds_total": Family(
         "Seconds lost to the throttle by its cause, a signal mostly, of all workers' work.", (*OPERATION, "cause")
     ),
-    "roir_operation_workers": Family("Workers of the live run that hold a range, a segment or a unit.", OPERATION),
+    "roir_operation_workers": Family(
+        "Workers of the live run that hold a range, a segment or a unit.",
+        OPERATION,
+        lambda one: one.holders if one.is_fresh else 0,
+    ),
     "roir_operation_delta_rows": Family("Rows in the delta, about, by PostgreSQL's statistics.", OPERATION),
     "roir_operation_delta_bytes": Family("The size of the delta, without its B-tree.", OPERATION),
-    "roir_operation_paused_seconds": Family("How long it has been paused now; 0 if it isn't.", OPERATION),
-    "roir_operation_pause_warning_seconds": Family("After so long a pause there is a warning.", OPERATION),
-    "roir_operation_queued_seconds": Family("How long it has waited for others to end; 0: no wait.", OPERATION),
-    "roir_operation_started_timestamp_seconds": Family("When it began.", OPERATION),
-    "roir_operation_heartbeat_age_seconds": Family("Since the last sign of life of its run.", OPERATION),
-    "roir_operation_duplicate_keys": Family("Keys of a unique index that rows share now.", OPERATION),
-    "roir_operation_duplicate_rows": Family("Rows that share them.", OPERATION),
+    "roir_operation_paused_seconds": Family(
+        "How long it has been paused now; 0 if it isn't.",
+        OPERATION,
+        lambda one: max(0.0, one.seconds_since(one.paused_at)) if one.status == Status.PAUSED else 0,
+    ),
+    "roir_operation_pause_warning_seconds": Family(
+        "After so long a pause there is a warning.", OPERATION, lambda one: one.options["warn_after_s"]
+    ),
+    "roir_operation_queued_seconds": Family(
+        "How long it has waited for others to end; 0: no wait.",
+        OPERATION,
+        lambda one: max(0.0, one.queued_seconds or 0.0),
+    ),
+    "roir_operation_started_timestamp_seconds": Family(
+        "When it began.", OPERATION, lambda one: one.started_at.timestamp()
+    ),
+    "roir_operation_heartbeat_age_seconds": Family(
+        "Since the last sign of life of its run.",
+        OPERATION,
+        lambda one: None if one.heartbeat_age is None else max(0.0, one.heartbeat_age),
+    ),
+    "roir_operation_duplicate_keys": Family(
+        "Keys of a unique index that rows share now.", OPERATION, lambda one: one.duplicate_keys if one.unique else None
+    ),
+    "roir_operation_duplicate_rows": Family(
+        "Rows that share them.", OPERATION, lambda one: one.duplicate_rows if one.unique else None
+    ),
     "roir_signal_value": Family(
         "What the governor read of a signal, in its unit. of: the worst replica or slot. Missing if it can't be read.",
         (*SIGNAL, "of"),

@@ -25,10 +25,11 @@ from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import FRESH_S
-from airflow_roir.engine.metrics.families import Samples
+from airflow_roir.engine.metrics.families import FAMILIES, Samples
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot import shards
 from airflow_roir.engine.snapshot.index import GONE
+from airflow_roir.engine.snapshot.operation import OperationStatus, rows
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.operation import BUILDS, Phase, Status
@@ -68,36 +69,10 @@ SELECT o.index_id,
   FROM roir.operation o LEFT JOIN roir.compaction_unit u ON u.operation_id = o.id AND u.status = 'done'
  WHERE o.kind = 'compact' GROUP BY o.index_id
 """
+# Of each index the newest build, verification and compaction.
 OPERATIONS = """
-SELECT r.*, i.schema_name, i.name AS bare_name, o.generation_id,
-       extract(epoch FROM clock_timestamp() - o.heartbeat_at)::float8 AS heartbeat_age,
-       extract(epoch FROM clock_timestamp() - o.paused_at)::float8 AS paused,
-       extract(epoch FROM o.started_at)::float8 AS started,
-       CASE WHEN abs(extract(epoch FROM clock_timestamp() - o.queued_seen_at)) < %(fresh)s
-            THEN extract(epoch FROM clock_timestamp() - o.queued_at) ELSE 0 END::float8 AS queued,
-       roir.granted(o) AS granted, o.throttled, o.throttle, o.warn_after_s,
-       b.batches, h.workers
-  FROM roir.resumable_operations r
-  JOIN roir.operation o ON o.id = r.operation_id
-  JOIN roir.index i ON i.id = o.index_id
- CROSS JOIN LATERAL (
-       SELECT coalesce(sum(x.batches), 0) AS batches FROM roir.scan_range x WHERE x.operation_id = o.id) b
- CROSS JOIN LATERAL (
-       SELECT count(DISTINCT y.worker) AS workers
-         FROM (SELECT claim_worker AS worker, claim_epoch AS epoch FROM roir.scan_range WHERE operation_id = o.id
-               UNION ALL
-               SELECT claim_worker, claim_epoch FROM roir.segment
-                WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')
-               UNION ALL
-               SELECT u.claim_worker, u.claim_epoch FROM roir.verification v
-                 JOIN roir.verification_unit u ON u.verification_id = v.id WHERE v.operation_id = o.id
-               UNION ALL
-               SELECT claim_worker, claim_epoch FROM roir.compaction_unit WHERE operation_id = o.id) y
-        WHERE y.epoch = o.epoch) h
- WHERE r.operation_id = ANY (ARRAY(
-       SELECT max(n.id) FROM roir.operation n JOIN roir.index x ON x.id = n.index_id
-        WHERE x.dropped_at IS NULL GROUP BY x.id, CASE WHEN n.kind NOT IN ('create', 'rebuild') THEN n.kind END))
- ORDER BY r.operation_id
+SELECT max(n.id) FROM roir.operation n JOIN roir.index x ON x.id = n.index_id
+ WHERE x.dropped_at IS NULL GROUP BY x.id, CASE WHEN n.kind NOT IN ('create', 'rebuild') THEN n.kind END
 """
 DELTAS = """
 SELECT c.relname AS name, c.oid::bigint, pg_stat_get_live_tuples(c.oid) AS rows
@@ -280,32 +255,32 @@ class _Look:
         self._samples.add("roir_capture_faults", len(warnings) + gone, index)
 
     def _operations(self) -> None:
-        rows = execute(self._connection, OPERATIONS, {"fresh": HEARTBEAT_FRESH_S}).all()
+        shown = rows(self._connection, execute(self._connection, OPERATIONS).scalars().all())
         deltas: dict[int, tuple[int, int]] = {}
-        self._part("deltas", lambda: deltas.update(self._deltas(rows)))
-        for row in rows:
-            self._operation(row, deltas.get(row.generation_id))
-        self._part("throttle", lambda: self._throttle({row.operation_id: row for row in rows}))
+        self._part("deltas", lambda: deltas.update(self._deltas(shown)))
+        for one in sorted(shown, key=lambda one: one.operation_id):
+            self._operation(one, deltas.get(one.generation_id))
+        self._part("throttle", lambda: self._throttle({one.operation_id: one for one in shown}))
 
     def _queue(self) -> None:
         row = execute(self._connection, RUNNING, {"fresh": HEARTBEAT_FRESH_S}).one()
         self._samples.add("roir_running_operations", row.running)
         self._samples.add("roir_running_operations_limit", row.most)
 
-    def _throttle(self, rows: Mapping[int, Row[Any]]) -> None:
+    def _throttle(self, shown: Mapping[int, OperationStatus]) -> None:
         """What held them back, and the signals of those that run."""
-        add, ids = self._samples.add, list(rows)
+        add, ids = self._samples.add, list(shown)
         for lost in execute(self._connection, THROTTLE_TIMES, {"operations": ids}):
-            labels = _labels(rows[lost.operation_id])
+            labels = _labels(shown[lost.operation_id])
             add("roir_operation_throttled_seconds_total", lost.seconds, *labels, lost.cause)
-        for row in rows.values():
-            for name in SIGNALS.keys() & row.throttle.keys():
-                add("roir_signal_limit", row.throttle[name], *_labels(row), name)
+        for one in shown.values():
+            for name in SIGNALS.keys() & one.limits.keys():
+                add("roir_signal_limit", one.limits[name], *_labels(one), name)
         for read in execute(self._connection, SIGNALS_READ, {"operations": ids, "fresh": HEARTBEAT_FRESH_S}):
-            row = rows[read.operation_id]
+            one = shown[read.operation_id]
             for name in SIGNALS.keys() & read.readings.keys():
-                if row.state == Status.RUNNING:
-                    self._signal(SIGNALS[name], read.readings[name], _labels(row))
+                if one.status == Status.RUNNING:
+                    self._signal(SIGNALS[name], read.readings[name], _labels(one))
 
     def _signal(self, signal: Signal, read: Mapping[str, Any], labels: tuple[Any, ...]) -> None:
         of = read.get("of") if signal.name in OF_FEW else None
@@ -315,58 +290,33 @@ class _Look:
             self._samples.add("roir_signal_value", reading.value, *labels, signal.name, of or "")
             self._samples.add("roir_signal_load_ratio", reading.load, *labels, signal.name, of or "")
 
-    def _deltas(self, rows: Sequence[Row[Any]]) -> dict[int, tuple[int, int]]:
+    def _deltas(self, shown: Sequence[OperationStatus]) -> dict[int, tuple[int, int]]:
         """Rows and bytes of the deltas of operations that still have one."""
         names = {
-            f"g{row.generation_id}_delta": row.generation_id
-            for row in rows
-            if row.kind in BUILDS and row.phase != Phase.DONE and row.state != Status.ABORTED
+            f"g{one.generation_id}_delta": one.generation_id
+            for one in shown
+            if one.kind in BUILDS and one.phase != Phase.DONE and one.status != Status.ABORTED
         }
         found = execute(self._connection, DELTAS, {"names": list(names)}).all()
         sizes = relation_sizes(self._connection, [one.oid for one in found])
         return {names[one.name]: (one.rows, sizes[one.oid].own) for one in found if one.oid in sizes}
 
-    def _operation(self, row: Row[Any], delta: tuple[int, int] | None) -> None:
-        labels = _labels(row)
-
-        def add(what: str, value: float | bool | None) -> None:
-            self._samples.add(f"roir_operation_{what}", value, *labels)
-
+    def _operation(self, one: OperationStatus, delta: tuple[int, int] | None) -> None:
+        labels = _labels(one)
         for state in Status:
-            self._samples.add("roir_operation_state", row.state == state, *labels, state.value)
+            self._samples.add("roir_operation_state", one.status == state, *labels, state.value)
         for phase in Phase:
-            self._samples.add("roir_operation_phase", row.phase == phase, *labels, phase.value)
-        runs = row.state == Status.RUNNING
-        lives = row.heartbeat_age is not None and abs(row.heartbeat_age) < HEARTBEAT_FRESH_S
-        add("driven", runs and lives)
-        add("percent", row.percent_complete)
-        add("rows_total", row.rows)
-        add("rows_estimate", row.rows_estimate)
-        add("rows_per_second", row.rows_per_second_now)
-        if row.kind in BUILDS:
-            add("batches_total", row.batches)
-        add("worked_seconds_total", row.total_execution_time)
-        add("left_seconds", row.seconds_left)
-        add("parallelism", row.parallelism)
-        add("workers", row.workers if lives else 0)
-        add("granted_workers", row.granted if runs else None)
-        add("throttled", runs and row.throttled is not None)
+            self._samples.add("roir_operation_phase", one.phase == phase, *labels, phase.value)
+        for name, family in FAMILIES.items():
+            if family.read is not None:
+                self._samples.add(name, family.read(one), *labels)
         if delta is not None:
-            add("delta_rows", delta[0])
-            add("delta_bytes", delta[1])
-        add("paused_seconds", max(0.0, row.paused or 0.0) if row.state == Status.PAUSED else 0)
-        add("pause_warning_seconds", row.warn_after_s)
-        add("queued_seconds", max(0.0, row.queued or 0.0))
-        add("started_timestamp_seconds", row.started)
-        add("heartbeat_age_seconds", None if row.heartbeat_age is None else max(0.0, row.heartbeat_age))
-        if row.is_unique:
-            add("duplicate_keys", row.duplicate_keys)
-            add("duplicate_rows", row.duplicate_rows)
+            self._samples.add("roir_operation_delta_rows", delta[0], *labels)
+            self._samples.add("roir_operation_delta_bytes", delta[1], *labels)
 
 
-def _labels(row: Row[Any]) -> tuple[str, str, int]:
-    """Of an operation."""
-    return (_index_name(row), row.kind, row.operation_id)
+def _labels(one: OperationStatus) -> tuple[str, str, int]:
+    return (one.index, one.kind, one.operation_id)
 
 
 def _index_name(row: Row[Any]) -> str:

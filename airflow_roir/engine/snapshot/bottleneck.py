@@ -11,18 +11,17 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.locks.locks import WAITING
 from airflow_roir.engine.snapshot.bars import Bars
-from airflow_roir.one_line import one_line
-from airflow_roir.operation import QUEUED, Phase, Status
+from airflow_roir.engine.snapshot.operation import OperationStatus, cut
+from airflow_roir.engine.snapshot.parts import HeldUp, Worker, Workers
+from airflow_roir.engine.snapshot.words import paused_by, state_of
+from airflow_roir.operation import Phase, Status
 
 # A rate limit this many times the rate of late isn't what it is slow by.
 OUT_OF_REACH = 10
-# A text of the database is shown up to this.
-MOST_SAID = 500
 
 SESSIONS = r"""
 SELECT s.worker, s.state, s.kind, s.event, s.pid,
@@ -59,41 +58,6 @@ READS = ("DataFileRead", "DataFilePrefetch", "BufFileRead", "AioIoCompletion", "
 
 
 @dataclass(frozen=True)
-class Worker:
-    """holds: `range 12`, None between two. state: reading, writing, lock, idle. waits_for: who holds the lock."""
-
-    worker: int
-    holds: str | None
-    state: str
-    waits_for: str | None = None
-
-
-@dataclass(frozen=True)
-class Workers:
-    """wanted: the parallelism. alive: None if nothing tells."""
-
-    wanted: int
-    alive: int
-    list: tuple[Worker, ...]
-
-
-@dataclass(frozen=True)
-class HeldUp:
-    """text: the same for people.
-
-    by: nothing, reading, writing, lock, rate limit, starting, another run, no run, pause, server, or throttled.
-    """
-
-    by: str
-    text: str
-
-
-def cut(text: str) -> str:
-    """A text of the database as it may be shown: in one line, and not for ever."""
-    return one_line(text, MOST_SAID)
-
-
-@dataclass(frozen=True)
 class AtWork:
     """The workers of an operation, and what their sessions say of what holds them up."""
 
@@ -101,13 +65,13 @@ class AtWork:
     sessions: tuple[Row[Any], ...]
 
 
-def at_work(connection: Connection, row: Row[Any], bars: Bars) -> AtWork:
-    """Who works on an operation. row: the operation's; bars: what is worked on."""
+def at_work(connection: Connection, one: OperationStatus, bars: Bars) -> AtWork:
+    """Who works on an operation. bars: what is worked on."""
     held = bars.held
-    prefix = f"roir {row.operation_id}.{row.epoch} worker "
+    prefix = f"roir {one.operation_id}.{one.epoch} worker "
     sessions = tuple(execute(connection, SESSIONS, {"prefix": prefix}))
-    by_number = {one.worker: one for one in sessions}
-    if not sessions and not is_fresh(row):
+    by_number = {session.worker: session for session in sessions}
+    if not sessions and not one.is_fresh:
         # Claims of a run that is gone are nobody's.
         held = {}
     workers = []
@@ -118,7 +82,7 @@ def at_work(connection: Connection, row: Row[Any], bars: Bars) -> AtWork:
         holds = f"{bars.of[:-1]} {held[number]}" if number in held else None
         blocked_by = session and session.blocked_by and cut(session.blocked_by)
         workers.append(Worker(number, holds, _state(session, bars.of), blocked_by))
-    return AtWork(Workers(row.parallelism, len(workers), tuple(workers)), sessions)
+    return AtWork(Workers(one.options["parallelism"], len(workers), tuple(workers)), sessions)
 
 
 def _state(session: Row[Any] | None, of: str) -> str:
@@ -132,59 +96,55 @@ def _state(session: Row[Any] | None, of: str) -> str:
     return "reading" if of == "units" or session.event in READS else "writing"
 
 
-def is_fresh(row: Row[Any]) -> bool:
-    """True while the run that drives the operation has given a sign of life lately."""
-    return row.heartbeat_age is not None and abs(row.heartbeat_age) < HEARTBEAT_FRESH_S
-
-
-def held_up(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp:
+def held_up(connection: Connection, one: OperationStatus, work: AtWork) -> HeldUp:
     """What holds an operation up, the most certain first."""
-    if row.state == Status.PAUSED:
-        return HeldUp("pause", cut(f"paused by {row.paused_by}: {row.pause_reason}"))
-    if row.state != Status.RUNNING:
+    if one.status == Status.PAUSED:
+        return HeldUp("pause", cut(paused_by(one)))
+    if one.status != Status.RUNNING:
         return HeldUp("nothing", "")
-    if row.notice is not None and row.notice.startswith(QUEUED) and not is_fresh(row):
-        return HeldUp("another run", cut(row.notice))
-    if row.heartbeat_age is None:
-        return HeldUp("starting", "no run drives it yet: a waiting task begins within half a minute, else roir resume")
-    if not is_fresh(row):
-        return HeldUp("no run", "no run has driven it for a while: the next try of its task does, or roir resume")
-    return _by_lock(connection, row, work) or _by_throttle(row) or _by_work(row, work)
+    state = state_of(one)
+    if state.name == "queued":
+        return HeldUp("another run", cut(one.notice or ""))
+    if state.name == "undriven":
+        # Without the seconds of its silence: the page asks whether anything has changed.
+        by = "starting" if one.heartbeat_age is None else "no run"
+        return HeldUp(by, cut(f"no run drives it; {state.remedy}"))
+    return _by_lock(connection, one, work) or _by_throttle(one) or _by_work(one, work)
 
 
-def _by_throttle(row: Row[Any]) -> HeldUp | None:
-    return None if row.throttled is None else HeldUp("throttled", cut(row.throttled))
+def _by_throttle(one: OperationStatus) -> HeldUp | None:
+    return None if one.throttled is None else HeldUp("throttled", one.throttled)
 
 
-def _by_lock(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp | None:
+def _by_lock(connection: Connection, one: OperationStatus, work: AtWork) -> HeldUp | None:
     for session in work.sessions:
         if session.kind == "Lock":
             by = "another run" if session.by_us else "lock"
             return HeldUp(
                 by, cut(f"worker {session.worker} waits for a lock, blocked by {session.blocked_by or 'unknown'}")
             )
-    if row.notice is not None and row.notice.startswith(WAITING):
-        return HeldUp("lock", cut(row.notice))
-    waits = execute(connection, LOCK_WAITS, {"index": row.name, "fresh": FRESH_S}).first()
+    if one.notice is not None and one.notice.startswith(WAITING):
+        return HeldUp("lock", cut(one.notice))
+    waits = execute(connection, LOCK_WAITS, {"index": one.index, "fresh": FRESH_S}).first()
     if waits is not None:
         return HeldUp("lock", cut(f"waits for a lock on {waits.wanted}, blocked by {waits.blocked_by}"))
     return None
 
 
-def _is_near_its_limit(row: Row[Any]) -> bool:
+def _is_near_its_limit(one: OperationStatus) -> bool:
     """False if there is no rate limit, or one that is far above the rate of late."""
-    limit, now = row.max_rows_per_second, row.rows_per_second_now
+    limit, now = one.options["max_rows_per_second"], one.rows_per_second_now
     return limit is not None and (now is None or now * OUT_OF_REACH >= limit)
 
 
-def _by_work(row: Row[Any], work: AtWork) -> HeldUp:
-    if row.ticked_at is None:
+def _by_work(one: OperationStatus, work: AtWork) -> HeldUp:
+    if not one.has_begun:
         return HeldUp("starting", "Spark is starting: no worker has begun yet")
-    states = [one.state for one in work.workers.list]
+    states = [worker.state for worker in work.workers.list]
     idle = states.count("idle")
-    if row.phase == Phase.BUILD and _is_near_its_limit(row) and (not states or 2 * idle >= len(states)):
-        return HeldUp("rate limit", f"the limit of {row.max_rows_per_second:,} rows/s")
-    if any(one.event == "SyncRep" for one in work.sessions):
+    if one.phase == Phase.BUILD and _is_near_its_limit(one) and (not states or 2 * idle >= len(states)):
+        return HeldUp("rate limit", f"the limit of {one.options['max_rows_per_second']:,} rows/s")
+    if any(session.event == "SyncRep" for session in work.sessions):
         return HeldUp("server", "waits for a synchronous standby")
     if not states:
         return HeldUp("nothing", "")

@@ -127,6 +127,22 @@ class Verified:
         """All that it found."""
         return self.missing + self.extra + self.different + self.corrupt + self.damaged + self.duplicate
 
+    @property
+    def wrong(self) -> int:
+        """What it found, less what is right now."""
+        return max(0, self.found - self.repaired)
+
+    @property
+    def outcome(self) -> str:
+        """`exact`, `3 wrong in a sample`, `3 repaired`."""
+        part = {"all": "", "sample": " in a sample", "slice": " in a slice"}.get(self.part, " as far as it came")
+        said = "exact" if not self.found else f"{self.wrong:,} wrong" if self.wrong else f"{self.repaired:,} repaired"
+        return said + part
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return plain_fields(self) | {"wrong": self.wrong, "outcome": self.outcome}
+
 
 @dataclass(frozen=True)
 class IndexFacts:

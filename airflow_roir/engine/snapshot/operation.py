@@ -1,28 +1,43 @@
-"""The state of operations, for people and programs; every number is derived from committed rows (I9)."""
+"""One operation as it is shown, read by one statement and frozen; every number is derived from committed rows (I9).
+
+`operation_status` and `read` give what one row of the view `roir.shown_operation` has; `details.look` adds what a page
+or a live view shows beside it. Each surface renders this document and reads nothing itself.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
-from airflow_roir.as_json import number, plain_fields
+from airflow_roir.as_json import plain_fields
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.compact.progress import Standing, standings
 from airflow_roir.engine.control import long_pause, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health import faults
-from airflow_roir.engine.locks.lock_waits import LockWait, lock_waits
 from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.engine.snapshot.bottleneck import cut
-from airflow_roir.engine.snapshot.index import IndexFacts, read_indexes
+from airflow_roir.engine.snapshot.bars import Bars
+from airflow_roir.engine.snapshot.parts import Delta, Error, Event, HeldUp, Pause, PhaseOf, Throttle, Workers
+from airflow_roir.engine.snapshot.shards import ShardStanding
 from airflow_roir.errors import NotFound
-from airflow_roir.operation import Phase, Status
+from airflow_roir.one_line import one_line
+from airflow_roir.operation import Status
 from airflow_roir.options import LIVE_OPTIONS
+
+# What a paused operation is called until its run and its workers have left.
+PAUSING = "pausing"
+# Of an operation that can still do something, as `OperationStatus.status` has it.
+LIVE = (Status.RUNNING.value, PAUSING, Status.PAUSED.value)
+# A text of the database is shown up to this.
+MOST_SAID = 500
+# A task that is killed has five seconds to notice it.
+SOON_MS = 1_000
 
 
 @dataclass(frozen=True)
@@ -33,16 +48,17 @@ class OperationStatus:
     last seconds, and null unless it runs. seconds_left_low, seconds_left_high: between these in most builds. driven: a
     run drives it, and has given a sign of life lately; else none has for silent_seconds. notice: whom it waits for,
     or the last option that was refused. ended_by, end_reason: who aborted it and why. unique: of its index; then
-    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. options: those that
-    change while it lives, as users write them. throttled: why it may not work as it could, null if it may; granted: how
-    many workers may work now, null if all. throttle_seconds: what was lost to each cause, in seconds of all workers'
-    work. shares_scan_of: the indexes that the same scan builds now. long_pause: what is to be warned of a pause that
-    lasts.
-    compaction: how far its units are; None of other kinds.
+    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. has_duplicates: also
+    healed ones. options: those that change while it lives, as users write them. throttled: why it may not work as it
+    could, null if it may; granted: how many workers may work now, null if all. throttle_seconds: what was lost to each
+    cause, in seconds of all workers' work. shares_scan_of: the indexes that the same scan builds now. long_pause: what
+    is to be warned of a pause that lasts. compaction: how far its units are; None of other kinds.
     warnings: of the published index (`health`), by `status` only.
     """
 
+    now: datetime
     index: str
+    source: str
     operation_id: int
     kind: str
     status: str
@@ -63,6 +79,7 @@ class OperationStatus:
     segments_sealed: int
     segments: int
     owner: str | None
+    spark_ui: str | None
     driven: bool
     silent_seconds: float | None
     started_at: datetime
@@ -76,40 +93,81 @@ class OperationStatus:
     notice: str | None
     unique: bool
     census: bool
+    has_duplicates: bool
     duplicate_keys: int
     duplicate_rows: int
     throttled: str | None
     throttled_since: datetime | None
     granted: float | None
     throttle_seconds: dict[str, float]
+
+    # What the rest is read by, and what metrics alone show. limits: of signals, as the governor reads them; holders:
+    # workers that hold a piece; delta_rows: by PostgreSQL's statistics.
+    generation_id: int
+    epoch: int
+    heartbeat_age: float | None
+    has_begun: bool
+    compares: bool
+    verification_id: int | None
+    is_compared: bool | None
+    comparing: float | None
+    units: int
+    compactions: int
+    limits: dict[str, float]
+    batches: int
+    holders: int
+    delta_rows: int
+    queued_seconds: float | None
+
+    # By statements of their own.
     shares_scan_of: tuple[str, ...] = ()
     long_pause: str | None = None
     compaction: Standing | None = None
     warnings: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: moments in ISO 8601, and each option by its name."""
-        facts = plain_fields(self)
+    # By `details.look`, which also says `pausing` of a paused one that a run or workers haven't left yet. phases:
+    # `verify` is the comparison before a publish. governor: None if it has no limits and has lost no time. samples:
+    # unix seconds, rows, percent. shards: of an index over shards.
+    phases: tuple[PhaseOf, ...] = ()
+    bars: Bars | None = None
+    workers: Workers | None = None
+    held_up: HeldUp | None = None
+    delta: Delta | None = None
+    governor: Throttle | None = None
+    samples: tuple[tuple[float, int, float], ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    errors: tuple[Error, ...] = ()
+    events: tuple[Event, ...] = ()
+    shards: tuple[ShardStanding, ...] = ()
+
+    @property
+    def is_fresh(self) -> bool:
+        """True while the run that drives the operation, or did until it was paused, has given a sign of life lately."""
+        return self.heartbeat_age is not None and abs(self.heartbeat_age) < operations.HEARTBEAT_FRESH_S
+
+    @property
+    def phase_shown(self) -> str:
+        """The phase; of a publish that still compares, `verify`, once that was looked at."""
+        return next((phase.name for phase in self.phases if phase.state == "now"), self.phase)
+
+    def seconds_since(self, moment: datetime | None) -> float:
+        """By the server's clock; 0 for None."""
+        return 0.0 if moment is None else (self.now - moment).total_seconds()
+
+    def as_dict(self, whole: bool = False) -> dict[str, Any]:
+        """For JSON: moments in ISO 8601, and each option by its name. whole: with what `details.look` has found."""
+        left_out = INTERNAL if whole else {*INTERNAL, *DETAILS}
+        facts = {name: value for name, value in plain_fields(self).items() if name not in left_out}
         options: dict[str, Any] = facts.pop("options")
         return facts | options
 
 
-# silent: since the last heartbeat; a run that has left in order has none, and the last event tells.
-QUERY = """
-SELECT r.*, extract(epoch FROM clock_timestamp() - coalesce(r.heartbeat_at, (
-         SELECT max(e.at) FROM roir.event e WHERE e.operation_id = r.operation_id)))::float8 AS silent,
-       r.heartbeat_at IS NOT NULL
-       AND abs(extract(epoch FROM clock_timestamp() - r.heartbeat_at)) < %(fresh)s AS beats,
-       a.actor AS ended_by, a.detail AS end_reason
-  FROM roir.resumable_operations r
-  LEFT JOIN LATERAL (
-       SELECT e.actor, e.detail FROM roir.event e
-        WHERE e.operation_id = r.operation_id AND e.action = 'abort' AND r.state IN ('aborting', 'aborted')
-        ORDER BY e.id DESC LIMIT 1) a ON true
- WHERE r.operation_id = ANY (%(ids)s) ORDER BY r.name
-"""
+NAMES = [one.name for one in fields(OperationStatus)]
+OF_ROW = NAMES[: NAMES.index("shares_scan_of")]
+INTERNAL = frozenset(OF_ROW[OF_ROW.index("generation_id") :])
+DETAILS = frozenset(["now", *NAMES[NAMES.index("phases") :]])
 
-
+ROWS = "SELECT * FROM roir.shown_operation WHERE operation_id = ANY (%(ids)s) ORDER BY index"
 # Of an index, or of each.
 NEWEST = """
 SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -127,111 +185,67 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
         found = None if index is None else operations.find_index(connection, parse_name(index, "index")).id
         return [
             replace(one, warnings=tuple(faults.warnings_at_once(connection, one.operation_id, one.index, still_hidden)))
-            for one in _newest(connection, found)
+            for one in newest(connection, found)
         ]
-
-
-@dataclass(frozen=True)
-class Overview:
-    """All indexes, or one, and the newest operation of each; by name. waits: who of us waits for a lock.
-
-    now: by the server's clock, as all other moments.
-    """
-
-    now: datetime
-    indexes: tuple[IndexFacts, ...]
-    operations: tuple[OperationStatus, ...]
-    waits: tuple[LockWait, ...]
-
-
-def overview(database: Database, index: str | None = None, exact: bool = False) -> Overview:
-    """Everything that `roir status` shows, in one transaction that changes nothing and waits for no lock.
-
-    An index that is prepared for the first time has no row before it has its locks: then there are only waits.
-    exact: as in `indexes`. Raises NotFound, SchemaVersionMismatch.
-    """
-    name = None if index is None else parse_name(index, "index")
-    with database.transaction() as connection:
-        check_schema(connection)
-        now = execute(connection, "SELECT clock_timestamp()").scalar_one()
-        waits = tuple(one for one in lock_waits(connection) if name is None or one.is_for(name))
-        try:
-            found = None if name is None else operations.find_index(connection, name).id
-        except NotFound:
-            if not waits:
-                raise
-            return Overview(now, (), (), waits)
-        facts = tuple(read_indexes(connection, found, exact))
-        # In the same order: the server sorts names by its own collation.
-        order = {one.index: place for place, one in enumerate(facts)}
-        read = sorted(_newest(connection, found), key=lambda one: (order.get(one.index, -1), one.index))
-        return Overview(now, facts, tuple(read), waits)
 
 
 def operation_status(database: Database, operation_id: int) -> OperationStatus:
     """The status of one operation. Raises NotFound."""
     with database.transaction() as connection:
         operations.read_operation(connection, operation_id)
-        return _read(connection, [operation_id])[0]
+        return read(connection, [operation_id])[0]
 
 
-def _newest(connection: Connection, index_id: int | None) -> list[OperationStatus]:
+def operation_soon(database: Database, operation_id: int) -> OperationStatus:
+    """As `operation_status`, by one statement; raises what the database does where it would have to wait for long."""
+    with database.transaction() as connection:
+        execute(connection, f"SET LOCAL statement_timeout = {SOON_MS}; SET LOCAL lock_timeout = {SOON_MS}")
+        found = rows(connection, [operation_id])
+    if not found:
+        raise NotFound(f"there is no operation {operation_id}")
+    return found[0]
+
+
+def newest(connection: Connection, index_id: int | None) -> list[OperationStatus]:
     """The newest operation of an index, or of every one."""
     ids = list(execute(connection, NEWEST, {"index": index_id}).scalars())
-    return _read(connection, ids) if ids else []
+    return read(connection, ids) if ids else []
 
 
-def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
+def read(connection: Connection, ids: Sequence[int]) -> list[OperationStatus]:
+    """Operations, by the names of their indexes, in the caller's transaction; details are left out."""
     # All of them are read at once, where there is more than one to tell of.
     pauses = long_pause.long_pauses(connection, ids[0] if len(ids) == 1 else None)
+    texts = {one.operation_id: one.text for one in pauses}
     shared = sharing.others(connection, ids)
     compactions = standings(connection, ids)
     return [
-        OperationStatus(
-            # As everywhere else: the view quotes key words, too.
-            index=str(parse_name(row.name, "index")),
-            operation_id=row.operation_id,
-            kind=row.kind,
-            status=row.state,
-            phase=Phase(row.phase).value,
-            percent_complete=float(row.percent_complete),
-            rows=row.rows,
-            rows_estimate=row.rows_estimate,
-            rows_per_second=number(row.rows_per_second),
-            rows_per_second_now=number(row.rows_per_second_now),
-            seconds_left=number(row.seconds_left),
-            seconds_left_low=number(row.seconds_left_low),
-            seconds_left_high=number(row.seconds_left_high),
-            total_execution_time=float(row.total_execution_time),
-            phase_seconds=dict(row.phase_seconds),
-            options={name: row.live_options[name] for name in LIVE_OPTIONS},
-            ranges_done=row.ranges_done,
-            ranges=row.ranges,
-            segments_sealed=row.segments_sealed,
-            segments=row.segments,
-            owner=row.owner,
-            driven=row.state == Status.RUNNING and row.beats,
-            silent_seconds=number(row.silent),
-            started_at=row.start_time,
-            paused_at=row.last_pause_time,
-            finished_at=row.finish_time,
-            pause_reason=row.pause_reason,
-            paused_by=row.paused_by,
-            ended_by=row.ended_by,
-            end_reason=row.end_reason,
-            error=row.error,
-            notice=row.notice,
-            unique=row.is_unique,
-            census=row.census,
-            duplicate_keys=row.duplicate_keys,
-            duplicate_rows=row.duplicate_rows,
-            throttled=None if row.throttled is None else cut(row.throttled),
-            throttled_since=row.throttled_since,
-            granted=number(row.granted),
-            throttle_seconds=dict(row.throttle_seconds),
-            shares_scan_of=shared.get(row.operation_id, ()),
-            compaction=compactions.get(row.operation_id),
-            long_pause=next((one.text for one in pauses if one.operation_id == row.operation_id), None),
+        replace(
+            one,
+            shares_scan_of=shared.get(one.operation_id, ()),
+            compaction=compactions.get(one.operation_id),
+            long_pause=texts.get(one.operation_id),
         )
-        for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})
+        for one in rows(connection, ids)
     ]
+
+
+def rows(connection: Connection, ids: Sequence[int]) -> list[OperationStatus]:
+    """As `read`, by one statement alone: what the view has."""
+    return [_of(row) for row in execute(connection, ROWS, {"ids": list(ids)})]
+
+
+def _of(row: Row[Any]) -> OperationStatus:
+    facts = dict(row._mapping)
+    facts |= {
+        # As everywhere else: the view quotes key words, too.
+        "index": str(parse_name(facts["index"], "index")),
+        "options": {name: facts["options"][name] for name in LIVE_OPTIONS},
+        "throttled": None if facts["throttled"] is None else cut(facts["throttled"]),
+    }
+    return OperationStatus(**facts)
+
+
+def cut(text: str) -> str:
+    """A text of the database as it may be shown: in one line, and not for ever."""
+    return one_line(text, MOST_SAID)

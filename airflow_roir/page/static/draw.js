@@ -29,7 +29,7 @@ export class Phases {
     this.node = el("ol", { class: "phases", "aria-label": "Phases" });
   }
 
-  show(phases, percent) {
+  show(phases) {
     keep(
       this.node,
       phases,

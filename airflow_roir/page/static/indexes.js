@@ -14,7 +14,6 @@ const filter = el("input", { type: "search", placeholder: "Filter by name or tab
 const said = el("p", { class: "said", role: "status" });
 const list = el("div", { class: "databases" });
 const STATE = { published: "Published", building: "Building", "not published": "Not published" };
-const PARTS = { sample: "a sample only", slice: "a slice only", "time limit": "up to its time limit only" };
 const KINDS = ["missing", "extra", "different", "corrupt", "damaged", "duplicate"];
 let last = null;
 // Cards keep their nodes, so that an open question or an unfolded part stays as it is.
@@ -208,7 +207,7 @@ class Card {
         text: `${dags.verify} compares it with its table, row by row where sums differ. It changes nothing.`,
         yes: () => trigger(dags.verify, conf),
       },
-      may.verify && published && faults(index) > 0 && {
+      may.verify && published && index.verified?.wrong > 0 && {
         verb: "Repair",
         off: busy,
         title: "Repair this index?",
@@ -239,8 +238,6 @@ class Card {
   }
 }
 
-const faults = ({ verified: v }) => (v ? KINDS.reduce((all, kind) => all + (v[kind] ?? 0), 0) - (v.repaired ?? 0) : 0);
-
 function win({ bloat: b }) {
   return b?.win_bytes > 0 ? `It wins about ${bytes(b.win_bytes)} (${share(b.win_share)}).` : "";
 }
@@ -256,16 +253,15 @@ function factsOf(index) {
   const ago = (at) => (at ? `${duration((Date.now() - new Date(at)) / 1000)} ago` : DASH);
   const found = v ? KINDS.filter((kind) => v[kind]).map((kind) => `${count(v[kind])} ${kind}`) : [];
   if (v?.repaired) found.push(`${count(v.repaired)} repaired`);
-  const exact = v && faults(index) <= 0;
   return [
     ["Entries", count(index.rows)],
     ["Size", bytes(index.bytes), index.source_bytes ? `${share((index.bytes ?? 0) / index.source_bytes)} of its source (${bytes(index.source_bytes)})` : ""],
     ["Built", ago(index.published_at), index.published_at ? clock(index.published_at, true) : ""],
     [
       "Verified",
-      v ? (exact ? "exact" : "differs") : "never",
-      v ? [ago(v.at), PARTS[v.part] ?? "", found.join(", ")].filter(Boolean).join(", ") : "",
-      v ? (exact ? "good" : "bad") : null,
+      v ? v.outcome : "never",
+      v ? [ago(v.at), ...found].join(", ") : "",
+      v ? (v.wrong ? "bad" : "good") : null,
     ],
     ["Revert", index.revert_until && new Date(index.revert_until) > new Date() ? `until ${clock(index.revert_until, true)}` : "not possible"],
     ["Bloat", b ? share(b.share) : DASH, bloatOf(b)],

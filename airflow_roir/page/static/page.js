@@ -67,12 +67,6 @@ export function duration(seconds) {
   return many(Math.round(s / 86400), "day");
 }
 
-/** An estimate: no more digits than it is worth, so that it doesn't jump at each look. */
-export function roughly(seconds) {
-  const step = [[20, 1], [90, 5], [600, 30], [5400, 60], [36000, 300]].find(([limit]) => seconds < limit)?.[1] ?? 3600;
-  return duration(Math.max(Math.round(seconds / step) * step, step));
-}
-
 export const share = (value) => (value === null || value === undefined ? DASH : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`);
 
 export function clock(moment, withDay = false) {

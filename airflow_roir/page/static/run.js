@@ -4,7 +4,7 @@ import { Duplicates } from "./duplicates.js";
 import { Chart, Delta, Phases, Pieces, keep } from "./draw.js";
 import { Shards } from "./shards.js";
 import { Throttle } from "./throttle.js";
-import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, roughly, say, send, short } from "./page.js";
+import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, short } from "./page.js";
 
 followTheme();
 const asked = new URLSearchParams(location.search);
@@ -15,7 +15,6 @@ let chosen = null;
 let page = null;
 
 const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of", compact: "Compaction of" };
-const STATUS = { running: "Running", pausing: "Pausing", paused: "Paused", completed: "Completed", failed: "Failed", aborting: "Aborting", aborted: "Aborted", undriven: "Not driven" };
 const OVER = ["completed", "failed", "aborted"];
 
 function address(path, more = {}) {
@@ -59,11 +58,6 @@ const poll = new Poll({
     stale.old(reason, since);
   },
 });
-
-/** The status; of one that runs, and that no run drives, that. */
-function stateOf(p) {
-  return p.status === "running" && p.held_up?.by === "no run" ? "undriven" : p.status;
-}
 
 function nothing({ run, troubles, looked_in: ids, wanted }) {
   const waits = run.state === "running" || run.state === "queued";
@@ -205,18 +199,18 @@ class Build {
     put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation on"}${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
-    const state = stateOf(p);
+    const { name: state, word, note } = p.state;
     mark(this.chip, "data-status", state);
-    put(this.chip, STATUS[state] ?? state);
-    put(this.percent, p.percent === null ? DASH : `${p.percent.toFixed(1)} %`);
-    mark(this.meter, "aria-valuenow", p.percent === null ? null : Math.floor(p.percent));
+    put(this.chip, word);
+    put(this.percent, `${p.percent_complete.toFixed(1)} %`);
+    mark(this.meter, "aria-valuenow", Math.floor(p.percent_complete));
     mark(this.meter, "data-status", state);
-    this.fill.style.width = `${p.percent ?? 0}%`;
+    this.fill.style.width = `${p.percent_complete}%`;
     this.phases.show(p.phases ?? []);
-    this.showLeft(p);
+    put(this.left, note);
     this.showHeld(content);
     this.showTiles(p);
-    this.pieces.show(p.bars, ["paused", "undriven"].includes(state) && !p.workers?.alive);
+    this.pieces.show(p.bars, ["paused", "queued", "undriven"].includes(state) && !p.workers?.alive);
     this.chart.show(p.samples, p.rows_per_second);
     this.delta.show(p.delta);
     this.throttle.show(p, this.mayThrottle(content));
@@ -228,7 +222,7 @@ class Build {
     this.showLists(p);
     this.duplicates.show(p);
     this.showLinks(content);
-    const words = `${STATUS[state] ?? state}, phase ${p.phase}`;
+    const words = `${word}, phase ${p.phase}`;
     if (this.spoken !== words) {
       say(`${p.index}: ${words}`);
       this.spoken = words;
@@ -252,19 +246,6 @@ class Build {
     );
   }
 
-  showLeft(p) {
-    const state = stateOf(p);
-    if (state === "running" && p.seconds_left !== null) {
-      const [low, high] = [p.seconds_left_low, p.seconds_left_high].map((seconds) => (seconds === null ? null : roughly(seconds)));
-      put(this.left, `about ${roughly(p.seconds_left)} left${low === null || high === null || low === high ? "" : ` (${low} to ${high})`}`);
-    } else if (state === "running") {
-      put(this.left, "Time left: not known yet");
-    } else {
-      const rest = { verify: "What was compared", compact: "What wasn't swapped in" }[p.kind] ?? "What was built";
-      put(this.left, { completed: "Done", failed: "It can't continue", aborted: `${rest} is gone`, aborting: `${rest} waits for the clean-up`, paused: "Paused; nothing is lost", pausing: "The open batches end", undriven: "No run drives it; nothing is lost" }[state] ?? "");
-    }
-  }
-
   showHeld({ progress: p, run, paused_by_switch: bySwitch }) {
     const notes = [];
     if (run.switch_off && !OVER.includes(p.status)) {
@@ -273,8 +254,8 @@ class Build {
     if (bySwitch && !run.switch_off && p.status === "paused" && run.state === "running") {
       notes.push(["info", `The switch of ${run.dag_id} is on: the task continues within half a minute.`]);
     }
-    if (p.notice) notes.push(["warn", p.notice]);
     const held = p.held_up;
+    if (p.notice && p.notice !== held?.text) notes.push(["warn", p.notice]);
     const text = held && held.by !== "nothing" && !OVER.includes(p.status) ? held.text || held.by : "";
     this.held.hidden = !text;
     mark(this.held, "data-by", held?.by ?? null);
@@ -290,8 +271,8 @@ class Build {
     const t = this.tiles;
     t.Rows.show(short(p.rows), p.rows_estimate ? `of about ${short(p.rows_estimate)}` : "");
     t["Rows/s now"].show(short(p.rows_per_second_now), p.rows_per_second === null ? "" : `${short(p.rows_per_second)} on average`);
-    t["Time worked"].show(duration(p.seconds_worked), "without pauses");
-    t.Workers.show(`${count(p.workers?.alive)} of ${count(p.workers?.wanted)}`, p.options?.max_rows_per_second ? `limit ${short(p.options.max_rows_per_second)} rows/s` : "no rate limit");
+    t["Time worked"].show(duration(p.total_execution_time), "without pauses");
+    t.Workers.show(`${count(p.workers?.alive)} of ${count(p.workers?.wanted)}`, p.max_rows_per_second ? `limit ${short(p.max_rows_per_second)} rows/s` : "no rate limit");
   }
 
   showWorkers(p) {
@@ -325,7 +306,7 @@ class Build {
     this.pauseButton.disabled = this.abortButton.disabled = this.cleanUpButton.disabled = this.busy;
     const live = this.mayThrottle(this.content);
     // Where there is a throttle, its panel has the button.
-    this.limitButton.hidden = !live || Boolean(p.throttle);
+    this.limitButton.hidden = !live || Boolean(p.governor);
     this.limitButton.disabled = this.throttle.edit.disabled = this.busy;
     this.fewer.hidden = this.more.hidden = !live;
     const wanted = this.wanted ?? p.workers?.wanted ?? null;
@@ -415,7 +396,7 @@ class Build {
   }
 
   askLimits() {
-    const now = this.content.progress.throttle?.limits ?? "";
+    const now = this.content.progress.governor?.limits ?? "";
     this.ask({
       title: "Limits of signals",
       text: "Above a limit the work slows down, or waits: replica_lag=100MB commit_latency=20ms. What isn't named any more has no limit; empty: none at all.",

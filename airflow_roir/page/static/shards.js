@@ -53,7 +53,7 @@ export class Shards extends Shown {
     const shards = p.shards ?? [];
     this.node.hidden = shards.length === 0;
     const troubled = shards.filter(troubleOf).length;
-    put(this.sum, troubled ? `${troubled} of ${many(shards.length, "shard")} in trouble` : p.options?.shard_parallelism ? `at most ${many(p.options.shard_parallelism, "worker")} in each` : "");
+    put(this.sum, troubled ? `${troubled} of ${many(shards.length, "shard")} in trouble` : p.shard_parallelism ? `at most ${many(p.shard_parallelism, "worker")} in each` : "");
     keep(this.rows, shards, row, (node, one) => {
       const read = one.ranges ? `${short(one.rows)} rows, ${count(one.ranges_done)} of ${many(one.ranges, "range")}` : DASH;
       // Until all is copied nothing is shipped: what is written waits in the outboxes.

@@ -122,7 +122,7 @@ export class Throttle {
   }
 
   show(p, mayChange) {
-    const t = p.throttle;
+    const t = p.governor;
     this.node.hidden = !t;
     if (!t) return;
     this.edit.hidden = !mayChange;

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.as_json import number
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.snapshot.parts import Lost, Point, SignalHistory, Throttle
 from airflow_roir.one_line import one_line
 from airflow_roir.quantity import lost
 from airflow_roir.signals import SIGNALS, Reading
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.snapshot.operation import OperationStatus
 
 # Of each signal: a chart is no wider.
 MOST_POINTS = 120
@@ -27,69 +28,21 @@ SELECT extract(epoch FROM s.at)::float8 AS at, s.granted, s.readings FROM roir.s
 """
 
 
-@dataclass(frozen=True)
-class Lost:
-    """share: of the time that the operation has worked."""
-
-    cause: str
-    seconds: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Point:
-    """value: None if it couldn't be read. of: whose it is, of several replicas the worst."""
-
-    at: float
-    value: float | None
-    limit: float
-    of: str | None
-
-
-@dataclass(frozen=True)
-class SignalHistory:
-    """One signal. below: it is bad below its limit. problem: why it can't be read now. has_limit: still."""
-
-    name: str
-    unit: str
-    per: str
-    below: bool
-    stops: bool
-    has_limit: bool
-    problem: str | None
-    points: tuple[Point, ...]
-
-
-@dataclass(frozen=True)
-class Throttle:
-    """limits: as users write them, '' for none. throttled: why it may not work as it could, since when; granted: how
-    many workers may work, both None if all. grants: unix seconds, workers.
-    """
-
-    limits: str
-    throttled: str | None
-    since: datetime | None
-    granted: float | None
-    lost: tuple[Lost, ...]
-    signals: tuple[SignalHistory, ...]
-    grants: tuple[tuple[float, float], ...]
-
-
-def read_throttle(connection: Connection, row: Row[Any]) -> Throttle | None:
-    """Of an operation, whose row of the view `roir.resumable_operations` it is; None if there is nothing to tell."""
-    found = execute(connection, SAMPLES, {"operation": row.operation_id, "most": MOST_SAMPLES}).all()[::-1]
-    if not (row.throttle or row.throttle_seconds or row.throttled or found):
+def read_throttle(connection: Connection, one: OperationStatus) -> Throttle | None:
+    """Of an operation; None if there is nothing to tell."""
+    found = execute(connection, SAMPLES, {"operation": one.operation_id, "most": MOST_SAMPLES}).all()[::-1]
+    limits = one.options["throttle"] or ""
+    if not (limits or one.throttle_seconds or one.throttled or found):
         return None
-    worked = max(float(row.total_execution_time), 0.001)
-    causes = sorted(row.throttle_seconds.items(), key=lambda item: -item[1])
-    limits = row.throttle or ""
+    worked = max(one.total_execution_time, 0.001)
+    causes = sorted(one.throttle_seconds.items(), key=lambda item: -item[1])
     limited = {item.partition("=")[0] for item in limits.split()}
     names = sorted(limited | {name for one in found for name in one.readings})
     return Throttle(
         limits=limits,
-        throttled=None if row.throttled is None else one_line(row.throttled, MOST_SAID),
-        since=row.throttled_since,
-        granted=number(row.granted),
+        throttled=one.throttled,
+        since=one.throttled_since,
+        granted=one.granted,
         lost=tuple(Lost(cause, float(s), round(min(float(s) / worked, 1.0), 4)) for cause, s in causes),
         signals=tuple(_history(name, found, name in limited) for name in names if name in SIGNALS),
         grants=tuple((some[-1].at, min(one.granted for one in some)) for some in _groups(found)),

@@ -1,0 +1,103 @@
+"""One look at a database: all indexes, the newest operation of each, and who of us waits for a lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.locks.lock_waits import LockWait, lock_waits
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot.details import look_in_passing
+from airflow_roir.engine.snapshot.index import IndexFacts, read_indexes
+from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, newest
+from airflow_roir.errors import NotFound
+from airflow_roir.operation import Status
+
+ENDED = (Status.COMPLETED, Status.ABORTED)
+# What moves by itself: whoever watches wants to see its end.
+MOVING = (Status.RUNNING.value, PAUSING, Status.ABORTING.value)
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All indexes, or one, and the newest operation of each; by name. Those that haven't ended have their details.
+
+    waits: who of us waits for a lock.
+    """
+
+    indexes: tuple[IndexFacts, ...]
+    operations: tuple[OperationStatus, ...]
+    waits: tuple[LockWait, ...]
+
+    @property
+    def moves(self) -> bool:
+        """True if something runs, pauses, is being aborted, or waits for a lock."""
+        return bool(self.waits) or any(one.status in MOVING for one in self.operations)
+
+    def waits_of(self, index: str | None) -> list[LockWait]:
+        """Who of us waits for a lock, for that index."""
+        return [wait for wait in self.waits if wait.index == index]
+
+    def not_begun(self) -> list[LockWait]:
+        """Waits of indexes that have no operation yet, and of commands for no single index."""
+        known = {one.index for one in self.operations}
+        return [wait for wait in self.waits if wait.index not in known]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: two parts."""
+        first = {wait.index: wait for wait in reversed(self.not_begun()) if wait.index is not None}
+        return {
+            "indexes": [one.as_dict() for one in self.indexes],
+            "operations": [
+                *(self._as_dict(one) for one in self.operations),
+                *(self._not_begun(first[index]) for index in reversed(first)),
+            ],
+        }
+
+    def _as_dict(self, one: OperationStatus) -> dict[str, Any]:
+        facts = one.as_dict()
+        # Warnings and lost partitions are the index's.
+        del facts["warnings"]
+        return facts | {
+            "workers_alive": None if one.workers is None else one.workers.alive,
+            "held_up": None if one.held_up is None else {"by": one.held_up.by, "text": one.held_up.text},
+            "waits": [wait.as_dict() for wait in self.waits_of(one.index)],
+        }
+
+    def _not_begun(self, wait: LockWait) -> dict[str, Any]:
+        return {
+            "index": wait.index,
+            "operation_id": None,
+            "status": "waiting",
+            "phase": wait.command,
+            "held_up": {"by": "lock", "text": str(wait)},
+            "waits": [one.as_dict() for one in self.waits_of(wait.index)],
+        }
+
+
+def overview(database: Database, index: str | None = None, exact: bool = False) -> Overview:
+    """Everything that `roir status` shows, in one transaction that changes nothing and waits for no lock.
+
+    An index that is prepared for the first time has no row before it has its locks: then there are only waits.
+    exact: as in `indexes`. Raises NotFound, SchemaVersionMismatch.
+    """
+    name = None if index is None else parse_name(index, "index")
+    with database.transaction() as connection:
+        check_schema(connection)
+        waits = tuple(one for one in lock_waits(connection) if name is None or one.is_for(name))
+        try:
+            found = None if name is None else operations.find_index(connection, name).id
+        except NotFound:
+            if not waits:
+                raise
+            return Overview((), (), waits)
+        facts = tuple(read_indexes(connection, found, exact))
+        # In the same order: the server sorts names by its own collation.
+        order = {one.index: place for place, one in enumerate(facts)}
+        read = sorted(newest(connection, found), key=lambda one: (order.get(one.index, -1), one.index))
+        # Last: a look has little patience, and the transaction has no more than it from then on.
+        seen = tuple(one if one.status in ENDED else look_in_passing(connection, one) for one in read)
+        return Overview(facts, seen, waits)

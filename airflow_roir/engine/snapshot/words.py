@@ -1,0 +1,131 @@
+"""The words of an operation: its state, and its figures. No surface has words of its own for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_roir.definition import argument
+from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus
+from airflow_roir.operation import BY_DUPLICATES, QUEUED, Kind, Status
+from airflow_roir.quantity import counted, duration, left, rate
+
+# Phases in which rows are copied or compared.
+OF_ROWS = ("build", "sum", "check", "compact")
+
+
+@dataclass(frozen=True)
+class State:
+    """name: for programs, a status, `queued` or `undriven`. word: on a chip. note: what that means for the user.
+
+    text: who drives it, who paused it, how it ended. remedy: what somebody may do, '' for nothing.
+    """
+
+    name: str
+    word: str
+    note: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}" if self.remedy else self.text
+
+
+def state_of(one: OperationStatus) -> State:
+    """The state of an operation in words; `pausing` is told of one that `details.look` has looked at."""
+    name = argument(one.index)
+    if one.status == Status.RUNNING:
+        return _running(one, name)
+    if one.status == PAUSING:
+        alive = one.workers.alive if one.workers is not None else 0
+        rest = f"{counted(alive, 'worker')} still to commit" if alive else "its run is still to leave"
+        return State(PAUSING, "Pausing", "The open batches end", f"pausing, on request {_by(one)}; {rest}")
+    if one.status == Status.PAUSED:
+        note, ago = "Paused; nothing is lost", _ago(one, one.paused_at)
+        if one.paused_by == BY_DUPLICATES:
+            text = f"paused{ago}, since rows share keys of the unique index. Change or delete rows until each key is "
+            return State("paused", "Paused", note, f"{text}left once, then: roir resume {name}")
+        return State("paused", "Paused", note, f"paused{ago} {_by(one)}", f"resume with: roir resume {name}")
+    if one.status == Status.FAILED:
+        remedy = f"abort it with: roir abort {name}"
+        return State("failed", "Failed", "It can't continue", f"failed: {one.error or ''}", remedy)
+    return _ended(one)
+
+
+def _running(one: OperationStatus, name: str) -> State:
+    if one.driven:
+        return State("running", "Running", time_left(one), f"running, driven by {one.owner or 'unknown'}")
+    if one.notice is not None and one.notice.startswith(QUEUED):
+        note = "It begins once others have ended"
+        return State("queued", "Waiting", note, "waits for its turn", "roir queue shows all that do")
+    if one.heartbeat_age is None:
+        text, who = "running, but no run drives it yet", "a waiting task begins within half a minute"
+    else:
+        text = f"running, but no run has driven it for {duration(one.silent_seconds or 0)}"
+        who = "its task's next try will"
+    return undriven(text, f"{who}, or: roir resume {name}")
+
+
+def undriven(text: str, remedy: str = "") -> State:
+    """Of an operation that runs, as far as its row says, and that no run drives."""
+    return State("undriven", "Not driven", "No run drives it; nothing is lost", text, remedy)
+
+
+def _ended(one: OperationStatus) -> State:
+    by = f", aborted by {one.ended_by}: {one.end_reason or ''}" if one.ended_by else ""
+    what = {Kind.VERIFY.value: "What was compared", Kind.COMPACT.value: "What wasn't swapped in"}
+    built = what.get(one.kind, "What was built")
+    ago = _ago(one, one.finished_at)
+    if one.status == Status.ABORTING:
+        remedy = "roir clean-up finishes it if its run is gone"
+        return State("aborting", "Aborting", f"{built} waits for the clean-up", f"aborting{by}", remedy)
+    if one.status == Status.ABORTED:
+        rest = "what it had built is removed" if one.compaction is None else f"{one.compaction}, which stays"
+        return State("aborted", "Aborted", f"{built} is gone", f"ended{ago}{by}; {rest}")
+    if one.compaction is not None:
+        text = str(one.compaction)
+    else:
+        verb = "compared" if one.kind == Kind.VERIFY else "copied"
+        at = f", {rate(one.rows_per_second)} while it {verb}" if one.rows_per_second else ""
+        text = f"{counted(one.rows, 'row')} {verb}{at}"
+    return State("completed", "Completed", "Done", f"completed{ago}: {text}")
+
+
+def paused_by(one: OperationStatus) -> str:
+    """`paused by ann: month-end close`."""
+    return f"paused {_by(one)}"
+
+
+def _by(one: OperationStatus) -> str:
+    return f"by {one.paused_by or 'unknown'}: {one.pause_reason or ''}"
+
+
+def _ago(one: OperationStatus, moment: datetime | None) -> str:
+    return "" if moment is None else f" {duration(one.seconds_since(moment))} ago"
+
+
+def time_left(one: OperationStatus) -> str:
+    """`about 12 s left`."""
+    return left(one.seconds_left, one.seconds_left_low, one.seconds_left_high) or "time left: not known yet"
+
+
+def done(one: OperationStatus) -> str:
+    """The rows that are done: `120,000 of about 300,000 rows` while it copies or compares."""
+    if one.rows_estimate and one.phase in OF_ROWS:
+        return f"{one.rows:,} of about {counted(max(one.rows_estimate, one.rows), 'row')}"
+    return counted(one.rows, "row")
+
+
+def speed(one: OperationStatus) -> str:
+    """The rate of late, or until now where nothing has been seen of late; '' if rows aren't what is done."""
+    if one.rows_per_second_now:
+        return rate(one.rows_per_second_now)
+    return f"{rate(one.rows_per_second)} until now" if one.rows_per_second and one.phase in OF_ROWS else ""
+
+
+def figures(one: OperationStatus) -> list[str]:
+    """What there is to say of its progress: rows, rate, time left."""
+    found = [done(one), speed(one)]
+    if one.status == Status.RUNNING and one.seconds_left is not None:
+        found.append(time_left(one))
+    return [text for text in found if text]
