@@ -20,7 +20,7 @@ from tests.engine.unique_machine import UniqueMachine
 from tests.engine.unique_variants import FOUND, VARIANTS, Variant
 from tests.engine.users import TOUCH, Write
 
-pytestmark = pytest.mark.sample(1)
+pytestmark = pytest.mark.sample(1, 99)
 
 Schedule = Callable[[UniqueMachine], None]
 BUILT = 1

@@ -16,7 +16,7 @@ from tests.engine.machine import KeptSessions, Machine
 from tests.engine.users import TOUCH, Write
 from tests.engine.variants import FOUND, VARIANTS, Variant
 
-pytestmark = pytest.mark.sample(1)
+pytestmark = pytest.mark.sample(1, 99)
 
 Schedule = Callable[[Machine], None]
 
