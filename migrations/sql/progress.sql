@@ -31,7 +31,7 @@ $$;
 
 -- One row per verification. compared: which part of its work is done; comparing: which part is under way.
 CREATE VIEW roir.verification_work AS
-SELECT y.id AS verification_id, y.operation_id,
+SELECT y.operation_id,
        y.finished_at IS NOT NULL AS ended,
        -- Units are deleted when a verification ends.
        CASE WHEN y.finished_at IS NULL THEN unit.rows ELSE y.rows END AS rows,
