@@ -7,6 +7,7 @@ import pytest
 from airflow_roir.engine import abort, apart, clean_up, drop, lifecycle
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import lanes
+from airflow_roir.engine.verify import apart as verify_apart
 from airflow_roir.options import VerifyOptions
 from airflow_roir.shards.hooks import Shards
 from tests.engine import steps
@@ -16,8 +17,8 @@ from tests.engine import steps
 def test_a_core_without_the_package_builds_verifies_aborts_and_drops(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for asked in (lanes, apart):
-        monkeypatch.setattr(asked, "implementation", apart.Apart)
+    for asks in (lanes, apart, verify_apart):
+        monkeypatch.setattr(asks, "implementation", verify_apart.ComparedApart)
     steps.make_table(dsn, 200)
     steps.make_index(database, verify="after")
     steps.make_index(database, table=None, keys=None)
@@ -31,5 +32,5 @@ def test_a_core_without_the_package_builds_verifies_aborts_and_drops(
 
 
 def test_the_package_answers_all_that_is_asked() -> None:
-    asked = {name for one in (lanes.Ends, apart.Apart) for name in vars(one) if not name.startswith("_")}
+    asked = {name for one in Shards.__mro__[1:] for name in vars(one) if not name.startswith("_")}
     assert asked == {name for name in vars(Shards) if not name.startswith("_")}
