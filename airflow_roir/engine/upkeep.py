@@ -1,0 +1,226 @@
+"""What a clean-up does to an index: follows its table, and removes what finished operations left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.capture import alterations, installation, partition_changes
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import physical
+from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.generation.lanes import ends
+from airflow_roir.engine.locks.lock_waits import Waiter
+from airflow_roir.engine.locks.locks import Attempts, Drain
+from airflow_roir.engine.readers import old_snapshots, view
+from airflow_roir.engine.schema import tamper
+from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source.source import Source
+from airflow_roir.entry_state import EntryState
+from airflow_roir.errors import InvariantViolated, PartitionsChanged
+from airflow_roir.generation_state import GenerationStatus
+
+CLEAN_UP = Waiter("clean-up")
+# A rebuild from the index reads it still.
+IS_READ = """EXISTS (SELECT FROM roir.generation b
+                        WHERE b.index_id = g.index_id AND b.status = 'building' AND b.scan = 'index')"""
+# A build must find out that its capture was another one for a while.
+IS_BUILT = """
+SELECT EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+                WHERE i.source_oid = %(source)s AND g.status = 'building')
+"""
+
+
+@dataclass
+class CleanUpReport:
+    """What one clean-up did. waiting: what it left for the next one, with the reason. warnings: what is wrong."""
+
+    ghosts: int = 0
+    deltas_dropped: int = 0
+    generations_dropped: int = 0
+    operations_aborted: int = 0
+    guards_removed: int = 0
+    partition_entries: int = 0
+    invalid_indexes: int = 0
+    waiting: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def _patience(database: Database) -> tuple[int, float]:
+    """Of one attempt at a lock, in milliseconds, and of all of them, in seconds."""
+    return database.limits.attempt_ms, database.limits.clean_up_s
+
+
+def _status(connection: Connection, generation_id: int) -> str:
+    """Its present status: a drop, a publish or another clean-up may have been faster."""
+    found = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation_id})
+    return str(found.scalar_one())
+
+
+def follow_partitions(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """Register partitions that were created; name those that came or went with rows, which is for a user to settle."""
+    with database.transaction() as connection:
+        source = catalog.source_if_there(connection, row.index_id, check=True)
+        if source is None or _status(connection, row.id) == GenerationStatus.DROPPED:
+            return
+        # Of those that the guard has taken in.
+        tamper.follow(connection, row.id)
+        try:
+            came = partition_changes.check(
+                connection, str(operations.index_name(row)), source, row.id, Entry.from_json(row.entry), set()
+            )
+        except PartitionsChanged as error:
+            result.waiting.append(str(error))
+            return
+
+    def body(connection: Connection) -> None:
+        partition_changes.adopt(connection, source, row.id, came)
+        view.hide(connection, row.id)
+
+    if came:
+        name = operations.index_name(row)
+        waiter = Waiter("clean-up", str(name))
+        attempts = Attempts(database, source.sql, source.relations, *_patience(database), waiter=waiter)
+        attempts.run(body, report, [name.sql])
+
+
+def refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """Make the capture function again if it is one for another name or primary key of the table, or of older code."""
+    with database.transaction() as connection:
+        source = catalog.source_if_there(connection, index_id, check=True)
+        if source is None or not _may_refresh(connection, source):
+            return
+
+    def body(connection: Connection, lock: Callable[[], None]) -> bool:
+        lock()
+        if not _may_refresh(connection, source):
+            return False
+        # Under other names it did what it does: nothing was missed, writes failed.
+        doubtful = installation.is_stale(connection, source, names_of_now=False)
+        installation.refresh(connection, source)
+        return doubtful
+
+    if Drain(database, source.sql, source.relations, *_patience(database), CLEAN_UP).run(body, report):
+        result.warnings.append(
+            f"table {source.sql}: its capture was made for another owner or primary key, or by another version of "
+            "roir, and was made again. Run roir verify for its indexes"
+        )
+
+
+def _may_refresh(connection: Connection, source: Source) -> bool:
+    if not installation.is_stale(connection, source):
+        return False
+    is_built = execute(connection, IS_BUILT, {"source": source.oid}).scalar_one()
+    return not (is_built and alterations.is_replaced(connection, source))
+
+
+def remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """Once no snapshot is older than the publish, readers need no guard."""
+    name = operations.index_name(row)
+
+    def holders(connection: Connection) -> bool:
+        found = view.old_snapshots(connection, row.id)
+        if found:
+            result.waiting.append(
+                f"index {name}: its view stays guarded until {found[0]} has ended, which is older than its publish"
+            )
+        return bool(found)
+
+    def body(connection: Connection) -> bool:
+        with connection.begin_nested() as attempt:
+            view.show(connection, name, row.index_id, row.id, guarded=False)
+            # The view is locked: from here on no publish comes between.
+            if _status(connection, row.id) != GenerationStatus.ACTIVE or holders(connection):
+                attempt.rollback()
+                return False
+        return True
+
+    with database.transaction() as connection:
+        if not view.is_ours(connection, name, row.index_id):
+            if _status(connection, row.id) == GenerationStatus.ACTIVE:
+                raise InvariantViolated(view.lost(connection, name, row.id))
+            return
+        if not view.is_guarded(connection, name) or holders(connection):
+            return
+    if Attempts(database, name.sql, (), *_patience(database), waiter=CLEAN_UP).run(body, report, [name.sql]):
+        result.guards_removed += 1
+        with database.transaction() as connection:
+            result.warnings += [
+                f"index {name}: the guard of its view ended {view.STANDBY_PATIENCE} after its publish, but {one}, "
+                "doesn't say whether an older transaction is still open there"
+                for one in view.unknown(connection, row.id)
+            ]
+
+
+def drop_delta(database: Database, generation_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """Ghosts are all that a published generation's delta holds; they go with it, at once."""
+    name = physical.delta(generation_id)
+
+    def body(connection: Connection) -> int | None:
+        if execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar() is None:
+            return None
+        execute(connection, f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE")
+        if _status(connection, generation_id) not in (GenerationStatus.ACTIVE, GenerationStatus.RETIRED):
+            return None
+        counts = {
+            row.state: row.rows
+            for row in execute(connection, f"SELECT state, count(*) AS rows FROM {name} GROUP BY state")
+        }
+        ghosts = int(counts.pop(EntryState.GHOST.value, 0))
+        if counts:
+            raise InvariantViolated(f"{name} of a published generation still holds {counts}; run roir verify")
+        execute(connection, f"DROP TABLE {name}")
+        return ghosts
+
+    with database.transaction() as connection:
+        oid = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": name}).scalar()
+    if oid is None:
+        return
+    ghosts = Attempts(database, name, [int(oid)], *_patience(database), waiter=CLEAN_UP).run(body, report, [name])
+    if ghosts is not None:
+        result.ghosts += ghosts
+        result.deltas_dropped += 1
+
+
+def drop_generation(
+    database: Database, row: Any, actor: str, result: CleanUpReport, report: Callable[[str], None]
+) -> None:
+    """A retired generation whose time is over, unless a SERIALIZABLE transaction or a rebuild still reads it."""
+    with database.transaction() as connection:
+        source = catalog.source_if_there(connection, row.index_id)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> bool:
+        if source is not None:
+            lock()
+        if found := old_snapshots.overlapping(connection, [row.id]):
+            result.waiting.append(f"index {operations.index_name(row)}: {old_snapshots.kept(found)}")
+            return False
+        changed = execute(
+            connection,
+            "UPDATE roir.generation g SET status = 'dropped', capture_mode = 'none' "
+            "WHERE id = %(id)s AND status = 'retired' AND drop_after <= clock_timestamp() "
+            f"AND NOT {IS_READ}",
+            {"id": row.id},
+        ).rowcount
+        # A revert may have been faster, which shows it again.
+        if not changed:
+            return False
+        ends().retire(connection, row.id, actor)
+        if source is not None:
+            installation.refresh(connection, source)
+        physical.drop(connection, row.id)
+        operations.record_event(connection, row.index_id, None, actor, "clean up", f"dropped generation {row.id}")
+        return True
+
+    sql = source.sql if source is not None else physical.base(row.id)
+    relations = source.relations if source is not None else ()
+    if Drain(database, sql, relations, *_patience(database), CLEAN_UP).run(body, report, physical.names(row.id)):
+        result.generations_dropped += 1
