@@ -97,13 +97,13 @@ def compact(database: Database, *actions: Action, between: Callable[[str], objec
         between(stage)
 
 
-def writes(dsn: str) -> None:
-    """Some of each kind; each time to other rows."""
+def writes(dsn: str, every: int = 10) -> None:
+    """Some of each kind; each time to other rows. every: of so many rows one may be deleted."""
     run_sql(
         dsn,
         "UPDATE t SET v = v + 1000 WHERE id % 40 = 1",
         "UPDATE t SET k = ((k::int + 1) % 5)::text WHERE id % 40 = 2",
-        "DELETE FROM t WHERE id IN (SELECT id FROM t WHERE id % 10 = 3 ORDER BY id LIMIT 2)",
+        f"DELETE FROM t WHERE id IN (SELECT id FROM t WHERE id % {every} = 3 ORDER BY id LIMIT 2)",
         "INSERT INTO t SELECT max(id) + 1, '3', 1 FROM t",
     )
 

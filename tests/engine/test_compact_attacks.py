@@ -244,14 +244,14 @@ def test_an_abort_at_every_stage_and_then_the_same_again(dsn: str, stage: str) -
     run = begin(database, act("rewrite", 1), act("split", 2, parts=2))
     going = stages(database, run)
     until(going, f"1 {stage}" if stage != "done" else "1 folding")
-    writes(dsn)
+    writes(dsn, 40)
     abort.abort(database, "ix", "test")
     if stage != "done":
         with pytest.raises(Fenced):
             next(going)
     is_right(database)
     assert segments(dsn) == [0, 4, 2, 3]
-    compact(database, act("split", 2, parts=2), between=lambda stage: writes(dsn))
+    compact(database, act("split", 2, parts=2), between=lambda stage: writes(dsn, 40))
     is_right(database)
 
 
@@ -333,7 +333,7 @@ def test_a_revert_ends_a_compaction(dsn: str) -> None:
     going = stages(database, run)
     until(going, "folding")
     revert.revert(database, "ix", "test")
-    writes(dsn)
+    writes(dsn, 40)
     with pytest.raises(OperationFailed, match="isn't the one that readers see"):
         until(going, "done")
     steps.assert_exact(database)
@@ -341,9 +341,9 @@ def test_a_revert_ends_a_compaction(dsn: str) -> None:
     is_right(database)
     # Back again: what a compaction had swapped in by then is seen as it is.
     revert.revert(database, "ix", "test")
-    compact(database, act("merge", 1, 2), between=lambda stage: writes(dsn))
+    compact(database, act("merge", 1, 2), between=lambda stage: writes(dsn, 40))
     revert.revert(database, "ix", "test")
-    writes(dsn)
+    writes(dsn, 40)
     revert.revert(database, "ix", "test")
     is_right(database)
 
@@ -358,7 +358,7 @@ def test_a_generation_is_dropped_under_a_compaction_that_a_revert_has_ended(dsn:
     revert.revert(database, "ix", "test")
     run_sql(dsn, "UPDATE roir.generation SET drop_after = now() WHERE status = 'retired'")
     clean_up.clean_up(database)
-    writes(dsn)
+    writes(dsn, 40)
     steps.assert_exact(database)
     with pytest.raises(OperationFailed):
         until(going, "done")

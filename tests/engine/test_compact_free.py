@@ -70,7 +70,7 @@ def test_what_depends_on_a_segment_leaves_its_unit_out(dsn: str, what: str, when
     going = stages(database, run)
     until(going, f"0 {when}")
     run_sql(dsn, statement)
-    writes(dsn)
+    writes(dsn, 40)
     seen = list(going)
     assert when == "folding" or "0 copying" not in seen
     notes = left_out(database)
@@ -124,7 +124,7 @@ HANGERS = {
 def test_what_goes_with_its_segment(dsn: str, what: str) -> None:
     database = plain(dsn, 3, 300)
     run_sql(dsn, HANGERS[what])
-    compact(database, act("rewrite", 1), between=lambda stage: writes(dsn))
+    compact(database, act("rewrite", 1), between=lambda stage: writes(dsn, 40))
     assert left_out(database) == []
     assert 1 not in segments(dsn)
     is_right(database)
@@ -244,7 +244,7 @@ def test_new_segments_are_kept_where_the_old_ones_were(dsn: str, action: Action)
             f'ALTER INDEX roir_data.g1_s001_key SET TABLESPACE "index {tag}"',
             "ALTER TABLE roir_data.g1_s001 SET (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.01)",
         )
-        compact(database, action, between=lambda stage: writes(dsn))
+        compact(database, action, between=lambda stage: writes(dsn, 40))
         kept = sql(
             session(dsn),
             "SELECT DISTINCT t.spcname, i.spcname, c.reloptions FROM roir.segment s "
@@ -310,7 +310,7 @@ def test_a_segment_of_one_key_is_not_copied_for_nothing(dsn: str, bytes_after: i
     else:
         assert notes == []
         assert segments(dsn) == [0, 6, 7, 2, 4]
-    writes(dsn)
+    writes(dsn, 40)
     is_right(database)
 
 
@@ -409,7 +409,7 @@ def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, e
         run_sql(dsn, f"{end} PREPARED '{gid}'")
     steps.assert_exact(database)
     for _ in stages(database, run):
-        writes(dsn)
+        writes(dsn, 40)
     is_right(database)
 
 

@@ -59,7 +59,7 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
     steps.make_index(database, keys="k,v", segments=3)
     actions = [compacting.act("merge", 1, 2), compacting.act("rewrite", 0), compacting.act("split", 3, parts=2)]
     begun = compaction.begin(database, "ix", actions, CompactOptions(parallelism=1), "test")
-    compacting.writes(dsn)
+    compacting.writes(dsn, 40)
     faults = Faults(database, cause, offset)
     with faults.happening():
         try:
