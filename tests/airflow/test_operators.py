@@ -135,7 +135,7 @@ def when_driven(context: dict[str, Any], shop: Any, act: Callable[[], None]) -> 
 # What a driver does that finds the operation paused in its first batch, and one that seals.
 TAKE_UP = """
 import os, sys
-from airflow_roir.engine import operations
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.control.run import start_run, end_run
 database = Database(os.environ["ROIR_DSN"])

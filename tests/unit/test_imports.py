@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
 
 ROOT = Path(__file__).parents[2]
+IN_A_TEXT = re.compile(r"^ *from (airflow_roir[\w.]*) import ([\w, ]+)", re.MULTILINE)
 
 
 def test_no_file_imports_another_that_imports_it() -> None:
@@ -25,3 +30,25 @@ def test_the_code_map_names_every_room_of_the_engine() -> None:
         if not one.name.startswith("__")
     ]
     assert [room for room in sorted(rooms) if room not in section] == []
+
+
+def imported_by_texts() -> Iterator[tuple[str, str, str]]:
+    """What programs that tests hold as texts import of the package, which no type check sees: file, module, name."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for module, names in IN_A_TEXT.findall(node.value):
+                    for name in names.split(","):
+                        yield path.name, module, name.partition(" as ")[0].strip()
+
+
+def test_programs_within_texts_import_what_there_is() -> None:
+    gone = []
+    for file, module, name in imported_by_texts():
+        try:
+            found = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
+        except ImportError:
+            found = None
+        if not found:
+            gone.append(f"{file}: from {module} import {name}")
+    assert not gone
