@@ -11,7 +11,9 @@ HEAD = """\
 # Code map
 
 What each file is for, by its own first sentence; made by `make code-map`. Where to begin: `engine/lifecycle.py`,
-`engine/claims.py`, `engine/build.py`, `engine/fold.py`, in this order. [architecture.md](architecture.md) says why.
+`engine/work/phase_work.py`, `engine/claims.py`, `engine/build.py`; then `engine/capture/row_function.py` beside
+`tests/engine/golden/plain_capture.sql`, what it renders; then `engine/seal.py`, `engine/fold.py`, `engine/publish.py`.
+[architecture.md](architecture.md) says why.
 """
 
 

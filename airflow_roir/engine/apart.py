@@ -35,6 +35,9 @@ class CopierApart(Copier, Protocol):
     def count_claims(self, connection: Connection) -> None:
         """Before a claim, in its transaction: a shard has no more readers than it is to have."""
 
+    def close(self) -> None:
+        """Close the sessions in shards."""
+
 
 class Apart(Ends):
     """What an operation asks. Where nothing else is said it asks of an index over shards alone."""

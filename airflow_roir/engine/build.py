@@ -25,7 +25,7 @@ from airflow_roir.engine.database import Database, execute, has_vanished, is_tra
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.lanes import NOT_NOW, TOO_MANY
 from airflow_roir.engine.scan.batch_size import BatchSize
-from airflow_roir.engine.scan.copier import Away, Claim, Copier, SourceCopier
+from airflow_roir.engine.scan.copier import BATCH_DONE, BATCH_STOOD, Away, Claim, Copier, SourceCopier
 from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
@@ -47,19 +47,14 @@ RANGES = Pieces(
     "NOT done",
     "lower, upper, watermark, filenode, shard_id, mark",
     elsewhere=f"{COPIED_BY_OTHERS} OR {NOT_NOW}",
-    # Who comes back to what it held has done nothing meanwhile: one that fails and fails doesn't seem to work.
+    # A worker that claims its own range again has made no progress: `moved_at` stays, so that it counts as stuck.
     also=""", moved_at = CASE WHEN claim_epoch = %(epoch)s AND claim_worker = %(worker)s THEN moved_at
                               ELSE clock_timestamp() END""",
 )
-# The watermark must stand where the batch began.
-BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
-BATCH_DONE = """watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
-       seconds = seconds + %(seconds)s, mark = %(mark)s, moved_at = clock_timestamp()"""
 BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text AS name"
 
-# What a batch begins with: the operation as workers look at it, and how the claim stands: held; out, where the leaf was
-# taken out of the source meanwhile; or lost to another worker. And the name of what the range is a piece of as it is
-# now, fully qualified under the pinned search_path.
+# What a batch begins with: the operation as workers look at it. standing: `held`, `out` (its leaf left the source) or
+# `lost` (another worker has the range). name: of the relation now, fully qualified under the pinned search_path.
 CLAIM_STATE = f"""
 SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
        o.throttle <> '{{}}' OR o.granted_at IS NOT NULL AS is_governed,
@@ -100,7 +95,7 @@ class BuildWorker(Worker):
     def __init__(self, connection: Connection, job: Job, worker: int, shards: CopierApart | None = None) -> None:
         self.connection = connection
         self.job = job
-        self.source = SourceCopier(connection, job, BATCH_DONE, BATCH_STOOD)
+        self.source = SourceCopier(connection, job)
         self.shards = shards
         self.worker = worker
         self.is_limited = False
@@ -130,7 +125,7 @@ class BuildWorker(Worker):
         done = self.batch(hold)
         if isinstance(done, Stop):
             return done
-        # Whoever was copied for copies for this operation as well.
+        # The workers of the operations that it copied for copy for this one, too: their share counts against its limit.
         paced = done.rows * self._copier(hold).share
         return Step(done.rows, done.seconds, done.claim, paced=paced, rests=self.is_limited)
 

@@ -50,7 +50,8 @@ RELEASE = """
 UPDATE {table} SET claim_epoch = NULL, claim_worker = NULL
  WHERE id = %(piece)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
 """
-# No run has epoch 0: what is done and was held still has something to be done, by anybody.
+# A piece that is done and still claimed has something left to mend (verify's units). Epoch 0, which no run has, keeps
+# it for any worker to claim.
 GIVE_BACK = """
 UPDATE {table} SET claim_epoch = CASE WHEN NOT ({undone}) THEN 0 END, claim_worker = NULL
  WHERE {of} AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
@@ -107,7 +108,7 @@ def why_stop(row: Row[Any], worker: int, *phases: Phase) -> Stop | None:
 
 
 def granted_workers(row: Row[Any]) -> int:
-    """How many workers an operation has now, by its row. A hold is waited for in place, by whoever is there."""
+    """How many workers an operation has now, by its row. Under a hold, a grant of 0, the workers stay and wait."""
     return int(row.parallelism) if not row.granted else min(row.parallelism, math.ceil(row.granted))
 
 

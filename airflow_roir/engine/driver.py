@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from airflow_roir.engine.claims import WorkLeft, granted_workers
-from airflow_roir.engine.control.run import Run, read_control, settle, start_clock
+from airflow_roir.engine.control.run import Run, read_now, settle, start_clock
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.control.slow_options import slow
 from airflow_roir.engine.database import Database
@@ -73,9 +73,11 @@ class PhaseDriver:
         except DuplicatesFound:
             self._log.duplicates(again=True)
             raise
-        # Of all its stretches, as the status tells it: a clock of this one would count Spark's start, too.
-        worked = self._control().phase_seconds.get(self._phase.name.value, 0)
-        self._log.say(f"done, worked {duration(worked)}")
+        row = self._control()
+        # A fold has several passes, a comparison several stages.
+        if row.phase != self._phase.name:
+            # As the status counts it: a clock of this stretch would count Spark's start, too.
+            self._log.say(f"done, worked {duration(row.phase_seconds.get(self._phase.name.value, 0))}")
 
     def _work(self) -> Any:
         """Until nothing is left, or the operation isn't running: its row then."""
@@ -117,7 +119,7 @@ class PhaseDriver:
             # Under a hold none comes: those that are there wait.
             wanted = 0 if row.granted == 0 else granted_workers(row)
             missing = sorted(set(range(wanted)) - pool.busy)
-            # Who is busy and holds nothing is still starting, and is about to claim a piece that is free now.
+            # A worker that is busy without a piece is starting: reserve one for it.
             for number in missing[: max(0, min(left.free, left.undone - len(pool.busy)))]:
                 pool.start(
                     number,
@@ -125,7 +127,7 @@ class PhaseDriver:
                     f"{left.free} {self._phase.noun}s unclaimed",
                 )
             if not left.undone and not (pool.busy and self._persist(self._at_work) & pool.busy):
-                # Whom the pool has no place for, or has lost, need not come any more. A session of a worker that has
+                # All is done: don't wait for workers that got no place or are lost. The session of a worker that has
                 # ended says nothing: a server doesn't notice for hours that its machine is gone.
                 break
             pool.look(self._log, lambda: self._persist(self._at_work))
@@ -168,11 +170,7 @@ class PhaseDriver:
         return counted(len(self._pool.busy), "worker")
 
     def _control(self) -> Any:
-        def read() -> Any:
-            with self._database.transaction() as connection:
-                return read_control(connection, self._run)
-
-        return self._persist(read)
+        return self._persist(lambda: read_now(self._database, self._run))
 
     def _persist(self, work: Callable[[], T]) -> T:
         return persist(self._database, self._run, work, self._log.say)

@@ -68,8 +68,8 @@ class Folding:
             "GROUP BY state, nulls",
             values,
         ).all()
-        # The blocks are said again with the addresses: by a long list of these alone the planner prefers to read the
-        # whole delta, in each step.
+        # The statements repeat the bounds of the blocks: by a long list of addresses alone the planner would read the
+        # whole delta in each step.
         folded = Folded()
         for row in taken:
             addresses = {**values, "tids": row.tids}

@@ -30,7 +30,7 @@ from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import BegunOperation
-from airflow_roir.engine.control.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.control.run import Run, driving, heartbeat, read_control, read_now, start_clock, start_run
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.driver import PhaseDriver
@@ -64,7 +64,7 @@ from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 
 def _before_fold(database: Database, run: Run, report: Report) -> bool:
     """A census ends here, without a fold. Else the capture is switched, and the delta cut into parts."""
-    row = persist(database, run, lambda: _read(database, run), report)
+    row = persist(database, run, lambda: read_now(database, run), report)
     if row.options.get("census"):
         census.conclude(database, run, report)
         _remove(database, run, report)
@@ -91,7 +91,7 @@ def _remove(database: Database, run: Run, report: Report) -> None:
 
 def _before_publish(database: Database, run: Run, report: Report) -> bool:
     """The comparison of the new generation with the table is cut into units, if it is to be verified."""
-    row = persist(database, run, lambda: _read(database, run), report)
+    row = persist(database, run, lambda: read_now(database, run), report)
     if _is_verified(row):
         if not _is_apart(database, run, row, report):
             persist(database, run, lambda: switch.follow_partitions(database, run, report), report)
@@ -220,7 +220,7 @@ def carry_on(
     with ExitStack() as stack:
         make_pool = None
         while True:
-            row = persist(database, run, lambda: _read(database, run), report)
+            row = persist(database, run, lambda: read_now(database, run), report)
             if row.status == Status.PAUSED:
                 raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
             if row.status != Status.RUNNING or row.phase not in PHASES:
@@ -283,7 +283,7 @@ def verify(
     """Compare an index with its source, from begin to end, by threads of this process, while users write.
 
     The comparing is done by PostgreSQL, so this is as fast as Spark as long as one machine has the connections.
-    Raises what `verification.begin` and `drive` raise, OperationPaused where somebody paused it.
+    Raises what `record.begin` and `drive` raise, OperationPaused where somebody paused it.
     """
     owner = actor or operations.default_actor()
     begun = record.begin(database, index, options or VerifyOptions(), owner, mode)
@@ -323,11 +323,6 @@ def _to_its_end(database: Database, index: str, operation: int, owner: str, repo
     ended = drive(database, index, owner, None, report, operation=operation)
     if ended.status == Status.PAUSED:
         raise OperationPaused(f"index {index}: {paused_by(ended)}")
-
-
-def _read(database: Database, run: Run) -> Any:
-    with database.transaction() as connection:
-        return read_control(connection, run)
 
 
 def _is_verified(row: Any) -> bool:

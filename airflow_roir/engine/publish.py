@@ -62,7 +62,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     row = read_running(connection, run)
     _check_complete(connection, job)
     known: set[partition_changes.Change] = set()
-    # A leaf that is new is read through here already, and the fingerprint's queries are planned: writers don't wait.
+    # Look before the lock, so that writers don't wait for the reading of new leaves and for planning.
     check_partitions(connection, job, known)
     check_fingerprint(connection, job)
     lock()

@@ -128,7 +128,7 @@ def follow_partitions(database: Database, run: Run, report: Callable[[str], None
 
 
 def set_mode(connection: Connection, generation_id: int, old: str, new: str, also: str = "", **values: object) -> None:
-    """Record the capture mode of a generation that is being built, which `capture.refresh` then renders.
+    """Record the capture mode of a generation that is being built, which `installation.refresh` then renders.
 
     also: SQL, `column = value, …`, for what else changes with it; values: bound there.
     Raises IllegalTransition if it isn't `old`.

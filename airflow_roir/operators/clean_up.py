@@ -28,7 +28,8 @@ class CleanUpIndexesOperator(BaseOperator):
 
     postgres_conn_id: the Airflow connection of the database (templated).
     on_long_pause_callback: called with the context for each operation that has been paused for long, once and then once
-        a day, and for one that is aborted for that; `context["long_pause"]` is an `engine.long_pause.LongPause`.
+        a day, and for one that is aborted for that; `context["long_pause"]` is an
+        `engine.control.long_pause.LongPause`.
     """
 
     template_fields: Sequence[str] = ("postgres_conn_id",)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class FinalizeIndexBuildOperator(DrivingOperator):
-    """Folds the delta, marks the ghosts and publishes the generation (docs/architecture.md#phases); returns the
-    operation's id.
+    """Folds the delta, marks the ghosts, compares the generation with its table and publishes it; returns the
+    operation's id (docs/architecture.md#phases).
 
     A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it; the
     event's extra has what `published_facts` tells. OpenLineage hears of the source and the index. Of runs that share an

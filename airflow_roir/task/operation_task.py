@@ -43,8 +43,8 @@ class DrivingOperator(RoirOperator):
     """Base of the operators that drive an operation through some of its phases.
 
     on_long_pause_callback: called with the context when the operation has been paused for long, once and then once a
-        day, and when it is aborted for that; `context["long_pause"]` is an `engine.long_pause.LongPause`. One callable,
-        a notifier for example, or a list of them.
+        day, and when it is aborted for that; `context["long_pause"]` is an
+        `engine.control.long_pause.LongPause`. One callable, a notifier for example, or a list of them.
     operation_id: the id that the prepare task returned (templated). The task drives this operation and no other. If it
         is given and renders to nothing, since the XCom is gone, the task drives the unfinished operation that its own
         DAG run has begun or adopted, or fails. If it isn't given at all, the task drives the index's unfinished build.

@@ -116,7 +116,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
 def check_partitions(
     connection: Connection, job: Job, known: set[partition_changes.Change] | None = None, adopt: bool = False
 ) -> None:
-    """Raise PartitionsChanged if partitions brought or took rows that no capture saw (`partitions.check`).
+    """Raise PartitionsChanged if partitions brought or took rows that no capture saw (`partition_changes.check`).
 
     adopt: also register the new ones, under the drain lock that the caller holds.
     """

@@ -168,6 +168,12 @@ def read_control(connection: Connection, run: Run) -> Row[Any]:
     return row
 
 
+def read_now(database: Database, run: Run) -> Row[Any]:
+    """As `read_control`, in a transaction of its own."""
+    with database.transaction() as connection:
+        return read_control(connection, run)
+
+
 def check_epoch(row: Row[Any], run: Run) -> None:
     """Raise Fenced if a newer run holds the operation. row: with its epoch and owner."""
     # The upper half counts the runs.

@@ -160,7 +160,7 @@ class Carrier:
     def advance(self, changes: str, stands: str, values: Mapping[str, Any], stamp: str | None) -> None:
         """Move the companions' watermarks as its own, by compare-and-set, if the source still fits each of them.
 
-        Raises Fenced if one doesn't stand where it stood, SourceChanged, PartitionsChanged.
+        Raises InvariantViolated if one has moved, SourceChanged, PartitionsChanged.
         """
         if not self.companions:
             return

@@ -23,6 +23,10 @@ from airflow_roir.engine.source import owner
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.scan_range import ScanRange
 
+# The watermark must stand where the batch began.
+BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
+BATCH_DONE = """watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
+       seconds = seconds + %(seconds)s, mark = %(mark)s, moved_at = clock_timestamp()"""
 # How many rows may be copied, by a row's bytes; None: nobody knows them.
 Limit = Callable[[float | None], int]
 
@@ -87,23 +91,15 @@ class Copier(Protocol):
     def is_to_try_alone(self, error: BaseException) -> bool:
         """After an error: whether to try again at once, for the worker's own operation alone."""
 
-    def close(self) -> None:
-        """Give up what was opened."""
-
 
 class SourceCopier:
-    """Reads the source, or, of an index that is rebuilt from itself, the generation that readers see.
+    """Reads the source, or, of an index that is rebuilt from itself, the generation that readers see."""
 
-    changes, stood: SQL, how a batch moves a watermark, and how it must stand.
-    """
-
-    def __init__(self, connection: Connection, job: Job, changes: str, stood: str) -> None:
+    def __init__(self, connection: Connection, job: Job) -> None:
         self.connection = connection
         self.job = job
         self.reader = reader_of(connection, job)
         self.carrier = Carrier(connection, job)
-        self._changes = changes
-        self._stood = stood
         self._columns = selected(job)
         self._alone = False
 
@@ -153,7 +149,7 @@ class SourceCopier:
             raise LockNotAcquired(
                 f"index {self.job.run.index}: {row.name} was renamed while a batch read it; the batch changed nothing"
             )
-        self.carrier.advance(self._changes, self._stood, values, committed.stamp)
+        self.carrier.advance(BATCH_DONE, BATCH_STOOD, values, committed.stamp)
 
     def done(self, claim: Claim, copied: Copied) -> None:
         """What was learnt of the table's density, and of the companions."""
@@ -166,6 +162,3 @@ class SourceCopier:
             return False
         self._alone = self.carrier.blame()
         return self._alone
-
-    def close(self) -> None:
-        """Nothing was opened."""

@@ -1,4 +1,4 @@
-"""Which rows share a key of a unique index: what `engine.duplicates` has recorded, for people and programs."""
+"""Which rows share a key of a unique index: what `engine.unique.duplicates` has recorded, for people and programs."""
 
 from __future__ import annotations
 
