@@ -86,7 +86,19 @@ class Transition:
     reason: str
 
 
-_WORKING = (Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH, Phase.SUM, Phase.CHECK, Phase.COMPACT)
+# The phases of an operation in their order, but for `done`.
+OF_A_BUILD = (Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH)
+PHASES_OF = {
+    Kind.CREATE: OF_A_BUILD,
+    Kind.REBUILD: OF_A_BUILD,
+    Kind.VERIFY: (Phase.SUM, Phase.CHECK),
+    Kind.COMPACT: (Phase.COMPACT,),
+}
+# What needs no other process and waits in no queue: short, and mostly waits for locks.
+FINAL = (Phase.FOLD, Phase.PUBLISH)
+_WORKING = tuple(dict.fromkeys(phase for phases in PHASES_OF.values() for phase in phases))
+# What may take hours of copying, sorting or comparing.
+LONG = tuple(phase for phase in _WORKING if phase not in FINAL)
 
 TRANSITIONS: tuple[Transition, ...] = (
     *(

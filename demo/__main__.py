@@ -27,6 +27,7 @@ from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.snapshot.operation import status as read_status
 from airflow_roir.engine.verify.report import VerifyReport
+from airflow_roir.operation import OF_A_BUILD
 from demo.dataset import Dataset, Unique, analyze, flights, lineitem
 from demo.writer import Felt, Writer
 from servers.airflow import StandaloneAirflow, processes_of, wait_until
@@ -304,7 +305,7 @@ def show(story: Story, seconds: float) -> None:
     assert story.during is not None
     title = f"{ended.index}, over {story.rows:,} {story.dataset.title}"
     table = Table(title=title, show_header=False, title_justify="left")
-    phases = ("prepare", "build", "seal", "fold", "publish")
+    phases = ("prepare", *(phase.value for phase in OF_A_BUILD))
     rows = {
         "phases, seconds": ", ".join(f"{name} {ended.phase_seconds.get(name, 0):.1f}" for name in phases),
         "copied": f"{ended.rows:,} rows, {ended.rows_per_second or 0:,.0f} rows/s "

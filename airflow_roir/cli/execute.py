@@ -32,7 +32,7 @@ from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.engine.snapshot.words import done, paused_by, speed, time_left
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
-from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Status
+from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, FINAL, LONG, Kind, Status
 from airflow_roir.spark.driver_process import SETTLE_S, Driver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
@@ -88,12 +88,12 @@ def _to_end(
             if now.status == Status.PAUSED:
                 # Now: a pause that comes in between must not be lifted with this one.
                 operations.resume(database, index, operations.default_actor(), operation_id)
-            if isinstance(spark, NoSpark) or now.phase in lifecycle.FINAL:
+            if isinstance(spark, NoSpark) or now.phase in FINAL:
                 spark.release()
                 _in_this_process(database, index, operation_id, owner, spark, taking_over, relay)
             elif not _on_spark(database, index, operation_id, owner, spark, taking_over, relay):
                 after = operation_status(database, operation_id)
-                if after.status == Status.RUNNING and after.phase in lifecycle.LONG:
+                if after.status == Status.RUNNING and after.phase in LONG:
                     # It had ended the phase.
                     say(LOST)
     return operation_status(database, operation_id)
@@ -108,7 +108,7 @@ def _in_this_process(
     take_over: bool,
     relay: Callable[[str], None],
 ) -> None:
-    phases = lifecycle.PHASES if isinstance(spark, NoSpark) else lifecycle.FINAL
+    phases = lifecycle.PHASES if isinstance(spark, NoSpark) else FINAL
     wish: dict[str, Any] = {"take_over": take_over, "lift_pause": False, "operation": operation_id}
     try:
         lifecycle.drive(database, index, owner, None, relay, phases=tuple(phases), **wish)

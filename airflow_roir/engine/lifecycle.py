@@ -58,7 +58,7 @@ from airflow_roir.errors import (
     VerificationFailed,
     WorkerFailed,
 )
-from airflow_roir.operation import Phase, Status
+from airflow_roir.operation import FINAL, Phase, Status
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 
 
@@ -150,10 +150,6 @@ PHASES: dict[Phase, PhaseWork] = {
         compact_worker.PHASE,
     )
 }
-# What needs no other process: short, and mostly waits for locks.
-FINAL = (Phase.FOLD, Phase.PUBLISH)
-# What may take hours of copying, sorting or comparing.
-LONG = tuple(phase for phase in PHASES if phase not in FINAL)
 
 
 def prepare(

@@ -13,7 +13,7 @@ from airflow_roir.engine.control.run import leave_run
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, OperationRunning, VerificationFailed
-from airflow_roir.operation import Phase, Status
+from airflow_roir.operation import LONG, Status
 from airflow_roir.quantity import shared
 from airflow_roir.spark.driver_process import SETTLE_S
 from airflow_roir.task.background import Background
@@ -60,7 +60,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             self.settle_operation(database, ti)
             row = self.take_turn(database, ti)
             if row is not None:
-                if row.phase in (Phase.BUILD, Phase.SEAL):
+                if row.phase in LONG:
                     raise AirflowFailException(
                         f"index {self.index}: operation {row.id} is still in phase {row.phase}; nothing is published: "
                         "its build task was marked as success before it had ended, or the server has lost its last "

@@ -25,7 +25,7 @@ from airflow_roir.errors import (
     RoirError,
     SparkFailed,
 )
-from airflow_roir.operation import Status
+from airflow_roir.operation import LONG, Status
 from airflow_roir.spark import guard
 from airflow_roir.spark.driver_process import ENDED
 from airflow_roir.spark.log_file import SparkLog, diverted
@@ -159,7 +159,7 @@ def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, v
             take_over=options.take_over,
             lift_pause=not options.keep_pause,
             operation=options.operation,
-            phases=lifecycle.LONG,
+            phases=LONG,
         )
     except RoirError as error:
         return say(str(error), error.exit_code, voice)

@@ -20,7 +20,7 @@ from airflow_roir.engine.control.operations import read_operation
 from airflow_roir.engine.control.run import driving, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import RoirError
-from airflow_roir.operation import Phase
+from airflow_roir.operation import LONG, Phase
 from tests.conftest import run_sql
 from tests.test_cli import ended_here
 
@@ -151,7 +151,7 @@ def _work(database: Database, index: str, owner: str, operation: int, take_over:
             return str(read_operation(connection, operation).phase)
 
     with driving(database, run):
-        while (name := phase()) in lifecycle.LONG:
+        while (name := phase()) in LONG:
             work = lifecycle.PHASES[Phase(name)]
             for _ in work.work(database, run, 0):
                 pass

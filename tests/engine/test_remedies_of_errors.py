@@ -40,6 +40,7 @@ ELSEWHERE = {
     "are being brought or removed. Finish": BY_CHANCE,
     "Run roir clean-up, which adopts new names": BY_CHANCE,
     "the next roir clean-up adopts the new name": BY_CHANCE,
+    "is unfinished, and over the shards": "test_prepare.py",
     "Run that roir attach-partition again, or cancel it": "test_attach_disturbed.py",
     "isn't the one that readers see any more, so its compaction is over": "test_compact_attacks.py",
     "The next roir clean-up continues": "test_removed_entries.py",

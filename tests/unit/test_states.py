@@ -8,7 +8,7 @@ from itertools import product
 from airflow_roir.entry_state import ENTRY_STATES, EntryState, Happening
 from airflow_roir.generation_state import ARROWS as OTHER_ARROWS
 from airflow_roir.generation_state import STATE_COLUMNS
-from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb
+from airflow_roir.operation import PHASES_OF, TRANSITIONS, Phase, Status, Verb
 from tests.unit.test_docs import ROOT
 
 ARROWS = {(arrow.verb, arrow.status, arrow.phase) for arrow in TRANSITIONS}
@@ -30,11 +30,7 @@ def test_an_ended_operation_has_no_arrow_and_a_failed_one_can_only_be_aborted() 
 
 
 def test_phases_only_go_forward_and_one_at_a_time() -> None:
-    lives = (
-        [Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH, Phase.DONE],
-        [Phase.SUM, Phase.CHECK, Phase.DONE],
-        [Phase.COMPACT, Phase.DONE],
-    )
+    lives = [(*phases, Phase.DONE) for phases in PHASES_OF.values()]
     for arrow in TRANSITIONS:
         order = next(life for life in lives if arrow.phase in life)
         step = order.index(arrow.to_phase) - order.index(arrow.phase)

@@ -19,7 +19,7 @@ from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S, OperationR
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput
-from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, QUEUED, Phase, Status
+from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, LONG, QUEUED, Phase, Status
 from airflow_roir.quantity import duration
 from airflow_roir.windows import parse_windows
 
@@ -27,7 +27,6 @@ from airflow_roir.windows import parse_windows
 # Airflow's scheduler isn't dead yet, and Spark takes its time to start.
 WAITS_S = 120
 # Operations that end don't wait: they would only capture for longer. They take up a place.
-QUEUED_PHASES = (Phase.BUILD, Phase.SEAL, Phase.SUM, Phase.CHECK, Phase.COMPACT)
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def admit(connection: Connection, row: OperationRow) -> Wait | None:
         _pause(connection, row, refusal)
         seconds = None if refusal.until is None else max(0.0, (refusal.until - now).total_seconds())
         return Wait(refusal.by, f"paused by {refusal.by}: {refusal.reason}", refusal.until, seconds)
-    if row.phase not in QUEUED_PHASES or operations.heart_beats(row, connection):
+    if row.phase not in LONG or operations.heart_beats(row, connection):
         return None
     return _find_place(connection, row)
 

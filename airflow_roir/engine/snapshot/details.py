@@ -26,7 +26,7 @@ from airflow_roir.engine.snapshot.shards import standing
 from airflow_roir.engine.snapshot.throttle import read_throttle
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT
 from airflow_roir.errors import NotFound
-from airflow_roir.operation import BUILDS, Kind, Phase, Status
+from airflow_roir.operation import BUILDS, PHASES_OF, Kind, Phase, Status
 
 MOST_SAMPLES = 240
 MOST_EVENTS = 20
@@ -62,8 +62,6 @@ SELECT to_regclass(%(delta)s) IS NOT NULL AS exists, pg_relation_size(to_regclas
 DELTA = "SELECT state::text AS state, count(*) AS rows FROM {delta} {sample} GROUP BY state"
 
 
-# Of a build they are another matter.
-PHASES = {Kind.VERIFY: ["sum", "check"], Kind.COMPACT: ["compact"]}
 # What a pause on request begins with; one that a run took upon itself has only the error.
 HOW_FAR = re.compile(r"at [0-9.]+ %: ")
 
@@ -148,9 +146,11 @@ def _pieces(one: OperationStatus) -> tuple[str, int]:
 
 def _phases(one: OperationStatus) -> tuple[PhaseOf, ...]:
     seconds = {name: float(value) for name, value in one.phase_seconds.items()}
-    names = PHASES.get(Kind(one.kind), ["prepare", "build", "seal", "fold", "verify", "publish"])
+    names = [phase.value for phase in PHASES_OF[Kind(one.kind)]]
     now = one.phase
     if one.kind in BUILDS:
+        # Before the first phase, and what publish begins with.
+        names = ["prepare", *names[:-1], "verify", names[-1]]
         in_publish = seconds.pop("publish", None)
         if not one.compares:
             names.remove("verify")
