@@ -51,7 +51,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!airflow_roir\.).*"),
     # A type variable.
     (r"py:class", r"airflow_roir\.reading(\.local)?\.Row"),
-    (r"py:class", r"airflow_roir\.engine\.(source|entry|forecast\.entry_size|scan\.choosing|plan)\.(?!Plan$).*"),
+    (r"py:class", r"airflow_roir\.engine\.(source|generation|scan\.choosing|scan\.findings\.Survey)(?!\.cut\.Plan$).*"),
 ]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
