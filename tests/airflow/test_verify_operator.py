@@ -162,7 +162,8 @@ def test_an_unfinished_build_is_waited_for(
     asked = driver_code(COMPARE)
     with pytest.raises(AirflowRescheduleException):
         verified(context)
-    assert f"Waiting: index {INDEX}: operation {rebuild.operation_id} (rebuild) is running" in capsys.readouterr().out
+    said = f"Waiting: index {INDEX}: operation {rebuild.operation_id} (rebuild) builds the index and is running"
+    assert said in capsys.readouterr().out
     assert (asked, verifications(shop)) == ([], [])
     steps.finish_all(shop.database, start_run(shop.database, INDEX, "test"))
     assert verified(context)["rows"] == ROWS
