@@ -94,7 +94,8 @@ PHASES_OF = {
     Kind.VERIFY: (Phase.SUM, Phase.CHECK),
     Kind.COMPACT: (Phase.COMPACT,),
 }
-# What needs no other process and waits in no queue: short, and mostly waits for locks.
+# What needs no other process: short, and mostly waits for locks. It takes up a place in the queue, but waits for none,
+# since it would only capture for longer.
 FINAL = (Phase.FOLD, Phase.PUBLISH)
 _WORKING = tuple(dict.fromkeys(phase for phases in PHASES_OF.values() for phase in phases))
 # What may take hours of copying, sorting or comparing.

@@ -130,7 +130,7 @@ def _settle_pause(
     report: Callable[[str], None],
 ) -> LongPause | None:
     with database.transaction() as connection:
-        # Who resumes it now comes before us or after the abort.
+        # The lock orders a resume: it comes before this look, or after the abort.
         operations.lock_operation(connection, operation_id)
         row = next(iter(long_pause.paused(connection, operation_id)), None)
         pause = None if row is None else long_pause.warning(connection, row)

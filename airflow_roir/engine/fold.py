@@ -132,7 +132,7 @@ def begin(database: Database, run: Run) -> None:
 
 
 def _blocks(connection: Connection, generation_id: int) -> int:
-    """Of the delta."""
+    """How many blocks the delta has."""
     wait_little(connection)
     return int(execute(connection, DELTA_BLOCKS, {"delta": physical.delta(generation_id)}).scalar_one())
 

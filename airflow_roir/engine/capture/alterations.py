@@ -9,7 +9,7 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.source.source import Source
 
-# Of each generation that is maintained the capture functions name their statements.
+# The capture functions name each generation that they maintain, and its mode.
 CAPTURES = """
 SELECT coalesce(bool_or(position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
                         OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id)

@@ -23,10 +23,9 @@ from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, LONG, QUEUED, Pha
 from airflow_roir.quantity import duration
 from airflow_roir.windows import parse_windows
 
-# Whoever waits asks every half a minute. After so long without a question his place is nobody's: a task that waits for
+# A waiting run asks every half a minute, and loses its place after so long without a question: a task that waits for
 # Airflow's scheduler isn't dead yet, and Spark takes its time to start.
 WAITS_S = 120
-# Operations that end don't wait: they would only capture for longer. They take up a place.
 
 
 @dataclass(frozen=True)

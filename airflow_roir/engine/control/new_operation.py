@@ -29,7 +29,7 @@ from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
 from airflow_roir.options import WorkOptions
 
-# Whoever detaches or attaches holds the index's row for as long as his transaction is open, and his table against all.
+# A detach or an attach holds the index's row, and its table against all, while its transaction is open.
 PATIENCE_S = 60.0
 HELD_BY = ["RowShareLock", "AccessExclusiveLock"]
 TABLES = "SELECT %(oid)s::bigint UNION ALL SELECT relation::bigint FROM roir.partition_tree(%(oid)s)"
@@ -145,7 +145,7 @@ def _refuse_ended(row: OperationRow, name: QualifiedName) -> None:
 
 
 def _attempts(database: Database, connection: Connection, index: Row[Any], command: str) -> Attempts:
-    """Short attempts at a transaction beside whoever changes the index's partitions or its table."""
+    """Short attempts at a transaction, which a change of the index's partitions or of its table makes wait."""
     name = str(operations.index_name(index))
     row_of = int(execute(connection, "SELECT 'roir.index'::regclass::oid::bigint").scalar_one())
     relations = [row_of, *execute(connection, TABLES, {"oid": index.source_oid}).scalars()]
@@ -202,9 +202,10 @@ def begin_over_active(
     """Begin an operation over the generation that readers see, in one transaction.
 
     write: writes its units in that, and returns about how many rows they have, and what its event says.
-    It waits in short attempts for whoever changes the index's partitions or its table. Raises LockNotAcquired, which
-    names him, after a minute; InvalidInput as `insert_operation`; NotFound if nothing is published; OperationRunning if
-    readers don't see that generation any more; IntegrityError if another operation of the index has just begun.
+    It waits in short attempts while the index's partitions or its table are changed. Raises LockNotAcquired, which
+    names who holds them, after a minute; InvalidInput as `insert_operation`; NotFound if nothing is published;
+    OperationRunning if readers don't see that generation any more; IntegrityError if another operation of the index has
+    just begun.
     """
 
     def insert(connection: Connection) -> BegunOperation:

@@ -236,7 +236,7 @@ class Snapshot:
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
-        """Of the text of a pg_snapshot."""
+        """Read a snapshot from the text of a pg_snapshot."""
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), tuple(int(one) for one in running.split(",") if one))
 

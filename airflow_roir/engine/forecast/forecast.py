@@ -42,7 +42,7 @@ def run(database: Database, definition: IndexDefinition, options: BuildOptions, 
         seen.append((_expected(connection, dry, options, tried if isinstance(tried, Trial) else None), tried))
 
     dry = dry_run.run(database, definition, options, also=look)
-    # Of the attempt that got its lock.
+    # An attempt that didn't get its lock has looked, too: the last one counts.
     expectation, trial = seen[-1]
     found = {field.name: getattr(dry, field.name) for field in fields(dry)}
     return Forecast(**found, expectation=expectation, trial=trial)

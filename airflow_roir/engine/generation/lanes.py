@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.database import Database, execute
 
-# So long nobody tries to reach a shard that was out of reach.
+# How long nobody tries again to reach a shard that was out of reach.
 AWAY_S = 15.0
 # SQL, of shard s. Later than that is no moment that was written down: the server's clock was set back since.
 IS_AWAY = f"s.away_until BETWEEN clock_timestamp() AND clock_timestamp() + interval '{AWAY_S} seconds'"
@@ -28,14 +28,14 @@ TABLE_OF = """
      WHERE l.generation_id = (SELECT max(x.id) FROM roir.generation x
                                WHERE x.index_id = i.id AND x.status <> 'dropped')), ''))
 """
-# Of the operation's shards those that can't be read now, and why.
+# The operation's shards that can't be read now, and why.
 AWAY = """
 SELECT s.name, s.problem FROM roir.operation o
   JOIN roir.lane l ON l.generation_id = o.generation_id JOIN roir.shard s ON s.id = l.shard_id
  WHERE o.id = %(operation)s AND s.problem IS NOT NULL ORDER BY s.name
 """
-# SQL: of ranges that no worker claims now: their shard is out of reach, or has as many readers as it is to have. Who is
-# one of them keeps its range.
+# SQL: whether no worker may claim a range now: its shard is out of reach, or has as many readers as it is to have. One
+# of these readers keeps its range.
 NOT_NOW = f"""
 scan_range.shard_id IS NOT NULL AND (
     scan_range.shard_id = ANY (ARRAY(SELECT s.id FROM roir.shard s WHERE {IS_AWAY}))

@@ -91,7 +91,7 @@ UNION ALL
 SELECT relation::bigint, relation::regclass::text, false FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf
 """
 EXISTS = "SELECT to_regclass(%(name)s)"
-# Who may hold rows of entries, or a store against that.
+# The locks by which another session may hold rows of entries, or the tables that hold entries.
 ENTRIES_HELD_BY = ["RowShareLock", "RowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
 
 

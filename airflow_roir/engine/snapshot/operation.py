@@ -32,7 +32,7 @@ from airflow_roir.options import LIVE_OPTIONS
 
 # What a paused operation is called until its run and its workers have left.
 PAUSING = "pausing"
-# Of an operation that can still do something, as `OperationStatus.status` has it.
+# What `OperationStatus.status` says of an operation that can still do something.
 LIVE = (Status.RUNNING.value, PAUSING, Status.PAUSED.value)
 # A text of the database is shown up to this.
 MOST_SAID = 500
@@ -168,7 +168,7 @@ INTERNAL = frozenset(OF_ROW[OF_ROW.index("generation_id") :])
 DETAILS = frozenset(["now", *NAMES[NAMES.index("phases") :]])
 
 ROWS = "SELECT * FROM roir.shown_operation WHERE operation_id = ANY (%(ids)s) ORDER BY index"
-# Of an index, or of each.
+# The newest operation of an index, or of each.
 NEWEST = """
 SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE i.dropped_at IS NULL AND (%(index)s IS NULL OR i.id = %(index)s) GROUP BY i.id

@@ -17,7 +17,7 @@ from airflow_roir.errors import NotFound
 from airflow_roir.operation import Status
 
 ENDED = (Status.COMPLETED, Status.ABORTED)
-# What moves by itself: whoever watches wants to see its end.
+# What moves by itself: a user who watches it wants to see its end.
 MOVING = (Status.RUNNING.value, PAUSING, Status.ABORTING.value)
 
 
@@ -38,7 +38,7 @@ class Overview:
         return bool(self.waits) or any(one.status in MOVING for one in self.operations)
 
     def waits_of(self, index: str | None) -> list[LockWait]:
-        """Who of us waits for a lock, for that index."""
+        """The waits for a lock by work on that index."""
         return [wait for wait in self.waits if wait.index == index]
 
     def not_begun(self) -> list[LockWait]:

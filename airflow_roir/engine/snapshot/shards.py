@@ -32,7 +32,7 @@ SELECT v.schema_name, v.index, v.shard, v.generation, v.fresh_at, extract(epoch 
  WHERE (%(indexes)s::bigint[] IS NULL OR v.index_id = ANY (%(indexes)s))
  ORDER BY v.schema_name, v.index, v.generation_id DESC, v.shard
 """
-# Of a verification there are no ranges. shipper: as in roir.shard_lag.
+# A verification has no ranges. shipper: as in roir.shard_lag.
 PROGRESS = """
 SELECT s.name AS shard, s.problem, l.doubt, l.captured_at IS NOT NULL AS captured,
        coalesce(r.ranges, 0) AS ranges, coalesce(r.done, 0) AS ranges_done, coalesce(r.rows, 0)::bigint AS rows,

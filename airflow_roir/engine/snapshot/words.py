@@ -32,7 +32,7 @@ class State:
 
 
 def state_of(one: OperationStatus) -> State:
-    """The state of an operation in words; `pausing` is told of one that `details.look` has looked at."""
+    """The state of an operation in words; only `details.look` finds out that one is `pausing`."""
     name = argument(one.index)
     if one.status == Status.RUNNING:
         return _running(one, name)
