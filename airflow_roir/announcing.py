@@ -37,7 +37,7 @@ def announce(source: Connection, index: Connection) -> int:
     source: a connection to the shard, in the transaction that is to commit next. What it changes afterwards must be
         announced again, or the shard refuses the commit (SQLSTATE 55000).
     index: a connection to the index server, outside any transaction, of a role that may INSERT into the intents of the
-        index (docs/operations.md#strict).
+        index (docs/shards.md#strict).
 
     A table that has indexes on several index servers is announced to each of them, by a call with its connection.
 

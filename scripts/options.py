@@ -112,17 +112,17 @@ def _wrapped(parts: Iterator[str], indent: int) -> str:
 
 # Where the guide says more, by the flag or the parameter.
 MORE = {
-    "windows": "#windows",
-    "throttle": "#throttle",
-    "priority": "#the-queue",
-    "warn-after": "#long-pauses",
+    "windows": "operations.md#windows",
+    "throttle": "operations.md#throttle",
+    "priority": "operations.md#the-queue",
+    "warn-after": "operations.md#long-pauses",
     "shards": "shards.md#build",
     "scan": "architecture.md#scan",
     "covering": "architecture.md#covering",
-    "with": "#several-indexes-of-one-table",
-    "ignore-row-security": "#row-level-security",
-    "ignore-publications": "#publications",
-    "segment-size": "#segments",
+    "with": "operations.md#several-indexes-of-one-table",
+    "ignore-row-security": "operations.md#row-level-security",
+    "ignore-publications": "operations.md#publications",
+    "segment-size": "operations.md#segments",
     "conn-id": "shards.md#set-up",
     "spark": "spark.md",
 }
@@ -176,29 +176,32 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def guide(text: str, **tables: str) -> str:
-    """docs/operations.md with these tables in their places, and all live options where they are listed."""
+def page(path: Path, text: str, tables: dict[str, str]) -> str:
+    """A page of the docs with the tables in the places that it has for them, and with its lists of live options."""
     for name, table in tables.items():
+        up = "" if path.parent.name == "docs" else "../"
+        table = re.sub(r"\]\((?=[a-z])", f"]({up}", table).replace(f"]({path.name}#", "](#")
         place = re.compile(rf"(<!-- made: {name} -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
-        assert place.search(text), f"docs/operations.md has no place for {name}"
         text = place.sub(lambda found, table=table: found[1] + table + found[2], text)  # type: ignore[misc]
     columns = _wrapped(iter([*LIVE, "granted", "granted_at"]), 18)
     listed = ", ".join(f"`{name}`" for name in LIVE)
     text = re.sub(r"\| `parallelism`, [`\w, ]* \| the options", lambda _: f"| {listed} | the options", text)
-    return re.sub(r"GRANT UPDATE \(parallelism[^)]*\)", lambda _: f"GRANT UPDATE ({columns})", text)
+    text = re.sub(r"GRANT UPDATE \(parallelism[^)]*\)", lambda _: f"GRANT UPDATE ({columns})", text)
+    columns = _wrapped((f"`{name}`" for name in LIVE), 0)
+    place = re.compile(r"(?<=null: none\);\n).*?(?= \(the options that may change\))", re.DOTALL)
+    return place.sub(lambda _: columns, text)
 
 
 def files(with_airflow: bool = True) -> dict[Path, str]:
     """Every file with what belongs into it. with_airflow: the form, too, which needs Airflow to be read."""
-    operations = ROOT / "docs" / "operations.md"
     tables = {"options": options_table()} | ({"form": form_table()} if with_airflow else {})
-    architecture = ROOT / "docs" / "architecture.md"
-    columns = _wrapped((f"`{name}`" for name in LIVE), 0)
-    place = re.compile(r"(?<=null: none\);\n).*?(?= \(the options that may change\))", re.DOTALL)
+    pages = {path: path.read_text() for folder in ("docs", "docs/reference") for path in (ROOT / folder).glob("*.md")}
+    for name in tables:
+        assert any(f"<!-- made: {name} -->" in text for text in pages.values()), f"no page has a place for {name}"
+    made = {path: page(path, text, tables) for path, text in pages.items()}
     return {
-        architecture: place.sub(lambda _: columns, architecture.read_text()),
         ROOT / "migrations" / "sql" / "live_options.sql": live_options_sql(),
-        operations: guide(operations.read_text(), **tables),
+        **{path: text for path, text in made.items() if text != pages[path] or "<!-- made: " in text},
     }
 
 
