@@ -77,7 +77,7 @@ def test_it_lists_all_and_keeps_nothing_else(database: Database, dsn: str) -> No
     assert report(database)[0].groups == 0
 
 
-@pytest.mark.parametrize("name", ["finish_abort", "remove_generations.remove"])
+@pytest.mark.parametrize("name", ["finish_abort", "removal.remove"])
 def test_whoever_is_killed_while_it_ends_loses_nothing(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
