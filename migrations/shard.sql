@@ -23,7 +23,8 @@ CREATE TABLE roir_shard.outbox (
     entry jsonb NOT NULL,
     -- How often it was visited with something to ship: who counts fewer has lost commits.
     tick bigint NOT NULL DEFAULT 0,
-    -- The step of the index server whose rows were cleared away last: an index server that counts less has lost commits.
+    -- The step of the index server whose rows were cleared away last: an index server that counts less has lost
+    -- commits.
     step bigint NOT NULL DEFAULT 0,
     -- The version of the last TRUNCATE.
     emptied bigint NOT NULL DEFAULT 0,
@@ -51,19 +52,22 @@ CREATE TABLE roir_shard.mark (
     PRIMARY KEY (outbox, piece)
 );
 
--- As roir.standing: who owns a source is the only role that captures here, so that no code of others runs as anybody else.
-CREATE FUNCTION roir_shard.standing(source oid, others oid[], names text[], body text, OUT trusted boolean, OUT owners bigint,
-                                    OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text, OUT named boolean)
+-- As roir.standing: the owner of a source is the only role that captures here, so that no role's code runs as another
+-- role.
+CREATE FUNCTION roir_shard.standing(source oid, others oid[], names text[], body text,
+                                    OUT trusted boolean, OUT owners bigint, OUT owner text, OUT made boolean,
+                                    OUT may_create boolean, OUT other text, OUT named boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT min(pg_get_userbyid(c.relowner)) = session_user AND count(DISTINCT c.relowner) = 1, count(DISTINCT c.relowner),
+    SELECT min(pg_get_userbyid(c.relowner)) = session_user AND count(DISTINCT c.relowner) = 1,
+           count(DISTINCT c.relowner),
            min(pg_get_userbyid(c.relowner)) FILTER (WHERE c.oid = source), false, false,
            min(c.oid::regclass::text) FILTER (WHERE pg_get_userbyid(c.relowner) <> session_user), true
       FROM pg_class c
      WHERE c.oid = ANY (source || others) OR c.oid = ANY (ARRAY(SELECT to_regclass(n)::oid FROM unnest(names) n))
 $$;
 
--- An error unless the source of an outbox and all its partitions are the session's own: to read what somebody else owns is
--- to run his code. Asked under a lock that keeps the owners, in the transaction that reads.
+-- An error unless the source of an outbox and all its partitions are the session's own: to read what another role owns
+-- is to run that role's code. Asked under a lock that keeps the owners, in the transaction that reads.
 CREATE FUNCTION roir_shard.check_owners(outbox text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -77,21 +81,23 @@ BEGIN
      WHERE o.name = check_owners.outbox AND pg_get_userbyid(c.relowner) <> session_user LIMIT 1;
     IF FOUND THEN
         RAISE insufficient_privilege USING
-            MESSAGE = format('table %s belongs to %I, and what is read as %I would run code of that role', stranger.name,
-                             stranger.owner, session_user),
+            MESSAGE = format('table %s belongs to %I, and what is read as %I would run code of that role',
+                             stranger.name, stranger.owner, session_user),
             HINT = format('ALTER TABLE %s OWNER TO %I', stranger.name, session_user);
     END IF;
 END $$;
 
--- What the rows of a source are in: its leaves, or itself if it has no partitions. Rows that come, go or change without a
--- trigger make another link: of the transaction that attached a leaf, and of the expressions of its generated columns.
+-- What the rows of a source are in: its leaves, or itself if it has no partitions. Rows that come, go or change without
+-- a trigger make another link: of the transaction that attached a leaf, and of the expressions of its generated
+-- columns.
 CREATE FUNCTION roir_shard.parts(source oid) RETURNS TABLE (relation oid, link text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY
     SELECT p.relation, concat_ws(' ', p.link,
                                  (SELECT string_agg(d.oid::text, ' ' ORDER BY d.oid)
-                                    FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+                                    FROM pg_attrdef d
+                                    JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
                                    WHERE d.adrelid = p.relation AND a.attgenerated = 's'))
       FROM (SELECT t.relation, t.link FROM roir_shard.partition_tree(parts.source) t
              WHERE t.leaf AND EXISTS (SELECT FROM pg_partitioned_table r WHERE r.partrelid = parts.source)
@@ -105,8 +111,8 @@ BEGIN
     RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.parts(source) t);
 END $$;
 
--- Of a part and of each level above it, up to the source: what it is cut by, as numbers of the source's columns, and its
--- bounds as the catalog prints them; of a default partition also those of the others. plain: by the usual order of the
+-- For a part and each level above it, up to the source: what it is cut by, as numbers of the source's columns, and its
+-- bounds as the catalog prints them; for a default partition also those of the others. plain: by the usual order of the
 -- columns, so that another server can tell what is within.
 CREATE FUNCTION roir_shard.levels(source oid, part oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -157,8 +163,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       LEFT JOIN pg_namespace s ON s.oid = p.pronamespace
 $$;
 
--- Whether a database was restored from a dump since an outbox was made in it: its tables have other oids than were written
--- down. The view of the source is of the table that there is.
+-- Whether a database was restored from a dump since an outbox was made in it: its tables have other oids than were
+-- written down. The view of the source is of the table that there is.
 CREATE FUNCTION roir_shard.is_restored(outbox text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -190,7 +196,8 @@ BEGIN
     END IF;
     -- A view reads with its owner's rights, and through his row security.
     IF EXISTS (SELECT FROM pg_class c JOIN pg_class s ON s.oid = o.source
-                WHERE c.oid = to_regclass(format('roir_shard.%I', o.name || '_source')) AND c.relowner <> s.relowner) THEN
+                WHERE c.oid = to_regclass(format('roir_shard.%I', o.name || '_source'))
+                  AND c.relowner <> s.relowner) THEN
         RETURN 'the view that its rows are read by belongs to another role than its table';
     END IF;
     -- Columns are captured by their names; of one that isn't there writes fail.
@@ -202,7 +209,8 @@ BEGIN
              FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey::int2[]) AS k (number)
             WHERE i.indrelid = o.source AND i.indisprimary)
           IS DISTINCT FROM (SELECT array_agg((c ->> 'attnum')::int ORDER BY (c ->> 'attnum')::int)
-                              FROM jsonb_array_elements(o.entry -> 'columns') c WHERE (c ->> 'primary_key')::boolean) THEN
+                              FROM jsonb_array_elements(o.entry -> 'columns') c
+                             WHERE (c ->> 'primary_key')::boolean) THEN
         RETURN 'its primary key was dropped or altered';
     END IF;
     SELECT x.why INTO reason
@@ -212,7 +220,8 @@ BEGIN
                        WHEN EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid) THEN 'has a rule'
                        WHEN EXISTS (SELECT FROM pg_trigger g
                                      WHERE g.tgrelid = c.oid AND NOT g.tgisinternal
-                                       AND g.tgfoid IS DISTINCT FROM to_regprocedure(format('roir_shard.%I()', o.name || '_announce')))
+                                       AND g.tgfoid IS DISTINCT FROM
+                                           to_regprocedure(format('roir_shard.%I()', o.name || '_announce')))
                        THEN 'has a trigger that isn''t ours' END AS why) x
      WHERE c.oid = to_regclass(format('roir_shard.%I', o.name));
     IF NOT FOUND THEN
@@ -250,8 +259,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Likewise what must have been there for each write to be announced: its triggers and functions, and by what it is sent. The
--- owner goes first, whom REASSIGN OWNED exchanges.
+-- Likewise what must have been there for each write to be announced: its triggers and functions, and by what it is
+-- sent. The owner goes first, whom REASSIGN OWNED exchanges.
 CREATE FUNCTION roir_shard.announcing_evidence(outbox text) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH outbox AS MATERIALIZED (
@@ -259,7 +268,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                to_regclass(format('roir_shard.%I', x.name || '_intent'))::oid AS intent
           FROM roir_shard.outbox x WHERE x.name = announcing_evidence.outbox AND x.announced_by IS NOT NULL),
     code AS MATERIALIZED (
-        SELECT p.oid, n.part, p.proowner, p.xmin FROM outbox o CROSS JOIN unnest(ARRAY['_announce', '_whole', '_own']) AS n (part)
+        SELECT p.oid, n.part, p.proowner, p.xmin
+          FROM outbox o
+         CROSS JOIN unnest(ARRAY['_announce', '_whole', '_own']) AS n (part)
           JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_shard.%I()', o.name || n.part))),
     trace (name, value) AS (
         SELECT 'trigger ' || t.tgname, concat_ws(' ', '', t.oid, t.xmin)
@@ -273,14 +284,15 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT 'columns', concat_ws(' ', '', md5(string_agg(concat_ws(' ', a.attname, a.xmin), ',' ORDER BY a.attnum)))
           FROM outbox o JOIN pg_attribute a ON a.attrelid = o.intent AND a.attnum > 0 HAVING count(*) > 0
         UNION ALL
-        SELECT 'options', concat_ws(' ', '', f.ftserver, f.xmin) FROM outbox o JOIN pg_foreign_table f ON f.ftrelid = o.intent)
+        SELECT 'options', concat_ws(' ', '', f.ftserver, f.xmin)
+          FROM outbox o JOIN pg_foreign_table f ON f.ftrelid = o.intent)
     SELECT coalesce(jsonb_object_agg(t.name, t.value), '{}') FROM trace t
 $$;
 
--- What must have been there all the while for the outbox to have every write, and the rules that values are compared by.
--- Gone for a while, or altered and altered back, it looks as before, and yet the server has made it anew: with another
--- oid, or by another transaction (xmin). The index server keeps it, and compares it in each visit; as roir.marks does for
--- what is on one server. first: a row of the outbox that is never shipped, so that it is noticed when the outbox is
+-- What must have been there all the while for the outbox to have every write, and the rules that compare values. After
+-- a drop, or an alteration that was undone, it looks as before, but the server has made it again: with another oid, or
+-- by another transaction (xmin). The index server keeps this, and compares it in each visit; as roir.marks does for what
+-- is on one server. first: a row of the outbox that is never shipped, so that it is noticed when the outbox is
 -- emptied. schema: another one in a database that pg_upgrade has made, with all else.
 CREATE FUNCTION roir_shard.evidence(outbox text) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -296,7 +308,8 @@ BEGIN
     RETURN (
         WITH relation AS MATERIALIZED (
             -- A leaf that has come gets its trigger of TRUNCATE when it is followed.
-            SELECT p.relation AS oid, p.link, p.relation = o.source OR o.leaves ->> p.relation::text = p.link AS followed
+            SELECT p.relation AS oid, p.link,
+                   p.relation = o.source OR o.leaves ->> p.relation::text = p.link AS followed
               FROM roir_shard.parts(o.source) p
             UNION ALL SELECT t.relation, t.link, true FROM roir_shard.partition_tree(o.source) t WHERE NOT t.leaf
             UNION ALL SELECT c.oid, '', true FROM pg_class c WHERE c.oid = o.source AND c.relkind = 'p'),
@@ -304,7 +317,8 @@ BEGIN
             SELECT p.oid, p.proname, p.proowner, p.xmin FROM unnest(ARRAY['_touch', '_emptied']) AS n (part)
               JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_shard.%I()', o.name || n.part))),
         trace (name, value) AS (
-            SELECT format('trigger %s/%s/%s', r.oid, r.link, t.tgtype), string_agg(concat(t.oid, ' ', t.xmin), ',' ORDER BY t.oid)
+            SELECT format('trigger %s/%s/%s', r.oid, r.link, t.tgtype),
+                   string_agg(concat(t.oid, ' ', t.xmin), ',' ORDER BY t.oid)
               FROM relation r CROSS JOIN LATERAL (
                    SELECT t.oid, t.xmin, t.tgtype FROM pg_trigger t
                     WHERE t.tgrelid = r.oid AND t.tgfoid = ANY (ARRAY(SELECT c.oid FROM capture c))
@@ -375,14 +389,16 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whether no two rows of a table can have the same values in these columns, of which none is NULL, once their transactions
--- have committed: an index of its own sees to that, on these columns or some of them, by the equality that other indexes go by.
+-- Whether no two rows of a table can have the same values in these columns, of which none is NULL, once their
+-- transactions have committed: an index of its own sees to that, on these columns or some of them, by the equality that
+-- other indexes go by.
 CREATE FUNCTION roir_shard.is_unique(source oid, columns int[]) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH equal (opclass, operator, type, is_default) AS (
         SELECT c.oid, o.amopopr, c.opcintype, c.opcdefault
           FROM pg_opclass c JOIN pg_am a ON a.oid = c.opcmethod AND a.amname = 'btree'
-          JOIN pg_amop o ON o.amopfamily = c.opcfamily AND o.amoplefttype = c.opcintype AND o.amoprighttype = c.opcintype
+          JOIN pg_amop o ON o.amopfamily = c.opcfamily
+                        AND o.amoplefttype = c.opcintype AND o.amoprighttype = c.opcintype
                         AND o.amopstrategy = 3)
     SELECT EXISTS (
         SELECT FROM pg_index i
@@ -392,7 +408,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                SELECT FROM generate_series(0, i.indnkeyatts - 1) n
                  LEFT JOIN pg_collation l ON l.oid = i.indcollation[n]
                 WHERE i.indkey[n] <> ALL (columns) OR NOT coalesce(l.collisdeterministic, true)
-                   OR NOT EXISTS (SELECT FROM equal e JOIN equal d ON d.type = e.type AND d.operator = e.operator AND d.is_default
+                   OR NOT EXISTS (SELECT FROM equal e
+                                    JOIN equal d ON d.type = e.type AND d.operator = e.operator AND d.is_default
                                    WHERE e.opclass = i.indclass[n])))
 $$;
 
@@ -413,8 +430,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- What this transaction has changed and not announced yet, for outboxes that are announced by clients. A row: an intent,
--- for that index server.
+-- What this transaction has changed and not announced yet, for outboxes that are announced by clients. A row: an
+-- intent, for that index server.
 CREATE FUNCTION roir_shard.unannounced()
 RETURNS TABLE (server text, outbox text, generation bigint, version bigint, intent text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -422,7 +439,10 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         RETURN;
     END IF;
-    FOR server, outbox IN SELECT o.server, o.name FROM roir_shard.outbox o WHERE o.announced_by = 'client' ORDER BY 2 LOOP
-        RETURN QUERY EXECUTE format('SELECT %L::text, %L::text, u.* FROM roir_shard.%I() u', server, outbox, outbox || '_own');
+    FOR server, outbox IN
+        SELECT o.server, o.name FROM roir_shard.outbox o WHERE o.announced_by = 'client' ORDER BY 2
+    LOOP
+        RETURN QUERY EXECUTE format('SELECT %L::text, %L::text, u.* FROM roir_shard.%I() u',
+                                    server, outbox, outbox || '_own');
     END LOOP;
 END $$;
