@@ -120,8 +120,8 @@ MORE = {
     "scan": "architecture.md#scan",
     "covering": "architecture.md#covering",
     "with": "operations.md#several-indexes-of-one-table",
-    "ignore-row-security": "operations.md#row-level-security",
-    "ignore-publications": "operations.md#publications",
+    "ignore-row-security": "rights.md#row-level-security",
+    "ignore-publications": "upgrade.md#publications",
     "segment-size": "operations.md#segments",
     "conn-id": "shards.md#set-up",
     "spark": "spark.md",
@@ -183,7 +183,7 @@ def page(path: Path, text: str, tables: dict[str, str]) -> str:
         table = re.sub(r"\]\((?=[a-z])", f"]({up}", table).replace(f"]({path.name}#", "](#")
         place = re.compile(rf"(<!-- made: {name} -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
         text = place.sub(lambda found, table=table: found[1] + table + found[2], text)  # type: ignore[misc]
-    columns = _wrapped(iter([*LIVE, "granted", "granted_at"]), 18)
+    columns = _wrapped(iter([*LIVE, "granted", "granted_at"]), 14)
     listed = ", ".join(f"`{name}`" for name in LIVE)
     text = re.sub(r"\| `parallelism`, [`\w, ]* \| the options", lambda _: f"| {listed} | the options", text)
     text = re.sub(r"GRANT UPDATE \(parallelism[^)]*\)", lambda _: f"GRANT UPDATE ({columns})", text)

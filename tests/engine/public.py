@@ -18,7 +18,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).parents[2] / "docs" / "rights.md"
 NAMES = ("builder", "alice", "bob", "app", "reader", "watcher", "monitor", "pauser")
 # Objects by what they are: of numbers only that there is one.
 OBJECTS = """
@@ -110,7 +110,7 @@ class World:
 
 def documented(role: str) -> list[str]:
     """The grants that the documentation gives to a role."""
-    blocks = re.findall(r"^    (GRANT .*?;)$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^(GRANT .*?;)$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
     found = [" ".join(block.split()) for block in blocks if block.endswith(f" TO {role};")]
     assert found, role
     return found

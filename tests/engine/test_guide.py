@@ -1,4 +1,4 @@
-"""The SQL of the operator's guide, as it stands there, by roles that have what the guide says they need."""
+"""The SQL of the guide, as it stands there, by roles that have what the guide says they need."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+RIGHTS = "Roles that watch, measure or pause"
 
 
-def section(heading: str) -> str:
-    """A section of the guide."""
-    begin = GUIDE.index(f"\n## {heading}\n")
-    return GUIDE[begin : GUIDE.index("\n## ", begin + 1)]
+def section(page: str, heading: str) -> str:
+    """A section of a page."""
+    guide = (DOCS / page).read_text()
+    begin = guide.index(f"\n## {heading}\n")
+    return guide[begin : guide.index("\n## ", begin + 1)]
 
 
 def blocks(text: str) -> list[str]:
-    """Its blocks of code."""
-    return re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
+    """Its blocks of SQL."""
+    return re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def grants(role: str, given: str) -> list[str]:
     """What the guide grants to a role, to another one."""
-    [block] = [block for block in blocks(section("Roles and rights")) if f" TO {role};" in block]
+    [block] = [one for one in blocks(section("rights.md", RIGHTS)) if f" TO {role};" in one]
     return [statement.replace(f" TO {role}", f" TO {given}") for statement in block.split(";") if statement.strip()]
 
 
@@ -44,7 +46,7 @@ def role(database: Database, dsn: str, stranger: str) -> str:
 def test_a_role_that_watches_may_ask_all_that_monitoring_asks(dsn: str, stranger: str, role: str) -> None:
     run_sql(dsn, *grants("watcher", role))
     user = steps.session(stranger)
-    queries, *_ = blocks(section("Monitoring"))
+    [queries, *_] = blocks(section("operations.md", "Monitoring"))
     statements = [one for one in re.sub(r"--.*", "", queries).split(";") if one.strip()]
     assert len(statements) == 5
     found = [sql(user, statement) for statement in statements]
@@ -55,7 +57,9 @@ def test_a_role_that_watches_may_ask_all_that_monitoring_asks(dsn: str, stranger
 def test_a_role_that_pauses_may_do_it_by_sql(database: Database, dsn: str, stranger: str, role: str) -> None:
     run_sql(dsn, *grants("pauser", role))
     user = steps.session(stranger)
-    [row] = re.findall(r"^\| SQL \|(.*)\|$", section("Pause, resume, change, abort, drop"), re.MULTILINE)
+    [row] = re.findall(
+        r"^\| SQL \|(.*)\|$", section("operations.md", "Pause, resume, change, abort, drop"), re.MULTILINE
+    )
     for call in re.findall(r"`(SELECT [^`]+)`", row):
         sql(user, call.replace("'index'", "'ix'"))
         user.commit()

@@ -45,7 +45,7 @@ auto_explain.log_verbose = on
 track_activity_query_size = 1MB
 password_encryption = scram-sha-256
 """
-# Where a secret may be: only its owner and superusers read it there (docs/operations.md, Secrets).
+# Where a secret may be: only its owner and superusers read it there (docs/rights.md#secrets).
 ALLOWED = {"index": {"roir.shard.dsn", "roir.shard.index_dsn"}, "s0": {"pg_catalog.pg_user_mapping.umoptions"}}
 COLUMNS = """
 SELECT n.nspname, c.relname, a.attname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -1,4 +1,4 @@
-"""The SQL that makes a role which may build: what docs/operations.md says under "Roles and rights", and no more."""
+"""The SQL that makes a role which may build: what docs/rights.md says under "The role that builds", and no more."""
 
 from __future__ import annotations
 
