@@ -291,8 +291,8 @@ $$;
 
 -- What must have been there all the while for the outbox to have every write, and the rules that compare values. After
 -- a drop, or an alteration that was undone, it looks as before, but the server has made it again: with another oid, or
--- by another transaction (xmin). The index server keeps this, and compares it in each visit; as roir.marks does for what
--- is on one server. first: a row of the outbox that is never shipped, so that it is noticed when the outbox is
+-- by another transaction (xmin). The index server keeps this, and compares it in each visit; as roir.marks does for
+-- what is on one server. first: a row of the outbox that is never shipped, so that it is noticed when the outbox is
 -- emptied. schema: another one in a database that pg_upgrade has made, with all else.
 CREATE FUNCTION roir_shard.evidence(outbox text) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
