@@ -47,7 +47,7 @@ def load(database: Database, index: str) -> Run:
 
 def publish(database: Database, index: str) -> None:
     """All that comes after prepare."""
-    lifecycle.carry_on(database, load(database, index))
+    lifecycle.run_phases(database, load(database, index))
 
 
 def computed(connection: Any) -> float:
@@ -118,7 +118,7 @@ class Bulk:
         switch.switch(self.database, run)
         if self.unique:
             self.measure(f"{kind}direct")
-        lifecycle.carry_on(self.database, run)
+        lifecycle.run_phases(self.database, run)
         self.measure(f"{kind}active")
         drop.drop_index(self.database, "ours", "bench")
         self.cursor.execute("SELECT 1")

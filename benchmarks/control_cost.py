@@ -8,10 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 from airflow_roir.engine import abort, prepare
-from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.build import BuildWorker, Claim
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.options import BuildOptions
 from benchmarks.scene import INDEX, Scene
 
@@ -60,13 +61,13 @@ def _alternate(scene: Scene, size: int, count: int) -> tuple[float, float, float
         for low, high in pairwise([None, *_bounds(scene, size, count)]):
             assert isinstance(claim, Claim), claim
             begun = time.perf_counter()
-            done = worker.batch(claim)
+            done = worker.step(claim)
             batches.append((time.perf_counter() - begun) * 1000)
-            assert isinstance(done, Batch), done
+            assert isinstance(done, Step), done
             begun = time.perf_counter()
             cursor.execute(*_copy(scene, low, high))
             copies.append((time.perf_counter() - begun) * 1000)
-            claim = done.claim
+            claim = done.rest
     abort.abort(scene.database, INDEX, "bench")
     differences = [batch - copy for batch, copy in zip(batches, copies, strict=True)]
     return statistics.median(batches), statistics.median(copies), statistics.median(differences)

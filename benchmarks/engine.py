@@ -44,7 +44,7 @@ def build_index(database: Database, definition: IndexDefinition, pauses: int = 0
     in_parallel(seal, database, run, wanted.parallelism)
     seal.finish(database, run)
     took("seal")
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
     took("finalize")
     seconds["all"] = time.perf_counter() - begun
     if pauses:

@@ -193,7 +193,7 @@ def _drive(database: Database, run: Run, until_build: bool = False) -> None:
         build.finish(database, run)
         in_parallel(seal, database, run, 2)
         seal.finish(database, run)
-        lifecycle.carry_on(database, run)
+        lifecycle.run_phases(database, run)
 
 
 def estimates(connection: Any, recorded: dict[str, Any]) -> list[tuple[str, float, float, float | None, float, float]]:

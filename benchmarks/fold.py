@@ -29,13 +29,13 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, build, fold, install, prepare, seal, switch
+from airflow_roir.engine.apply_delta import Folded
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.driver import PhaseDriver
 from airflow_roir.engine.fold import FoldWorker, PartClaim
-from airflow_roir.engine.folding import Folded
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.work.phase_work import Step

@@ -66,7 +66,7 @@ def drive(database: Database, run: Run, workers: int, built: list[float]) -> Non
         built.append(time.perf_counter())
         in_parallel(seal, database, run, workers)
         seal.finish(database, run)
-        lifecycle.carry_on(database, run)
+        lifecycle.run_phases(database, run)
 
 
 def measure(scene: Scene, way: str, count: int, workers: int) -> dict[str, float]:

@@ -86,7 +86,7 @@ def measure(dsn: str, shape: str, rows: int) -> None:
     for _ in seal.PHASE.work(database, run, 0):
         pass
     seal.finish(database, run)
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
     [wal] = ask(dsn, f"SELECT pg_current_wal_lsn() - '{position}'::pg_lsn")
     verify(database, "ix", VerifyOptions(parallelism=1), "bench")
     took = time.monotonic() - begun

@@ -50,7 +50,7 @@ def drive(database: Database, index: str, parallelism: int) -> None:
             if _control(database, run).status != Status.RUNNING:
                 return
             database.retry(partial(engine.finish, database, run))
-        lifecycle.carry_on(database, run)
+        lifecycle.run_phases(database, run)
 
 
 def _supervise(database: Database, run: Run, phase: Phase, parallelism: int) -> None:

@@ -68,7 +68,7 @@ def main() -> None:
     in_parallel(seal, database, run, workers)
     seal.finish(database, run)
     took("seal")
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
     took("finalize")
     SECONDS["all"] = time.perf_counter() - begun
     drop.drop_index(database, prepared.index, "bench")

@@ -156,5 +156,5 @@ def memory(scene: Scene) -> dict[str, float]:
         found[f"{name}: worker"] = round(max(results.get() for _ in workers), 1)
         found[f"{name}: its session"] = round(max(peak for _, peak in sampler.samples), 1)
         phase.finish(scene.database, run)
-    lifecycle.carry_on(scene.database, run)
+    lifecycle.run_phases(scene.database, run)
     return found

@@ -42,7 +42,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, drop, fold, folding, install, lifecycle, prepare, seal, switch
+from airflow_roir.engine import apply_delta, build, drop, fold, install, lifecycle, prepare, seal, switch
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
@@ -256,7 +256,7 @@ class Bench:
         halt = threading.Event()
         with beside(lambda: self.fold(run, lasts, halt), halt):
             self.measure(number, case, "fold")
-        lifecycle.carry_on(database, run)
+        lifecycle.run_phases(database, run)
         self.measure(number, case, "active")
         report = verify(database, "ours")
         if not report.is_exact:
@@ -268,7 +268,7 @@ class Bench:
         with self.database.connect() as connection:
             with connection.begin():
                 job = load_job(connection, run)
-            worker = folding.Folding(connection, job.generation_id, job.entry)
+            worker = apply_delta.Folding(connection, job.generation_id, job.entry)
             blocks = self.sql(f"SELECT pg_relation_size('{physical.delta(job.generation_id)}') / 8192")[0]
             starts = range(0, blocks + 1, fold.BLOCKS_PER_STEP)
             for start in starts:

@@ -51,12 +51,12 @@ def test_what_was_lost_is_done_again_and_never_taken_for_done(dsn: str, lost: in
     prepare.prepare(database, IndexDefinition.parse("ix", "t", "k", None), BuildOptions(), "test")
     spark: Any = Spark(database, lost)
     if lost < execute.MOST_FAILOVERS:
-        execute.carry_on(database, "ix", spark, False, True)
+        execute.run_and_print(database, "ix", spark, False, True)
         assert operations.find_operation(database, "ix").status == "completed"
         steps.assert_exact(database)
     else:
         with pytest.raises(typer.Exit) as ended:
-            execute.carry_on(database, "ix", spark, False, True)
+            execute.run_and_print(database, "ix", spark, False, True)
         assert ended.value.exit_code == 1
 
 
@@ -73,7 +73,7 @@ def test_who_waits_for_its_turn_outlives_a_server_that_is_away(dsn: str, monkeyp
 
     monkeypatch.setattr(admission, "ask", asked)
     spark: Any = Spark(database, 0)
-    execute.carry_on(database, "ix", spark, False, True)
+    execute.run_and_print(database, "ix", spark, False, True)
     assert not away
     assert operations.find_operation(database, "ix").status == "completed"
 

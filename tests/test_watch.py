@@ -172,7 +172,7 @@ def test_a_pipe_gets_a_plain_line_per_change_until_the_index_is_dropped(
     worker = steps.worker(database, running)
     with worker.connection:
         claim = worker.claim()
-        worker.batch(claim)  # type: ignore[arg-type]
+        worker.step(claim)  # type: ignore[arg-type]
     while " 10 of about " not in lines[-1]:
         lines.append(reader.stdout.readline())
         assert lines[-1], lines

@@ -116,7 +116,7 @@ def build(
             spark.start()
         else:
             spark.check()
-        from airflow_roir.cli.execute import carry_on, verify_to_end
+        from airflow_roir.cli.execute import run_and_print, verify_before
         from airflow_roir.engine import lifecycle, prepare
         from airflow_roir.engine.control import operations
         from airflow_roir.engine.verify import record
@@ -125,11 +125,11 @@ def build(
         if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
             compare = options.for_comparison()
             begun = record.begin(database, index, compare, operations.default_actor(), "before", say)
-            say(f"the index before its rebuild: {verify_to_end(database, begun.index, spark)}")
+            say(f"the index before its rebuild: {verify_before(database, begun.index, spark)}")
         prepared = lifecycle.prepare(database, definition, options, report=say)
         if prepared.adopted:
             say(f"continuing unfinished operation {prepared.operation_id}")
-        carry_on(database, prepared.index, spark, False, as_json)
+        run_and_print(database, prepared.index, spark, as_json=as_json)
 
 
 @app.command()
@@ -146,7 +146,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Run a paused or interrupted operation to its end, from its last committed batch."""
-    from airflow_roir.cli.execute import carry_on, print_census
+    from airflow_roir.cli.execute import print_census, run_and_print
     from airflow_roir.cli.spark import spark_of
     from airflow_roir.engine import abort
     from airflow_roir.engine.control import operations
@@ -171,7 +171,7 @@ def resume(
         operations.change_options(database, index, actor=operations.default_actor(), **given)
     say(f"operation {row.id} continues in phase {row.phase}")
     with command_spark as spark:
-        carry_on(database, index, spark, take_over, as_json)
+        run_and_print(database, index, spark, take_over, as_json)
 
 
 def _opens_now(windows: str | None) -> bool:

@@ -71,7 +71,7 @@ def compact(
 
         print_choice(choose(database, index, allowed, exact, segment_bytes=wanted), as_json, index)
         return
-    from airflow_roir.cli.execute import compact_to_end, print_compaction
+    from airflow_roir.cli.execute import run_and_print
     from airflow_roir.cli.spark import spark_of
     from airflow_roir.engine.control import live_options
 
@@ -82,8 +82,7 @@ def compact(
         if (begun := _begin(database, index, allowed, exact, wanted, options, as_json)) is None:
             return
         spark.start(begun.operation_id)
-        report = compact_to_end(database, begun.index, spark, quiet=as_json)
-    print_compaction(report, as_json)
+        run_and_print(database, begun.index, spark, as_json=as_json)
 
 
 def _begin(

@@ -32,7 +32,7 @@ from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.engine.snapshot.words import done, paused_by, speed, time_left
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
-from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, FINAL, LONG, Kind, Status
+from airflow_roir.operation import BUILDS, BY_DUPLICATES, BY_WINDOW, FINAL, LONG, Kind, Status
 from airflow_roir.spark.driver_process import SETTLE_S, Driver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
@@ -44,38 +44,34 @@ LOST = "the server has lost its last commits, by a failover or a restore; contin
 MOST_FAILOVERS = 5
 
 
-def carry_on(database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool, as_json: bool) -> None:
-    """Run the operation to its end, from its present phase, and print what came out; exits with 3 if it is paused."""
+def run_and_print(
+    database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool = False, as_json: bool = False
+) -> None:
+    """Run the operation to its end, from its present phase, and print what came out.
+
+    Exits with 3 if it is paused, with 1 if a verification has found what is still wrong.
+    """
     row = operations.find_operation(database, index)
-    if row.kind == Kind.VERIFY:
-        print_report(verify_to_end(database, index, spark, take_over, as_json), as_json)
-    elif row.kind == Kind.COMPACT:
-        print_compaction(compact_to_end(database, index, spark, take_over, as_json), as_json)
-    else:
-        ended = _to_end(database, row.id, index, spark, take_over, as_json)
+    ended = _to_end(database, row.id, index, spark, take_over, as_json)
+    if row.kind in BUILDS:
         if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
             print_census(database, row.id, as_json)
             return
         print_overview(overview(database, index), as_json)
         _exit_if_unfinished(ended, index)
+        return
+    _exit_if_unfinished(ended, index)
+    if row.kind == Kind.VERIFY:
+        _print_report(report_of(database, row.id), as_json)
+    else:
+        _print_compaction(compaction.report_of(database, row.id), as_json)
 
 
-def verify_to_end(
-    database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool = False, quiet: bool = False
-) -> VerifyReport:
-    """Run a verification to its end; exits with 3 if somebody paused it."""
+def verify_before(database: Database, index: str, spark: CommandSpark | NoSpark) -> VerifyReport:
+    """Run a verification that a build waits for to its end; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
-    _exit_if_unfinished(_to_end(database, row.id, index, spark, take_over, quiet), index)
+    _exit_if_unfinished(_to_end(database, row.id, index, spark, False, False), index)
     return report_of(database, row.id)
-
-
-def compact_to_end(
-    database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool = False, quiet: bool = False
-) -> CompactionReport:
-    """As `verify_to_end`, of a compaction."""
-    row = operations.find_operation(database, index)
-    _exit_if_unfinished(_to_end(database, row.id, index, spark, take_over, quiet), index)
-    return compaction.report_of(database, row.id)
 
 
 def _to_end(
@@ -134,7 +130,7 @@ def print_census(database: Database, operation_id: int, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def print_report(report: VerifyReport, as_json: bool) -> None:
+def _print_report(report: VerifyReport, as_json: bool) -> None:
     """Exits with 1 if something is still wrong."""
     if as_json:
         print_json(report.as_dict())
@@ -148,7 +144,7 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def print_compaction(report: CompactionReport, as_json: bool) -> None:
+def _print_compaction(report: CompactionReport, as_json: bool) -> None:
     """What was done, unit by unit, and what was left out."""
     if as_json:
         print_json(report.as_dict())

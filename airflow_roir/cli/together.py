@@ -89,12 +89,12 @@ def _compare(
     master: str | None,
     conf: Sequence[str] | None,
 ) -> None:
-    from airflow_roir.cli.execute import verify_to_end
+    from airflow_roir.cli.execute import verify_before
     from airflow_roir.cli.spark import spark_of
 
     with spark_of(without_spark, database.dsn, master, conf) as spark:
         begun = record.begin(database, index, options.for_comparison(), operations.default_actor(), "before", say)
-        say(f"{index} before its rebuild: {verify_to_end(database, begun.index, spark)}")
+        say(f"{index} before its rebuild: {verify_before(database, begun.index, spark)}")
 
 
 class Child:

@@ -31,7 +31,7 @@ def verify_command(
     as_json: AsJson = False,
 ) -> None:
     """Compare an index with its source while users write. Exit code 1: they differ, and not all is repaired."""
-    from airflow_roir.cli.execute import print_report, verify_to_end
+    from airflow_roir.cli.execute import run_and_print
     from airflow_roir.cli.spark import spark_of
     from airflow_roir.engine.control import live_options, operations
     from airflow_roir.engine.verify import record
@@ -44,5 +44,4 @@ def verify_command(
         begun = record.begin(database, index, options, operations.default_actor(), report=say)
         if begun.adopted:
             say(f"continuing unfinished verification {begun.operation_id}, with the options that it has")
-        report = verify_to_end(database, begun.index, spark, quiet=as_json)
-    print_report(report, as_json)
+        run_and_print(database, begun.index, spark, as_json=as_json)

@@ -9,14 +9,13 @@ an index whose table is in this database.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine.control.job import Job
-from airflow_roir.engine.control.run import Run
+from airflow_roir.engine.control.run import Report, Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.generation.lanes import Ends, implementation
@@ -24,9 +23,6 @@ from airflow_roir.engine.scan.copier import Copier
 from airflow_roir.engine.scan.findings import Also, DryRun
 from airflow_roir.errors import RoirError
 from airflow_roir.options import BuildOptions
-
-# Takes a line for people.
-Report = Callable[[str], None]
 
 
 class CopierApart(Copier, Protocol):

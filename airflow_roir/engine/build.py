@@ -1,14 +1,14 @@
 """Build: workers claim ranges and copy them batch by batch; rows and watermark commit together.
 
 The worker never looks at the delta and takes no row lock: *touched wins*. One call of
-`BuildWorker.claim` or `BuildWorker.batch` is one transaction, so that tests can step it.
+`BuildWorker.claim` or `BuildWorker.step` is one transaction, so that tests can step it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -80,15 +80,6 @@ SELECT (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
 """
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A committed batch. claim: the range as it stands now, None if it is done."""
-
-    rows: int
-    seconds: float
-    claim: Claim | None
-
-
 class BuildWorker(Worker):
     """One of an operation's parallel workers. worker: its number, from 0; those at or above the parallelism leave."""
 
@@ -120,15 +111,6 @@ class BuildWorker(Worker):
             density = execute(self.connection, DENSITY, {"range": found.id}).first() or (None, None)
         return Claim(found.id, found.ordinal, found.claim_token, scan, *density)
 
-    def step(self, hold: Claim) -> Step | Stop:
-        """As `batch`; a rest is due only under a limit."""
-        done = self.batch(hold)
-        if isinstance(done, Stop):
-            return done
-        # The workers of the operations that it copied for copy for this one, too: their share counts against its limit.
-        paced = done.rows * self._copier(hold).share
-        return Step(done.rows, done.seconds, done.claim, paced=paced, rests=self.is_limited)
-
     def close(self) -> None:
         """Close the sessions in shards."""
         if self.shards is not None:
@@ -137,23 +119,23 @@ class BuildWorker(Worker):
     def _copier(self, claim: Claim) -> Copier:
         return self.source if claim.shard_id is None or self.shards is None else self.shards
 
-    def batch(self, claim: Claim) -> Batch | Stop:
-        """Copy the next rows of a claimed range: entries and watermark in one transaction (I4).
+    def step(self, hold: Claim) -> Step | Stop:
+        """Copy a batch, the next rows of a claimed range: entries and watermark in one transaction (I4).
 
         Stops, and gives the range back, if the operation is paused or this worker is one too many.
         Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged. Where it is read from is out of reach, is
         written down, and the range given back.
         """
-        copier = self._copier(claim)
+        copier = self._copier(hold)
         may_try_again = True
         while True:
             try:
-                return self._batch(claim, copier)
+                return self._batch(hold, copier)
             except Away as away:
                 with self.connection.begin():
                     away.write_down(self.connection)
-                    RANGES.release(self.connection, self.job.run, claim)
-                return Batch(0, 0.0, None)
+                    RANGES.release(self.connection, self.job.run, hold)
+                return self._given_back()
             except (DBAPIError, RoirError) as error:
                 if copier.is_to_try_alone(error):
                     continue
@@ -162,8 +144,8 @@ class BuildWorker(Worker):
                 if may_try_again and (isinstance(error, LockNotAcquired) or _has_vanished(error)):
                     may_try_again = False
                     continue
-                self._explain(claim, error)
-                return Batch(0, 0.0, None)
+                self._explain(hold, error)
+                return self._given_back()
 
     def _explain(self, claim: Claim, error: DBAPIError | RoirError) -> None:
         """Raise what an error of a batch comes from; return if the leaf was taken out of the source meanwhile."""
@@ -182,7 +164,7 @@ class BuildWorker(Worker):
         if standing != "out":
             raise error
 
-    def _batch(self, claim: Claim, copier: Copier) -> Batch | Stop:
+    def _batch(self, claim: Claim, copier: Copier) -> Step | Stop:
         """One try, one transaction."""
         begun = time.monotonic()
         run = self.job.run
@@ -194,7 +176,7 @@ class BuildWorker(Worker):
             copied = None if stop or row.too_many else copier.copy(row, claim, partial(self._limit, row, copier))
             if copied is None:
                 RANGES.release(self.connection, run, claim)
-                return stop or Batch(0, 0.0, None)
+                return stop or self._given_back()
             self.is_limited = row.max_rows_per_second is not None or row.is_governed
             watermark, done = copied.stretch.watermark, copied.stretch.done
             values = {
@@ -216,7 +198,11 @@ class BuildWorker(Worker):
         copier.done(claim, copied)
         self._size.took(copied.rows, took)
         rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark), mark=copied.mark)
-        return Batch(copied.rows, took, rest)
+        # The workers of the operations that it copied for copy for this one, too: their share counts against its limit.
+        return Step(copied.rows, took, rest, paced=copied.rows * copier.share, rests=self.is_limited)
+
+    def _given_back(self) -> Step:
+        return Step(0, 0.0, done=False, rests=self.is_limited)
 
     def _limit(self, row: Row[Any], copier: Copier, row_bytes: float | None) -> int:
         """How many rows the next batch copies, about."""

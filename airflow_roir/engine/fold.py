@@ -13,6 +13,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from airflow_roir.engine.apply_delta import Folded, Folding, left_in_delta, wait_little
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
@@ -22,7 +23,6 @@ from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.control.run import Run, read_control, read_running
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.folding import Folded, Folding, left_in_delta, wait_little
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import InvariantViolated

@@ -7,6 +7,7 @@ result together with how far it is, so a run may end at any instruction: the nex
 that the operation's row names. A phase ends in one transaction, which names the next one.
 
 `drive` is a run: it takes an operation through its phases, by workers in threads of this process or on Spark.
+`prepare`, `verify` and `compact` begin one.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, argument
-from airflow_roir.engine import abort, build, fold, seal, switch
+from airflow_roir.engine import build, seal
 from airflow_roir.engine import prepare as preparing
-from airflow_roir.engine import publish as publishing
-from airflow_roir.engine.apart import apart
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact import worker as compact_worker
 from airflow_roir.engine.compact.action import Action
@@ -30,137 +29,43 @@ from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import BegunOperation
-from airflow_roir.engine.control.run import Run, driving, heartbeat, read_control, read_now, start_clock, start_run
+from airflow_roir.engine.control.run import Report, Run, driving, heartbeat, read_now, start_clock, start_run
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.driver import PhaseDriver
 from airflow_roir.engine.early.detecting import detecting
+from airflow_roir.engine.finalize import FOLD, PUBLISH
 from airflow_roir.engine.forecast import forecast
-from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.snapshot.throttle import lost_line
 from airflow_roir.engine.snapshot.words import paused_by
-from airflow_roir.engine.unique import census, duplicate_report
 from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify import report as reports
 from airflow_roir.engine.verify.report import VerifyReport
-from airflow_roir.engine.work.phase_work import PhaseWork, Report
+from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.engine.work.pool import Pool, Pools, Threads
-from airflow_roir.errors import (
-    DuplicatesFound,
-    IllegalTransition,
-    LockNotAcquired,
-    OperationPaused,
-    RoirError,
-    VerificationFailed,
-    WorkerFailed,
-)
+from airflow_roir.errors import IllegalTransition, OperationPaused, RoirError, WorkerFailed
 from airflow_roir.operation import FINAL, Phase, Status
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
-
-
-def _before_fold(database: Database, run: Run, report: Report) -> bool:
-    """A census ends here, without a fold. Else the capture is switched, and the delta cut into parts."""
-    row = persist(database, run, lambda: read_now(database, run), report)
-    if row.options.get("census"):
-        census.conclude(database, run, report)
-        _remove(database, run, report)
-        return False
-    if _is_apart(database, run, row, report):
-        persist(database, run, lambda: apart().catch_up(database, run, report), report)
-    try:
-        persist(database, run, lambda: switch.switch(database, run, report), report)
-    except DuplicatesFound:
-        for line in duplicate_report.first_lines(database, run.operation_id):
-            report(line)
-        raise
-    persist(database, run, lambda: fold.begin(database, run), report)
-    return True
-
-
-def _remove(database: Database, run: Run, report: Report) -> None:
-    """Remove the tables that a census has built."""
-    try:
-        abort.finish_abort(database, run.operation_id, run.owner, report, patience_s=60.0)
-    except LockNotAcquired as error:
-        report(f"what was built stays until the next clean-up removes it ({error}): roir clean-up")
-
-
-def _before_publish(database: Database, run: Run, report: Report) -> bool:
-    """The comparison of the new generation with the table is cut into units, if it is to be verified."""
-    row = persist(database, run, lambda: read_now(database, run), report)
-    if _is_verified(row):
-        if not _is_apart(database, run, row, report):
-            persist(database, run, lambda: switch.follow_partitions(database, run, report), report)
-        comparing.begin_of_build(database, run, report)
-    return True
-
-
-def _publish(database: Database, run: Run, report: Report) -> None:
-    """Publish, once the comparison has ended, and found nothing. Raises VerificationFailed."""
-    with database.transaction() as connection:
-        row = read_control(connection, run)
-        if row.phase != Phase.PUBLISH:
-            return
-        last = record.last(connection, run.operation_id) if _is_verified(row) else None
-    if last is not None:
-        if last.finished_at is None:
-            comparing.finish(database, run)
-        with database.transaction() as connection:
-            if record.is_open(connection, last.id):
-                return
-        found = reports.report(database, last.id)
-        report(f"compared with the table: {found}")
-        if not found.is_exact:
-            raise VerificationFailed(
-                f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
-                f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
-            )
-    if _is_apart(database, run, row, report):
-        apart().before_publish(database, run, row.generation_id, report)
-    publishing.publish(database, run, report)
-
 
 PHASES: dict[Phase, PhaseWork] = {
     one.name: one
     for one in (
         # A build. `prepare` has cut the table into ranges, and installed the capture before the first one is read.
-        # Ranges: a batch commits rows and watermark. Ends when each is done.
         replace(build.PHASE, beside=detecting),
-        # Segments of the base: each gets its index, by a sort, and is vacuumed. Ends when each is sealed; in a unique
-        # index not before no rows share a key.
         seal.PHASE,
-        # Parts of the delta, after the switch: a step commits what it applied and the next block. Ends when nothing is
-        # left but what writers hold.
-        replace(fold.PHASE, before=_before_fold),
-        # Units of the comparison with the table. Ends with the publish, if nothing differs.
-        replace(
-            comparing.phase(Phase.PUBLISH, "compares the new generation with the table, then shows it to readers"),
-            before=_before_publish,
-            finish=_publish,
-        ),
-        # A verification. Units of sums, by stages; then units of the rows whose sums differ. Ends with the last stage.
+        FOLD,
+        PUBLISH,
+        # A verification.
         comparing.SUM,
         comparing.CHECK,
-        # A compaction. Units of segments: each is taken through its steps to its swap. Ends when each is swapped in or
-        # left out.
+        # A compaction.
         compact_worker.PHASE,
     )
 }
-
-
-def prepare(
-    database: Database,
-    definition: IndexDefinition,
-    options: BuildOptions,
-    actor: str | None = None,
-    report: Report = lambda line: None,
-) -> BegunOperation:
-    """As `prepare.prepare`, and say first what the build is expected to take."""
-    return preparing.prepare(database, definition, options, actor, report, forecast.lines)
 
 
 def drive(
@@ -191,7 +96,7 @@ def drive(
     began(run)
     try:
         with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
-            carry_on(database, run, report, pools, phases)
+            run_phases(database, run, report, pools, phases)
             if line := database.retry(lambda: lost_line(database, run.operation_id)):
                 report(line)
     except WorkerFailed as error:
@@ -202,7 +107,7 @@ def drive(
     return database.retry(lambda: operation_status(database, run.operation_id))
 
 
-def carry_on(
+def run_phases(
     database: Database,
     run: Run,
     report: Report = lambda line: None,
@@ -268,6 +173,17 @@ def finalize(
     return drive(database, index, owner, None, report, take_over=take_over, phases=FINAL, **known)
 
 
+def prepare(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    actor: str | None = None,
+    report: Report = lambda line: None,
+) -> BegunOperation:
+    """As `prepare.prepare`, and say first what the build is expected to take."""
+    return preparing.prepare(database, definition, options, actor, report, forecast.lines)
+
+
 def verify(
     database: Database,
     index: str,
@@ -319,15 +235,3 @@ def _to_its_end(database: Database, index: str, operation: int, owner: str, repo
     ended = drive(database, index, owner, None, report, operation=operation)
     if ended.status == Status.PAUSED:
         raise OperationPaused(f"index {index}: {paused_by(ended)}")
-
-
-def _is_verified(row: Any) -> bool:
-    return row.options.get("verify", "after") in ("after", "both")
-
-
-def _is_apart(database: Database, run: Run, row: Any, report: Report) -> bool:
-    def read() -> bool:
-        with database.transaction() as connection:
-            return is_apart(connection, row.generation_id)
-
-    return persist(database, run, read, report)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import fold, folding, switch
+from airflow_roir.engine import apply_delta, fold, switch
 from airflow_roir.engine.apart import apart
 from airflow_roir.engine.capture import installation, partition_changes
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
@@ -68,9 +68,9 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     lock()
     check_fingerprint(connection, job)
     check_partitions(connection, job, known, adopt=True)
-    if folding.left_in_delta(connection, job.generation_id) > MOST_ROWS_UNDER_LOCK:
+    if apply_delta.left_in_delta(connection, job.generation_id) > MOST_ROWS_UNDER_LOCK:
         return False
-    folding.Folding(connection, job.generation_id, job.entry).fold()
+    apply_delta.Folding(connection, job.generation_id, job.entry).fold()
     ghosts = _only_ghosts(connection, job)
     view.show(connection, _name(connection, job), job.index_id, job.generation_id)
     values = {"index": job.index_id, "revert_window_s": int(job.options["revert_window_s"])}

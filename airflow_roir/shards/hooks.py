@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine.apart import CopierApart, Report
+from airflow_roir.engine.apart import CopierApart
 from airflow_roir.engine.control.job import Job
-from airflow_roir.engine.control.run import Run
+from airflow_roir.engine.control.run import Report, Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.scan.findings import Also, DryRun

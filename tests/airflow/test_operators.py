@@ -607,7 +607,7 @@ def test_a_finalize_that_airflow_ends_is_paused_at_once(
         halt.wait()
         raise OperationRunning("the test is over")
 
-    monkeypatch.setattr("airflow_roir.engine.lifecycle.carry_on", hang)
+    monkeypatch.setattr("airflow_roir.engine.lifecycle.run_phases", hang)
     try:
         with pytest.raises(AirflowRescheduleException):
             operator.execute(context)  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ def _resume(database: Database) -> str:
                 if metrics.error:
                     raise RuntimeError(metrics.error)
             database.retry(partial(finish, database, run))
-        lifecycle.carry_on(database, run)
+        lifecycle.run_phases(database, run)
     return operation_status(database, run.operation_id).status
 
 

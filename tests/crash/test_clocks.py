@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from airflow_roir.engine import seal
-from airflow_roir.engine.build import Batch
 from airflow_roir.engine.control import operations, run
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
@@ -15,6 +14,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.snapshot.operation import operation_status
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced, OperationRunning
 from tests.crash.scene import wait_until
 from tests.engine import steps
@@ -100,7 +100,7 @@ def test_a_heartbeat_goes_on_through_a_long_batch_and_a_long_index_build(dsn: st
             steps.half_a_batch(worker, claim)
             beats_now()
             open_batch.rollback()
-        assert isinstance(worker.batch(claim), Batch)
+        assert isinstance(worker.step(claim), Step)
         worker.connection.close()
         steps.build_all(database, one)
         with database.connect() as connection:

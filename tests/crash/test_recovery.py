@@ -110,7 +110,7 @@ def test_a_try_that_was_taken_for_dead_is_fenced_and_not_an_error_of_the_operati
         steps.seal_all(database, run)
         # The base has its unique index by now, and the segment its own.
         # The phase isn't its own any more.
-        assert zombie.batch(claim) == Stop("leave")
+        assert zombie.step(claim) == Stop("leave")
         with pytest.raises(Fenced, match="segment"):
             sealer.index(segment)
     zombie.connection.close()

@@ -258,7 +258,7 @@ def to_publish(database: Database, **more: Any) -> None:
 
 def published(database: Database) -> None:
     begun(database, verify="none")
-    to(database, steps.build_all, steps.seal_all, lifecycle.carry_on)
+    to(database, steps.build_all, steps.seal_all, lifecycle.run_phases)
 
 
 def again(database: Database, **more: Any) -> None:
@@ -286,7 +286,7 @@ def rebuild_to_publish(database: Database) -> None:
 
 def rebuilt(database: Database, **more: Any) -> None:
     rebuilding(database, verify="none", **more)
-    to(database, steps.build_all, steps.seal_all, lifecycle.carry_on)
+    to(database, steps.build_all, steps.seal_all, lifecycle.run_phases)
 
 
 def expired(database: Database) -> None:

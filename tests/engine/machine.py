@@ -17,14 +17,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, build, folding, prepare, publish, revert, seal, switch
-from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine import abort, apply_delta, build, prepare, publish, revert, seal, switch
+from airflow_roir.engine.build import BuildWorker, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.operation import Phase, Status
 from airflow_roir.options import BuildOptions
@@ -146,10 +147,10 @@ class Machine(RuleBasedStateMachine):
             self.workers[number] = worker, found
         worker, claim = self.workers[number]
         with self._disturbed(meanwhile):
-            outcome = worker.batch(claim)
+            outcome = worker.step(claim)
             del self.workers[number]
-            if isinstance(outcome, Batch) and outcome.claim is not None:
-                self.workers[number] = worker, outcome.claim
+            if isinstance(outcome, Step) and outcome.rest is not None:
+                self.workers[number] = worker, outcome.rest
             else:
                 worker.connection.close()
 
@@ -168,7 +169,7 @@ class Machine(RuleBasedStateMachine):
         worker, claim = self.zombies.pop(0)
         with self._disturbed(meanwhile):
             try:
-                worker.batch(claim)
+                worker.step(claim)
             except Fenced:
                 self.reached["zombie fenced"] += 1
         worker.connection.close()
@@ -260,7 +261,7 @@ class Machine(RuleBasedStateMachine):
             case _, Phase.FOLD:
                 with database.connect() as connection:
                     steps.fold_blocks(
-                        connection, folding.Folding(connection, self.job.generation_id, self.job.entry), 0, 1
+                        connection, apply_delta.Folding(connection, self.job.generation_id, self.job.entry), 0, 1
                     )
             case _, Phase.PUBLISH:
                 publish.publish(database, run)

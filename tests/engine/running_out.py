@@ -195,4 +195,4 @@ class Life:
                 finish = lifecycle.PHASES[Phase(phase)].finish
                 persist(database, run, partial(finish, database, run, self.said.append), self.said.append)
             self.write()
-            lifecycle.carry_on(database, run, self.said.append)
+            lifecycle.run_phases(database, run, self.said.append)

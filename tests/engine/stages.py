@@ -11,12 +11,13 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import Scan
 from airflow_roir.engine import switch
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.work.phase_work import Step
 from tests.engine import steps
 
 # One phase for each mode of the capture, for tests that need no more.
@@ -43,7 +44,7 @@ def through_modes(
     with worker.connection:
         claim = worker.claim()
         assert isinstance(claim, Claim)
-        assert isinstance(worker.batch(claim), Batch)
+        assert isinstance(worker.step(claim), Step)
     write("capture")
     steps.switch_all(database, run)
     write("direct")
@@ -91,9 +92,9 @@ class Stage:
                     assert isinstance(claim, Claim)
                     held: Claim | None = claim
                     while held is not None and not (done and begun):
-                        outcome = worker.batch(held)
-                        assert isinstance(outcome, Batch)
-                        held, begun = outcome.claim, begun + bool(done)
+                        outcome = worker.step(held)
+                        assert isinstance(outcome, Step)
+                        held, begun = outcome.rest, begun + bool(done)
                     done += held is None
             if phase == "paused":
                 operations.pause(database, self.index, "test", "")

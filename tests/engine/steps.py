@@ -11,7 +11,7 @@ import psycopg2.extensions
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, fold, folding, lifecycle, prepare, publish, seal, switch
+from airflow_roir.engine import apply_delta, build, fold, lifecycle, prepare, publish, seal, switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import operations
@@ -108,7 +108,7 @@ def folded(database: Database, *of: Any, **options: Any) -> Run:
 def make_index(database: Database, *of: Any, **options: Any) -> Run:
     """Prepare an operation and carry it to its end; its run."""
     run = sealed(database, *of, **options)
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
     return run
 
 
@@ -165,10 +165,10 @@ def copy_by_chance(
         between()
         number = chance.randrange(2)
         if number in held:
-            outcome = workers[number].batch(held.pop(number))
-            assert isinstance(outcome, build.Batch)
-            if outcome.claim is not None:
-                held[number] = outcome.claim
+            outcome = workers[number].step(held.pop(number))
+            assert isinstance(outcome, Step)
+            if outcome.rest is not None:
+                held[number] = outcome.rest
             continue
         claim = workers[number].claim()
         if isinstance(claim, build.Claim):
@@ -199,20 +199,20 @@ def seal_all(database: Database, run: Run) -> None:
     seal.finish(database, run)
 
 
-def fold_all(database: Database, run: Run) -> folding.Folded:
+def fold_all(database: Database, run: Run) -> apply_delta.Folded:
     """The switch and the fold."""
     switch.switch(database, run)
     return fold_delta(database, run)
 
 
-def fold_delta(database: Database, run: Run) -> folding.Folded:
+def fold_delta(database: Database, run: Run) -> apply_delta.Folded:
     """The fold, once the switch is made, by this thread."""
     folded = fold.fold_here(database, run)
     fold.finish(database, run)
     return folded
 
 
-def fold_blocks(connection: Connection, folding: folding.Folding, first: int, end: int) -> folding.Folded:
+def fold_blocks(connection: Connection, folding: apply_delta.Folding, first: int, end: int) -> apply_delta.Folded:
     """One step of a fold."""
     with connection.begin():
         return folding.blocks(first, end)
@@ -235,7 +235,7 @@ def finish_all(database: Database, run: Run) -> None:
     """Everything from the start of build to publish."""
     build_all(database, run)
     seal_all(database, run)
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
 
 
 def publish_all(database: Database, run: Run) -> None:
@@ -270,10 +270,10 @@ def batches(database: Database, run: Run) -> list[int]:
     rows: list[int] = []
     claim = one.claim()
     while isinstance(claim, build.Claim):
-        outcome = one.batch(claim)
-        assert isinstance(outcome, build.Batch)
+        outcome = one.step(claim)
+        assert isinstance(outcome, Step)
         rows.append(outcome.rows)
-        claim = outcome.claim or one.claim()
+        claim = outcome.rest or one.claim()
     one.connection.close()
     return rows
 

@@ -47,7 +47,7 @@ def begin(database: Database, stage: str) -> operations.OperationRow:
     else:
         _, run = steps.begin(database, batch_rows=100, ranges=3)
     worker, claim = steps.claimed(database, run)
-    worker.batch(claim)
+    worker.step(claim)
     worker.connection.close()
     if stage.endswith("paused"):
         operations.pause(database, "ix", "me")
@@ -106,7 +106,7 @@ def test_a_resume_after_the_abort_is_refused_and_one_before_it_is_fenced(databas
     worker, claim = steps.claimed(database, run)
     operation = operations.request_abort(database, "ix", "me")
     with pytest.raises(Fenced):
-        worker.batch(claim)
+        worker.step(claim)
     with pytest.raises(Fenced):
         build.finish(database, run)
     for refused in (

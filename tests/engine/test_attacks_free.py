@@ -177,9 +177,9 @@ def test_names_are_swapped_in_the_middle_of_a_batch(database: Database, dsn: str
     _, run = steps.begin(database, include="v", ranges=1, batch_rows=20, scan="key")
     worker = steps.worker(database, run)
     claim: Any = worker.claim()
-    claim = worker.batch(claim).claim  # type: ignore[union-attr]
+    claim = worker.step(claim).rest  # type: ignore[union-attr]
     with before(database, "LOCK TABLE ONLY", lambda: run_sql(dsn, SWAP)), suppress(LockNotAcquired):
-        worker.batch(claim)
+        worker.step(claim)
     worker.connection.close()
     run = start_run(database, "ix", "test", take_over=True)
     steps.build_all(database, run)
@@ -231,7 +231,7 @@ def test_names_are_swapped_while_a_rebuild_waits_for_its_lock(database: Database
     steps.build_all(database, run)
     steps.seal_all(database, run)
     writer.commit()
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
     steps.assert_exact(database)
 
 

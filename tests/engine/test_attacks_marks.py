@@ -6,11 +6,12 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.engine import lifecycle
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Claim
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.control.job import SourceCheck
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import record
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import SourceChanged
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -94,20 +95,20 @@ def test_a_batch_copies_no_row_of_a_child(
     run_sql(dsn, "CREATE TABLE first () INHERITS (t)", "DROP TABLE first")
     claim = worker.claim()
     assert isinstance(claim, Claim)
-    outcome = worker.batch(claim)
-    assert isinstance(outcome, Batch)
+    outcome = worker.step(claim)
+    assert isinstance(outcome, Step)
     run_sql(dsn, "CREATE TABLE child () INHERITS (t)", "INSERT INTO child VALUES (25, 'child', 1), (99, 'child', 1)")
-    claim = outcome.claim
+    claim = outcome.rest
     assert isinstance(claim, Claim)
     if looks:
         with pytest.raises(SourceChanged, match="was altered"):
-            worker.batch(claim)
+            worker.step(claim)
     else:
         monkeypatch.setattr(SourceCheck, "look", lambda *_, **__: None)
         while isinstance(claim, Claim):
-            outcome = worker.batch(claim)
-            assert isinstance(outcome, Batch)
-            claim = outcome.claim or worker.claim()
+            outcome = worker.step(claim)
+            assert isinstance(outcome, Step)
+            claim = outcome.rest or worker.claim()
         monkeypatch.undo()
     worker.connection.close()
     run_sql(dsn, "DROP TABLE child", "ANALYZE t")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from airflow_roir.engine import fold, folding, switch
+from airflow_roir.engine import apply_delta, fold, switch
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -35,7 +35,7 @@ def test_index_equals_source_in_every_snapshot_after_publish(database: Database,
             steps.seal_all(database, run)
             switch.switch(database, run)
             with database.transaction() as connection:
-                before = folding.left_in_delta(connection, prepared.generation_id)
+                before = apply_delta.left_in_delta(connection, prepared.generation_id)
             folded = fold.fold_here(database, run)
             assert folded.rows <= before, "the delta may only shrink (I5)"
             fold.finish(database, run)

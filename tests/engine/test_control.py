@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import abort, build, fold, lifecycle, prepare, publish, seal, switch
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact.worker import finish as finish_compaction
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import end_run, settle, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import (
     Fenced,
     IllegalTransition,
@@ -44,13 +45,13 @@ def test_a_second_try_of_a_worker_gets_its_range_back_and_fences_the_first(datab
     _, run = steps.begin(database, ranges=4, batch_rows=50)
     zombie, retry = steps.worker(database, run, 0), steps.worker(database, run, 0)
     claim = steps.claim_of(zombie)
-    batch = zombie.batch(claim)
-    assert isinstance(batch, Batch)
-    assert batch.claim is not None
+    batch = zombie.step(claim)
+    assert isinstance(batch, Step)
+    assert batch.rest is not None
     again = steps.claim_of(retry)
-    assert (again.id, again.scan.watermark) == (claim.id, batch.claim.scan.watermark)
+    assert (again.id, again.scan.watermark) == (claim.id, batch.rest.scan.watermark)
     with pytest.raises(Fenced):
-        zombie.batch(batch.claim)
+        zombie.step(batch.rest)
     steps.finish_all(database, run)
     steps.assert_exact(database)
 
@@ -61,7 +62,7 @@ def test_a_new_run_fences_every_older_worker_at_its_next_commit(database: Databa
     claim = steps.claim_of(zombie)
     newer = start_run(database, "ix", "other", take_over=True)
     with pytest.raises(Fenced, match="other"):
-        zombie.batch(claim)
+        zombie.step(claim)
     with pytest.raises(Fenced):
         zombie.claim()
     with pytest.raises(Fenced):
@@ -73,13 +74,13 @@ def test_a_new_run_fences_every_older_worker_at_its_next_commit(database: Databa
 def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(database: Database) -> None:
     prepared, run = steps.begin(database, batch_rows=100, ranges=2)
     worker = steps.worker(database, run)
-    batch = worker.batch(steps.claim_of(worker))
-    assert isinstance(batch, Batch)
-    assert batch.claim is not None
+    batch = worker.step(steps.claim_of(worker))
+    assert isinstance(batch, Step)
+    assert batch.rest is not None
     operations.pause(database, "ix", "me", "lunch")
     before = operation_status(database, prepared.operation_id)
     assert (before.status, before.rows, before.pause_reason, before.paused_by) == ("paused", 100, "lunch", "me")
-    assert worker.batch(batch.claim) == Stop("paused")
+    assert worker.step(batch.rest) == Stop("paused")
     assert worker.claim() == Stop("paused")
     operations.change_options(database, "ix", actor="me", parallelism=5, batch_rows=7000)
     resumed = start_run(database, "ix", "test")
@@ -91,7 +92,7 @@ def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(databa
         7000,
     )
     again = steps.worker(database, resumed)
-    assert steps.claim_of(again).scan.watermark == batch.claim.scan.watermark
+    assert steps.claim_of(again).scan.watermark == batch.rest.scan.watermark
     again.connection.close()
     steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
     steps.assert_exact(database)
@@ -114,12 +115,12 @@ def test_a_rate_limit_that_changes_is_followed_while_the_worker_waits(database: 
 def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(database: Database) -> None:
     _, run = steps.begin(database, batch_rows=50, ranges=1)
     worker = steps.worker(database, run, 1)
-    batch = worker.batch(steps.claim_of(worker))
-    assert isinstance(batch, Batch)
-    assert batch.claim is not None
+    batch = worker.step(steps.claim_of(worker))
+    assert isinstance(batch, Step)
+    assert batch.rest is not None
     operations.change_options(database, "ix", actor="me", parallelism=1)
-    assert worker.batch(batch.claim) == Stop("leave")
-    assert steps.claim_of(steps.worker(database, run, 0)).scan.watermark == batch.claim.scan.watermark
+    assert worker.step(batch.rest) == Stop("leave")
+    assert steps.claim_of(steps.worker(database, run, 0)).scan.watermark == batch.rest.scan.watermark
 
 
 def test_ranges_of_a_worker_that_vanished_are_claimed_again(database: Database) -> None:
@@ -149,7 +150,7 @@ def test_a_second_run_is_refused_while_the_first_ones_heart_beats(database: Data
 def test_an_unfinished_operation_is_adopted_from_its_watermarks(database: Database) -> None:
     prepared, run = steps.begin(database, batch_rows=100, ranges=2)
     worker = steps.worker(database, run)
-    worker.batch(steps.claim_of(worker))
+    worker.step(steps.claim_of(worker))
     end_run(database, run)
     again = prepare.prepare(database, steps.IndexDefinition.parse("ix", "t", "k"), steps.BuildOptions(parallelism=3))
     assert again.adopted
@@ -163,12 +164,12 @@ def test_an_unfinished_operation_is_adopted_from_its_watermarks(database: Databa
 def test_an_altered_source_stops_the_build_and_nothing_is_copied(database: Database, dsn: str, change: str) -> None:
     prepared, run = steps.begin(database, batch_rows=100, ranges=2)
     worker = steps.worker(database, run)
-    batch = worker.batch(steps.claim_of(worker))
-    assert isinstance(batch, Batch)
-    assert batch.claim is not None
+    batch = worker.step(steps.claim_of(worker))
+    assert isinstance(batch, Step)
+    assert batch.rest is not None
     run_sql(dsn, f"ALTER TABLE t {change}")
     with pytest.raises(SourceChanged, match="altered"):
-        worker.batch(batch.claim)
+        worker.step(batch.rest)
     with pytest.raises(SourceChanged):
         steps.worker(database, run)
     assert operation_status(database, prepared.operation_id).rows == 100
@@ -198,9 +199,9 @@ def test_progress_never_goes_backwards(database: Database) -> None:
     while isinstance(claim := worker.claim(), Claim):
         held: Claim | None = claim
         while held is not None:
-            batch = worker.batch(held)
-            assert isinstance(batch, Batch)
-            held = batch.claim
+            batch = worker.step(held)
+            assert isinstance(batch, Step)
+            held = batch.rest
             seen.append(operation_status(database, prepared.operation_id).percent_complete)
     build.finish(database, run)
     for _ in seal.PHASE.work(database, run, 0):

@@ -22,7 +22,7 @@ from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health import faults
-from airflow_roir.engine.lifecycle import carry_on
+from airflow_roir.engine.lifecycle import run_phases
 from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.source import catalog, checks, owner
@@ -318,7 +318,7 @@ def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
             run = start_run(database, "ix", "test", take_over=True)
             steps.build_all(database, run)
             steps.seal_all(database, run)
-            carry_on(database, run)
+            run_phases(database, run)
         except (RoirError, DBAPIError) as error:
             return "" if str(error) else "an error without words"
     told = [line for one in indexes(database) for line in one.warnings]

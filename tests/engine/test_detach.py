@@ -10,10 +10,10 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import clean_up, drop
-from airflow_roir.engine.build import Batch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import detach, remove_entries
 from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -245,11 +245,11 @@ def test_a_claimed_range_of_a_partition_that_left_is_done(database: Database, ds
     make(dsn)
     _, run = steps.begin(database, ranges=3, batch_rows=20)
     worker, claim = steps.claimed(database, run)
-    outcome = worker.batch(claim)
-    assert isinstance(outcome, Batch)
-    assert outcome.claim is not None
+    outcome = worker.step(claim)
+    assert isinstance(outcome, Step)
+    assert outcome.rest is not None
     detach.detach_partition(database, "t0", "test", drop=True)
-    assert worker.batch(outcome.claim) == Batch(0, 0.0, None)
+    assert worker.step(outcome.rest) == Step(0, 0.0, done=False, rests=False)
     worker.connection.close()
     steps.finish_all(database, run)
     assert steps.assert_exact(database).rows == 200

@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine import abort, build
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Claim
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run, start_run
@@ -22,6 +22,7 @@ from airflow_roir.engine.early import hashing, store
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.early.detector import Detector
 from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -82,9 +83,9 @@ def build_ranges(database: Database, run: Run, count: int) -> None:
         for _ in range(count):
             held = worker.claim()
             while isinstance(held, Claim):
-                outcome = worker.batch(held)
-                assert isinstance(outcome, Batch)
-                held = outcome.claim
+                outcome = worker.step(held)
+                assert isinstance(outcome, Step)
+                held = outcome.rest
 
 
 @pytest.mark.parametrize("early_bytes", [1 << 20, 600, 0])
@@ -278,9 +279,9 @@ def test_rows_of_a_batch_that_was_open_are_read_once_it_is_committed(
             claim = other.claim()
             for _ in range(7):
                 while isinstance(claim, Claim):
-                    outcome = other.batch(claim)
-                    assert isinstance(outcome, Batch)
-                    claim = outcome.claim
+                    outcome = other.step(claim)
+                    assert isinstance(outcome, Step)
+                    claim = outcome.rest
                     one.step(everything=True)
                 claim = other.claim()
             assert kept(dsn) == (1600 - copied, 0)

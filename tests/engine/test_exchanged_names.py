@@ -262,7 +262,7 @@ class Case:
 
 
 def verify_and_publish(database: Database, run: Any) -> None:
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
 
 
 # --- the walk

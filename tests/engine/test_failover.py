@@ -52,7 +52,7 @@ def go_on(database: Database) -> None:
         steps.build_all(database, run)
     if phase in ("build", "seal"):
         steps.seal_all(database, run)
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
     steps.assert_exact(database)
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_the_new_server_never_heard_of_is_fenced(both: Pair) -> None:
         list(build.PHASE.work(database, lost, 0))
     steps.build_all(database, now)
     steps.seal_all(database, now)
-    lifecycle.carry_on(database, now)
+    lifecycle.run_phases(database, now)
     steps.assert_exact(database)
 
 
@@ -91,7 +91,7 @@ def test_workers_of_a_phase_that_has_not_come_yet_do_nothing(both: Pair) -> None
     worker = steps.worker(database, run)
     claim = worker.claim()
     assert not isinstance(claim, Stop)
-    worker.batch(claim)
+    worker.step(claim)
     worker.connection.close()
     both.lose()
     steps.build_all(database, run)
@@ -230,6 +230,6 @@ def test_a_finalize_goes_on_from_what_the_new_server_has(both: Pair, lost: str) 
     if lost.startswith("UPDATE"):
         both.lose()
     with between(database, lost, both.fail_over):
-        lifecycle.carry_on(database, run)
+        lifecycle.run_phases(database, run)
     assert operations.find_operation(database, "ix").status == "completed"
     steps.assert_exact(database)

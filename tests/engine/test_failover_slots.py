@@ -57,7 +57,7 @@ def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
             worker = steps.worker(database, run)
             claim = worker.claim()
             assert not isinstance(claim, Stop)
-            worker.batch(claim)
+            worker.step(claim)
             worker.connection.close()
             # Another table's attach to a published index waits for no logical slot, its own or a copy.
             run_sql(dsn, "CREATE TABLE s (LIKE t INCLUDING ALL) PARTITION BY RANGE (d)")
@@ -74,7 +74,7 @@ def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
             run = start_run(promoted, "ix", "test", take_over=True)
             steps.build_all(promoted, run)
             steps.seal_all(promoted, run)
-            lifecycle.carry_on(promoted, run)
+            lifecycle.run_phases(promoted, run)
             steps.assert_exact(promoted)
             report = clean_up.clean_up(promoted)
             assert (report.guards_removed, report.waiting, report.warnings) == (2, [], [])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from airflow_roir.engine import fold, folding, lifecycle, switch
+from airflow_roir.engine import apply_delta, fold, lifecycle, switch
+from airflow_roir.engine.apply_delta import Folded, Folding
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.folding import Folded, Folding
 from tests.conftest import run_sql
 from tests.engine import steps
 
@@ -42,7 +42,7 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
     assert scanned == 0
     assert folded + fold.fold_here(database, run) == Folded(upserted=6667, annihilated=10_000)
     with database.transaction() as connection:
-        assert folding.left_in_delta(connection, job.generation_id) == 0
+        assert apply_delta.left_in_delta(connection, job.generation_id) == 0
 
 
 def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Database, dsn: str) -> None:
@@ -66,7 +66,7 @@ def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Dat
     before = steps.sql(steps.session(dsn), PARTS)
     run = start_run(database, "ix", "next", take_over=True)
     assert steps.sql(steps.session(dsn), PARTS) == before
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
     [detail] = steps.sql(steps.session(dsn), "SELECT detail FROM roir.event WHERE detail LIKE 'publish; folded%'")
     counts = [int(number) for number in re.findall(r"\d+", detail[0])]
     assert sum(counts) == 6667 * 2 + 3333 > sum(folded) > 0

@@ -100,7 +100,7 @@ def finish(database: Database) -> None:
         phase = "seal"
     if phase == "seal":
         steps.seal_all(database, run)
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
 
 
 @pytest.mark.parametrize(

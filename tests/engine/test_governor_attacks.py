@@ -333,7 +333,7 @@ def test_a_verification_by_threads_follows_a_grant_that_grows(
         return unit(worker, claim)
 
     monkeypatch.setattr(VerifyWorker, "unit", noted)
-    lifecycle.carry_on(governed, run)
+    lifecycle.run_phases(governed, run)
     assert numbers[:2] == [0, 0]
 
 
@@ -363,7 +363,7 @@ def test_a_fold_that_begins_with_little_has_all_its_workers_later(
     monkeypatch.setattr(fold.FoldWorker, "step", noted)
     monkeypatch.setattr(fold, "BLOCKS_PER_STEP", 1)
     run_sql(dsn, "INSERT INTO t SELECT i, 'y', i FROM generate_series(10_000, 15_000) i")
-    lifecycle.carry_on(governed, run)
+    lifecycle.run_phases(governed, run)
     assert numbers[0] == 0
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, dry_run, lifecycle
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Claim
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import record
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import InvalidInput, LabelsRenamed
 from airflow_roir.options import BuildOptions, VerifyOptions
 from tests.conftest import run_sql
@@ -242,7 +243,7 @@ def half_built(database: Database, key: str = "k") -> tuple[steps.Run, int]:
     with worker.connection:
         claim = worker.claim()
         assert isinstance(claim, Claim)
-        assert isinstance(worker.batch(claim), Batch)
+        assert isinstance(worker.step(claim), Step)
     return run, prepared.operation_id
 
 

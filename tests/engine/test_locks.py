@@ -77,7 +77,7 @@ class Locking:
             steps.build_all(self.database, self.run)
             steps.seal_all(self.database, self.run)
         if self.step != "publish":
-            lifecycle.carry_on(self.database, self.run)
+            lifecycle.run_phases(self.database, self.run)
         steps.assert_exact(self.database)
 
 

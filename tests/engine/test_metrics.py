@@ -110,7 +110,7 @@ def test_each_phase_of_a_build_and_of_a_verification(database: Database, dsn: st
     assert seen.one("roir_operation_driven") == 1
     worker, claim = steps.claimed(database, run)
     assert assert_tells(dsn, database).one("roir_operation_workers") == 1
-    worker.batch(claim)
+    worker.step(claim)
     worker.connection.close()
     seen = assert_tells(dsn, database)
     assert seen.one("roir_operation_rows_total") > 0
@@ -159,7 +159,7 @@ def test_counters_never_fall_over_pause_resume_kill_and_verify(database: Databas
     _, run = steps.begin(database, ranges=4, segments=2)
     run_sql(dsn, f"INSERT INTO roir.throttle_time VALUES ({run.operation_id}, 'replica_lag', 2.5)")
     worker, claim = steps.claimed(database, run)
-    worker.batch(claim)
+    worker.step(claim)
     assert look().one("roir_operation_throttled_seconds_total", cause="replica_lag") == 2.5
     operations.pause(database, "ix", "test", "lunch")
     seen = look()
@@ -272,7 +272,7 @@ def test_each_metric_is_printed_by_some_scrape(dsn: str, database: Database, tab
         "commit_latency": {"limit": 0.02, "value": None, "of": None, "problem": "no connection"},
     }
     worker, claim = steps.claimed(database, run)
-    worker.batch(claim)
+    worker.step(claim)
     worker.connection.close()
     user = steps.session(dsn)
     sql(user, "SELECT roir.keep_signals(%s, 1.5, %s)", run.operation_id, to_json(readings))

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, build
-from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.build import BuildWorker, Claim
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, load_job
@@ -24,6 +24,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import detach
 from airflow_roir.engine.scan import carrying
 from airflow_roir.engine.snapshot.operation import operation_status
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import DuplicatesFound, Fenced, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Phase, Status
 from tests.conftest import run_sql
@@ -64,9 +65,9 @@ def copied(database: Database, run: Run) -> int:
     return sum(int(str(row[-1])) for row in ranges(database, run))
 
 
-def batch(worker: BuildWorker, claim: Claim) -> Batch:
-    outcome = worker.batch(claim)
-    assert isinstance(outcome, Batch)
+def batch(worker: BuildWorker, claim: Claim) -> Step:
+    outcome = worker.step(claim)
+    assert isinstance(outcome, Step)
     return outcome
 
 
@@ -95,11 +96,11 @@ def test_a_batch_in_the_middle_is_for_all_that_stand_there(database: Database, t
     a, b = begin(database, "a"), begin(database, "b")
     first = steps.worker(database, a)
     claim = steps.claim_of(first)
-    held = batch(first, claim).claim
+    held = batch(first, claim).rest
     c = begin(database, "c")
     assert held is not None
     while held is not None:
-        held = batch(first, held).claim
+        held = batch(first, held).rest
     assert copied(database, a) == copied(database, b) > copied(database, c) == 0
     # The range that the first worker has done is free for the last one, the others are done for it.
     assert steps.claim_of(steps.worker(database, c)).ordinal == claim.ordinal
@@ -129,7 +130,7 @@ def test_two_claims_at_the_same_time(database: Database, table: str) -> None:
     with changed(database, r"AND NOT \(\s*id = ANY", "AND (true OR id = ANY"):
         claims = steps.claim_of(one), steps.claim_of(two)
     assert claims[0].ordinal == claims[1].ordinal
-    assert batch(two, claims[1]) == Batch(0, 0.0, None)
+    assert batch(two, claims[1]) == Step(0, 0.0, done=False, rests=False)
     batch(one, claims[0])
     assert copied(database, a) == copied(database, b) == 5
     assert steps.claim_of(two).ordinal != claims[0].ordinal
@@ -184,11 +185,11 @@ def test_nobody_waits_for_whom_nobody_drives(database: Database, table: str, dea
 def test_a_paused_one_gets_nothing_more_and_goes_on_where_it_stood(database: Database, table: str) -> None:
     a, b = begin(database, "a"), begin(database, "b")
     worker = steps.worker(database, a)
-    held = batch(worker, steps.claim_of(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).rest
     operations.pause(database, "b", "test", "for lunch")
     assert held is not None
     while held is not None:
-        held = batch(worker, held).claim
+        held = batch(worker, held).rest
     assert copied(database, b) == 5
     b = start_run(database, "b", "test", take_over=True)
     # From its own watermark alone; the next ranges together again.
@@ -341,11 +342,11 @@ def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: D
     with changed(database, r"INSERT INTO roir_data\.g2 \([^)]*\)\s", full):
         while len(rows) < 8:
             outcome = batch(worker, held or steps.claim_of(worker))
-            held = outcome.claim
+            held = outcome.rest
             rows.append((outcome.rows, copied(database, b), copied(database, c)))
         own = steps.worker(database, b)
         with pytest.raises(DBAPIError, match="division by zero"):
-            own.batch(steps.claim_of(own))
+            own.step(steps.claim_of(own))
     assert copied(database, a) == sum(row[0] for row in rows)
     assert rows[-1][1] == 0
     # Alone the first time, and then not until the other one is known.
@@ -387,11 +388,11 @@ def test_columns_that_are_exchanged_for_a_while(database: Database, table: str) 
     a = steps.begin(database, "a", keys="k", **SMALL)[1]
     b = steps.begin(database, "b", keys="v", **SMALL)[1]
     worker = steps.worker(database, a)
-    held = batch(worker, steps.claim_of(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).rest
     run_sql(table, "ALTER TABLE t RENAME v TO x; ALTER TABLE t RENAME w TO v; ALTER TABLE t RENAME x TO w")
     assert held is not None
     with pytest.raises(SourceChanged):
-        worker.batch(held)
+        worker.step(held)
     assert copied(database, a) == copied(database, b) == 5
 
 
@@ -406,7 +407,7 @@ def test_what_is_wrong_for_a_companion_alone_is_its_own(database: Database, dsn:
     a = steps.begin(database, "a", keys="k", **SMALL)[1]
     b = steps.begin(database, "b", keys="v", **SMALL)[1]
     worker = steps.worker(database, a)
-    held = batch(worker, steps.claim_of(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).rest
     run_sql(dsn, "ALTER TABLE t ALTER v DROP EXPRESSION")
     assert held is not None
     assert batch(worker, held).rows == 3
@@ -419,10 +420,10 @@ def test_a_worker_that_is_killed_between_its_statements(database: Database, tabl
     """Each operation has the whole batch, or nothing of it."""
     a, b = begin(database, "a"), begin(database, "b")
     worker = steps.worker(database, a)
-    held = batch(worker, steps.claim_of(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).rest
     assert held is not None
     with suppress(AssertionError), before(database, "", lambda: kill(worker), at=statement), suppress(DBAPIError):
-        worker.batch(held)
+        worker.step(held)
     assert copied(database, a) == copied(database, b)
     with database.transaction() as connection:
         build.PHASE.left(connection, a, busy=[])
@@ -451,10 +452,10 @@ def test_a_leaf_that_leaves_between_two_batches(database: Database, dsn: str) ->
     )
     a, _ = begin(database, "a"), begin(database, "b")
     worker = steps.worker(database, a)
-    held = batch(worker, steps.claim_of(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).rest
     detach.detach_partition(database, "t1", "test")
     assert held is not None
-    assert batch(worker, held) == Batch(0, 0.0, None)
+    assert batch(worker, held) == Step(0, 0.0, done=False, rests=False)
     for index in ("a", "b"):
         finish(database, index)
 
@@ -463,10 +464,10 @@ def test_a_leaf_that_leaves_between_two_batches(database: Database, dsn: str) ->
 def test_a_truncate_between_two_batches(database: Database, table: str, scan: str) -> None:
     a, _ = begin(database, "a", scan=scan), begin(database, "b", scan=scan)
     worker = steps.worker(database, a)
-    held = batch(worker, steps.claim_of(worker)).claim
+    held = batch(worker, steps.claim_of(worker)).rest
     run_sql(table, "TRUNCATE t", "INSERT INTO t SELECT i, i % 5, i FROM generate_series(1, 20) i")
     while held is not None:
-        held = batch(worker, held).claim
+        held = batch(worker, held).rest
     for index in ("a", "b"):
         finish(database, index)
 
@@ -542,8 +543,8 @@ class Crowd:
                 found = worker.claim()
                 held = found if isinstance(found, Claim) else None
             else:
-                outcome = worker.batch(held)
-                held = outcome.claim if isinstance(outcome, Batch) else None
+                outcome = worker.step(held)
+                held = outcome.rest if isinstance(outcome, Step) else None
                 self.carried += len(worker.source.carrier.companions)
         except Fenced:
             worker.connection.close()

@@ -146,7 +146,7 @@ def carry(database: Database, begun: Callable[[], object] = lambda: None) -> Non
                     raise RoirError(metrics.error)
             finish = build.finish if phase == "build" else seal.finish
             database.retry(lambda finish=finish: finish(database, run))  # type: ignore[misc]
-        lifecycle.carry_on(database, run)
+        lifecycle.run_phases(database, run)
 
 
 @pytest.fixture

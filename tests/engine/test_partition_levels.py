@@ -19,6 +19,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.schema import tamper
+from airflow_roir.engine.work.phase_work import Step
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -201,7 +202,7 @@ class Case:
         """Two batches of the build, which look at the partitions."""
         for _ in range(0 if self.built else 2):
             if isinstance(claim := self.worker.claim(), build.Claim):
-                assert isinstance(self.worker.batch(claim), build.Batch)
+                assert isinstance(self.worker.step(claim), Step)
 
     def end(self) -> None:
         self.worker.connection.close()

@@ -161,7 +161,7 @@ def test_the_index_is_exact_whatever_partitions_do(database: Database, dsn: str,
             for _ in seal.PHASE.work(database, run, 0):
                 traffic.step()
             seal.finish(database, run)
-            lifecycle.carry_on(database, run)
+            lifecycle.run_phases(database, run)
             for _ in range(4):
                 traffic.step()
                 assert_shown_now(database)

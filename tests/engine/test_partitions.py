@@ -6,8 +6,9 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import dry_run
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import InvalidInput, PartitionsChanged, SourceChanged
 from airflow_roir.operation import Status
 from airflow_roir.options import BuildOptions
@@ -241,12 +242,12 @@ def test_a_partition_that_goes_while_building_stops_the_batch(database: Database
     make(dsn)
     _, run = steps.begin(database, ranges=3, batch_rows=20)
     worker, claim = steps.claimed(database, run)
-    assert isinstance(worker.batch(claim), Batch)
+    assert isinstance(worker.step(claim), Step)
     run_sql(dsn, statement)
     claim = worker.claim()
     assert isinstance(claim, Claim)
     with pytest.raises(PartitionsChanged, match=r"public\.t1 of public\.t was dropped or detached without roir"):
-        worker.batch(claim)
+        worker.step(claim)
     worker.connection.close()
     with pytest.raises(PartitionsChanged, match="roir sync-partitions"):
         steps.build_all(database, run)
@@ -260,7 +261,7 @@ def test_a_partition_whose_capture_is_disabled_ends_the_build(database: Database
     worker, claim = steps.claimed(database, run)
     run_sql(dsn, f"ALTER TABLE t1 DISABLE TRIGGER {name.format(*steps.capture_triggers(dsn))}")
     with pytest.raises(SourceChanged, match="the capture: its triggers"):
-        worker.batch(claim)
+        worker.step(claim)
     worker.connection.close()
 
 
@@ -274,9 +275,9 @@ def test_a_partition_that_is_attached_with_rows_stops_the_batch(database: Databa
         "ALTER TABLE t ATTACH PARTITION t3 FOR VALUES FROM (30) TO (40)",
         "INSERT INTO t VALUES (31, 1, NULL, 1), (32, 2, 'a', 1)",
     )
-    outcome = worker.batch(claim)
-    assert isinstance(outcome, Batch), "it was empty when it came"
-    assert outcome.claim is not None
+    outcome = worker.step(claim)
+    assert isinstance(outcome, Step), "it was empty when it came"
+    assert outcome.rest is not None
     run_sql(
         dsn,
         "CREATE TABLE t4 (LIKE t INCLUDING ALL)",
@@ -284,5 +285,5 @@ def test_a_partition_that_is_attached_with_rows_stops_the_batch(database: Databa
         "ALTER TABLE t ATTACH PARTITION t4 FOR VALUES FROM (40) TO (50)",
     )
     with pytest.raises(PartitionsChanged, match=r"public\.t4 was attached to public\.t with rows"):
-        worker.batch(outcome.claim)
+        worker.step(outcome.rest)
     worker.connection.close()

@@ -73,7 +73,7 @@ class Operation:
         worker = steps.worker(self.database, self.run)
         claim = worker.claim()
         assert not isinstance(claim, Stop)
-        worker.batch(claim)
+        worker.step(claim)
         worker.connection.close()
 
 

@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.engine import abort
-from airflow_roir.engine.build import Batch
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.control.run import Run, end_run, settle
@@ -20,6 +19,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot import bars
 from airflow_roir.engine.snapshot.details import MOST_SAMPLES, progress
 from airflow_roir.engine.snapshot.operation import OperationStatus
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.engine.work.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
 from airflow_roir.options import LIVE, MAX_PARALLELISM
@@ -46,7 +46,7 @@ def begin_to_work(dsn: str, run: Run) -> None:
 def step(database: Database, run: Run, number: int = 0) -> Any:
     """A worker, named as Spark's are, that has copied a batch."""
     worker, claim = steps.claimed(database.named(session_name(run, number)), run, number)
-    assert isinstance(worker.batch(claim), Batch)
+    assert isinstance(worker.step(claim), Step)
     return worker
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, dry_run, prepare
-from airflow_roir.engine.build import Batch
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot.operation import status
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
@@ -103,7 +103,7 @@ def _lives(database: Database, dsn: str, case: Case) -> None:
     reach("before")
     _, run = steps.begin(database, include="v", ranges=3, segments=2, batch_rows=7, ignore_publications=True)
     worker, claim = steps.claimed(database, run)
-    assert isinstance(worker.batch(claim), Batch)
+    assert isinstance(worker.step(claim), Step)
     worker.connection.close()
     reach("mid-build")
     steps.switch_all(database, run)

@@ -130,7 +130,7 @@ def through_phases(server: Server, folder: Path) -> None:
     keeper.close()
     reached("prepared")
     worker = steps.worker(database, run)
-    worker.batch(worker.claim())  # type: ignore[arg-type]
+    worker.step(worker.claim())  # type: ignore[arg-type]
     worker.connection.close()
     reached("mid_build")
     steps.build_all(database, run)
@@ -162,7 +162,7 @@ def test_the_operation_goes_on_from_where_it_stood(archive: Archive, point: str)
                 steps.build_all(database, run)
             if found.phase in ("build", "seal"):
                 steps.seal_all(database, run)
-            lifecycle.carry_on(database, run)
+            lifecycle.run_phases(database, run)
         else:
             assert point in ("published", "cleaned")
         run_sql(dsn, "DELETE FROM t WHERE id % 11 = 0", "TRUNCATE t1")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import abort, build, clean_up, publish, switch
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Claim
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, settle, start_run
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql
@@ -41,7 +42,7 @@ def one_batch(database: Database, run: Run) -> bool:
         claim = worker.claim()
         if not isinstance(claim, Claim):
             return False
-        assert isinstance(worker.batch(claim), Batch)
+        assert isinstance(worker.step(claim), Step)
     return True
 
 
@@ -132,7 +133,7 @@ def test_yugabyte_25250_row_deleted_between_read_and_write(database: Database, d
         sql(user, "DELETE FROM t WHERE id = 1")
         user.commit()
     run_sql(dsn, "DELETE FROM roir_data.g1")  # that batch's watermark wasn't written: take its rows back
-    worker.batch(claim)
+    worker.step(claim)
     sql(user, "INSERT INTO t VALUES (1, 'again', 1)")
     sql(user, "DELETE FROM t WHERE id = 2")
     user.commit()
@@ -145,9 +146,9 @@ def test_tidb_49233_57670_resume_after_a_lost_answer(database: Database) -> None
     """A batch was committed and its answer lost; the next try copied it again and found false duplicates there."""
     _, run = steps.begin(database, batch_rows=10)
     worker, claim = steps.claimed(database, run)
-    worker.batch(claim)
+    worker.step(claim)
     with pytest.raises(Fenced):
-        worker.batch(claim)  # as if it had never heard that it was committed
+        worker.step(claim)  # as if it had never heard that it was committed
     worker.connection.close()
     run = start_run(database, "ix", "the next", take_over=True)
     steps.finish_all(database, run)  # the unique indexes are built
@@ -182,10 +183,10 @@ def test_tidb_47981_39308_56733_worker_cut_off_comes_back(database: Database, ds
     later = start_run(database, "ix", "the next", take_over=True)
     assert one_batch(database, later)
     with pytest.raises(Fenced):
-        cut_off.batch(claim)
+        cut_off.step(claim)
     steps.build_all(database, later)
     with pytest.raises(Fenced):
-        cut_off.batch(claim)
+        cut_off.step(claim)
     cut_off.connection.close()
     assert copied(dsn, prepared.operation_id) == ROWS
     steps.finish_all(database, later)
@@ -258,7 +259,7 @@ def test_gh_ost_444_connection_error_is_not_the_end_of_the_copy(database: Databa
         pid = execute(worker.connection, "SELECT pg_backend_pid()").scalar_one()
     run_sql(dsn, f"SELECT pg_terminate_backend({pid}, 5000)")
     with pytest.raises(Exception, match=r"terminat|closed|connection"):
-        worker.batch(claim)
+        worker.step(claim)
     with pytest.raises(InvariantViolated, match="not done"):
         build.finish(database, run)
     steps.finish_all(database, start_run(database, "ix", "the next", take_over=True))
@@ -317,7 +318,7 @@ def test_tidb_51746_one_of_several_of_one_scan_fails_and_the_others_are_whole(da
     worker, claim = steps.claimed(database, runs["a"])
     # In the midst of a batch that is for all three.
     with before(database, "WITH rows AS", lambda: settle(database, runs["b"], SourceChanged("a fault"), fatal=True)):
-        assert isinstance(worker.batch(claim), Batch)
+        assert isinstance(worker.step(claim), Step)
     worker.connection.close()
     assert operations.find_operation(database, "b").status == Status.FAILED
     for name in ("a", "c"):

@@ -215,7 +215,7 @@ def test_after_a_failover_the_operation_goes_on(primary: Server, dsn: str, phase
         if phase == "mid-build":
             steps.build_all(database, run)
             steps.seal_all(database, run)
-        lifecycle.carry_on(database, run)
+        lifecycle.run_phases(database, run)
         assert steps.assert_exact(database).rows == 54
         assert clean_up.clean_up(database).warnings == []
     user.close()

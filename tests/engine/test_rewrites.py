@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from airflow_roir.engine import folding
+from airflow_roir.engine import apply_delta
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import SourceChanged
@@ -74,7 +74,7 @@ def test_a_delta_that_is_rewritten_between_two_steps_of_the_fold(database: Datab
     connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
-    one = folding.Folding(connection, job.generation_id, job.entry)
+    one = apply_delta.Folding(connection, job.generation_id, job.entry)
     assert steps.fold_blocks(connection, one, 0, 16).rows > 0
     run_sql(dsn, f"VACUUM FULL {one.delta}")
     steps.fold_blocks(connection, one, 16, 32)

@@ -161,7 +161,7 @@ def test_a_view_that_takes_the_tables_name_runs_as_the_owner(scene: Scene, when:
         "GRANT ALL ON evil.t TO PUBLIC",
     )
     for step in (
-        lambda: one.batch(claim) if one is not None else steps.build_all(scene.database, run),
+        lambda: one.step(claim) if one is not None else steps.build_all(scene.database, run),
         lambda: lifecycle.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test"),
         lambda: lifecycle.verify(scene.database, "evil.ix", VerifyOptions(sample=100), "test"),
     ):

@@ -212,7 +212,7 @@ def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Sce
         elif step == "verify":
             lifecycle.verify(scene.database, "evil.ix", VerifyOptions(), "test")
         elif step == "batch":
-            one.batch(claim)
+            one.step(claim)
         else:
             with one.connection.begin():
                 # As far as a batch has come by now: it knows a name.

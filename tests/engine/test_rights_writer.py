@@ -212,7 +212,7 @@ def life(scene: Scene, shape: str, owner: str, settings: Sequence[str]) -> None:
     steps.switch_all(scene.database, run)
     accepted += writes(scene, 2000, oid, settings)
     assert not scene.gains(), "direct"
-    lifecycle.carry_on(scene.database, run)
+    lifecycle.run_phases(scene.database, run)
     accepted += writes(scene, 3000, oid, settings)
     assert not scene.gains(), "active"
     assert accepted > 6 * len(settings)

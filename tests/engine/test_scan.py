@@ -8,9 +8,10 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine import abort, clean_up, revert
-from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.build import BuildWorker, Claim
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import SourceChanged
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -45,9 +46,9 @@ def begun(database: Database, scan: str, batches: int) -> tuple[steps.Run, Build
     held: Claim | None = claim
     for _ in range(batches):
         assert held is not None
-        outcome = worker.batch(held)
-        assert isinstance(outcome, Batch)
-        held = outcome.claim
+        outcome = worker.step(held)
+        assert isinstance(outcome, Step)
+        held = outcome.rest
         if held is None:
             found = worker.claim()
             held = found if isinstance(found, Claim) else None
@@ -126,9 +127,9 @@ def test_a_truncate_empties_it_and_what_comes_then_is_captured(table: str, datab
     run, worker, claim = begun(database, scan, 1)
     assert claim is not None
     run_sql(table, "TRUNCATE t", "INSERT INTO t SELECT i, i, i, 'new' FROM generate_series(1, 30) i")
-    outcome = worker.batch(claim)
-    assert isinstance(outcome, Batch)
-    assert (outcome.rows, outcome.claim) == (0, None)
+    outcome = worker.step(claim)
+    assert isinstance(outcome, Step)
+    assert (outcome.rows, outcome.rest) == (0, None)
     worker.connection.close()
     finish(database, run)
 
@@ -140,7 +141,7 @@ def test_a_rewritten_table_stops_a_scan_by_blocks(table: str, database: Database
     run_sql(table, "DELETE FROM t WHERE id < 10", rewrite)
     assert claim is not None
     with pytest.raises(SourceChanged, match=r"was rewritten since .* --scan key"):
-        worker.batch(claim)
+        worker.step(claim)
     worker.connection.close()
     abort.abort(database, "ix", "test")
     _, run = steps.begin(database, **IX, **SMALL)  # type: ignore[arg-type]
@@ -152,7 +153,7 @@ def test_a_rewritten_index_stops_a_scan_of_it(table: str, database: Database) ->
     assert claim is not None
     run_sql(table, "VACUUM FULL")
     with pytest.raises(SourceChanged, match="was rewritten"):
-        worker.batch(claim)
+        worker.step(claim)
     worker.connection.close()
 
 
@@ -237,10 +238,10 @@ def test_a_leaf_that_was_truncated_under_a_claim_is_out(dsn: str, database: Data
     _, run = steps.begin(database, scan="block", batch_rows=1)
     worker, claim = steps.claimed(database, run)
     run_sql(dsn, "TRUNCATE t0", "TRUNCATE t1", "INSERT INTO t VALUES (5, 5), (150, 6)")
-    outcome = worker.batch(claim)
+    outcome = worker.step(claim)
     worker.connection.close()
-    assert isinstance(outcome, Batch)
-    assert outcome.claim is None
+    assert isinstance(outcome, Step)
+    assert outcome.rest is None
     finish(database, run)
 
 

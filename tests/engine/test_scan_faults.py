@@ -131,7 +131,7 @@ def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
         operations.pause(database, "ix", "test", "")
         with worker.connection.begin():
             execute(worker.connection, "SET lock_timeout = '100ms'")  # what would wait for ever is told by an error
-        assert worker.batch(claim) == Stop("paused")
+        assert worker.step(claim) == Stop("paused")
     else:
         with database.transaction() as connection:
             execute(connection, "SET lock_timeout = '100ms'")

@@ -11,12 +11,13 @@ import random
 import pytest
 
 from airflow_roir.engine import abort, build, fold, publish, seal, switch
-from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.build import BuildWorker, Claim
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced, OperationPaused
 from airflow_roir.operation import Phase, Status
 from tests.conftest import run_sql
@@ -75,10 +76,10 @@ class Schedule:
                 self.workers[number] = (worker, got)
                 return
         else:
-            outcome = worker.batch(claim)
-            if isinstance(outcome, Batch):
+            outcome = worker.step(claim)
+            if isinstance(outcome, Step):
                 self.batches += 1
-                self.workers[number] = (worker, outcome.claim)
+                self.workers[number] = (worker, outcome.rest)
                 return
         self._forget(number)
 
@@ -88,7 +89,7 @@ class Schedule:
         for number in list(self.workers):
             worker, claim = self.workers[number]
             if self.chance.random() < 0.5 and claim is not None:
-                assert not isinstance(worker.batch(claim), Batch), "nothing is copied while paused"
+                assert not isinstance(worker.step(claim), Step), "nothing is copied while paused"
                 self._forget(number)
 
     def change(self) -> None:
@@ -119,7 +120,7 @@ class Schedule:
             return
         worker, claim = self.zombies.pop(self.chance.randrange(len(self.zombies)))
         try:
-            worker.batch(claim)
+            worker.step(claim)
         except Fenced:
             self.fenced += 1
         worker.connection.close()

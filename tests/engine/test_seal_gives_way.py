@@ -104,7 +104,7 @@ def test_a_truncate_gets_by_an_index_build_that_then_comes_to_its_end(
     gate.open()
     thread.join()
     assert not failed
-    lifecycle.carry_on(database, built)
+    lifecycle.run_phases(database, built)
     assert steps.assert_exact(database).rows > 0
 
 
@@ -128,7 +128,7 @@ def test_a_truncate_gets_by_a_vacuum(database: Database, dsn: str, built: Run) -
     gate.open()
     thread.join()
     assert not failed
-    lifecycle.carry_on(database, built)
+    lifecycle.run_phases(database, built)
     steps.assert_exact(database)
 
 
@@ -158,5 +158,5 @@ def test_who_comes_again_and_again_waits_in_the_end(database: Database, dsn: str
         one.join()
     assert not failed
     assert not refused
-    lifecycle.carry_on(database, built)
+    lifecycle.run_phases(database, built)
     steps.assert_exact(database)

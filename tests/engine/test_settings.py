@@ -16,13 +16,14 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.engine import clean_up, lifecycle, switch
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.build import Claim
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.sessions import own_session
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.verify.report import report_of
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.operation import Status
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps, verifying
@@ -139,7 +140,7 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
     with worker.connection:
         claim = worker.claim()
         assert isinstance(claim, Claim)
-        assert isinstance(worker.batch(claim), Batch)
+        assert isinstance(worker.step(claim), Step)
     writer.write(0)
     run = start_run(database, "ix", "test", take_over=True)
     steps.build_all(database, run)
@@ -517,7 +518,7 @@ def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str
     assert [sql(user, f"SELECT count(*) FROM roir_data.g{n}_delta")[0][0] for n in (1, 2)] == [0, 0]
     user.rollback()
     for index, run in zip(("ix1", "ix2"), runs, strict=True):
-        lifecycle.carry_on(databases[0], run)
+        lifecycle.run_phases(databases[0], run)
         steps.assert_exact(databases[0], index)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import folding, switch
+from airflow_roir.engine import apply_delta, switch
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
@@ -288,7 +288,7 @@ def test_capture_and_fold_do_to_an_entry_what_the_table_says(
     user.commit()
     if happening in (Happening.FOLD_MATCHED, Happening.FOLD_UNMATCHED):
         with database.connect() as connection:
-            steps.fold_blocks(connection, folding.Folding(connection, job.generation_id, job.entry), 0, 100)
+            steps.fold_blocks(connection, apply_delta.Folding(connection, job.generation_id, job.entry), 0, 100)
     found = sql(user, "SELECT state FROM roir_data.g1_delta WHERE c2 = 1")
     expected = ENTRY_STATES[state, happening]
     assert found == ([] if expected is None else [(expected.value,)])

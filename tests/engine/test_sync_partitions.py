@@ -93,7 +93,7 @@ def finish(database: Database, drive: run.Run, mode: str) -> None:
     if mode == "capture":
         steps.finish_all(database, drive)
     else:
-        lifecycle.carry_on(database, drive)
+        lifecycle.run_phases(database, drive)
 
 
 @pytest.mark.parametrize("statement", ["DROP TABLE t3", "ALTER TABLE t DETACH PARTITION t3"])

@@ -371,7 +371,7 @@ def finish(database: Database, run: Run, phase: str) -> None:
         steps.build_all(database, run)
     if phase in ("build", "seal"):
         steps.seal_all(database, run)
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
 
 
 def test_segments_are_smaller_under_a_throttle_since_no_worker_rests_within_one(database: Database, dsn: str) -> None:

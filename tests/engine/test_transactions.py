@@ -13,6 +13,7 @@ from sqlalchemy import Connection, event
 from airflow_roir.engine import build, lifecycle, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -71,10 +72,10 @@ def test_a_transaction_does_one_piece_of_work_and_none_is_open_between_two(datab
         claim = worker.claim()
         while isinstance(claim, build.Claim):
             assert sql(watch, OPEN) == [(0,)], "between two batches"
-            outcome = worker.batch(claim)
-            assert isinstance(outcome, build.Batch)
+            outcome = worker.step(claim)
+            assert isinstance(outcome, Step)
             assert sql(watch, OPEN) == [(0,)], "between two batches"
-            claim = outcome.claim or worker.claim()
+            claim = outcome.rest or worker.claim()
         worker.connection.close()
         build.finish(database, run)
         run_sql(dsn, "UPDATE t SET k = 'x' WHERE id < 60", "DELETE FROM t WHERE id > 190")

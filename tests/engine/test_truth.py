@@ -18,6 +18,7 @@ from airflow_roir.engine.verify import comparing, record, units
 from airflow_roir.engine.verify.comparing import load
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.worker import VerifyWorker
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
@@ -160,12 +161,12 @@ def test_nothing_falls_where_partitions_come_and_go(database: Database, dsn: str
     )
     claim = worker.claim()
     while isinstance(claim, build.Claim):
-        outcome = worker.batch(claim)
-        assert isinstance(outcome, build.Batch)
+        outcome = worker.step(claim)
+        assert isinstance(outcome, Step)
         watch()
         next(moments, lambda: None)()
         watch()
-        claim = outcome.claim or worker.claim()
+        claim = outcome.rest or worker.claim()
     worker.connection.close()
     build.finish(database, run)
     steps.seal_all(database, run)
@@ -202,7 +203,7 @@ def test_nothing_falls_when_the_servers_clock_is_set_back(database: Database, ds
     for _ in range(2):
         for _ in range(2):
             worker = steps.worker(database, run)
-            worker.batch(worker.claim())  # type: ignore[arg-type]
+            worker.step(worker.claim())  # type: ignore[arg-type]
             worker.connection.close()
             run_sql(dsn, "UPDATE roir.progress_sample SET at = at - interval '2 seconds'")
             with database.transaction() as connection:

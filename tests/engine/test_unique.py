@@ -10,7 +10,7 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import folding, seal, switch
+from airflow_roir.engine import apply_delta, seal, switch
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
@@ -246,7 +246,7 @@ def test_two_fold_steps_whose_keys_cross_wait_for_none(database: Database, dsn: 
     switch.switch(database, run)
     with database.connect() as one, database.connect() as other, one.begin(), other.begin():
         job = load_job(other, run)
-        workers = [folding.Folding(connection, job.generation_id, job.entry) for connection in (one, other)]
+        workers = [apply_delta.Folding(connection, job.generation_id, job.entry) for connection in (one, other)]
         execute(other, "SET LOCAL lock_timeout = '1ms'")
         assert workers[0].fold("d.c2 = 1").rows == 2
         assert workers[1].fold("d.c2 = 2").rows == 0

@@ -95,9 +95,9 @@ def test_tidb_49233_a_batch_that_is_done_again_brings_no_duplicates(database: Da
     """Its answer was lost, and the next try found its own rows there."""
     _, run = steps.begin(database, unique=True, batch_rows=10)
     worker, claim = steps.claimed(database, run)
-    worker.batch(claim)
+    worker.step(claim)
     with pytest.raises(Fenced):
-        worker.batch(claim)
+        worker.step(claim)
     with worker.connection.begin() as transaction:
         steps.half_a_batch(worker, claim)
         transaction.rollback()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_roir.engine.apply_delta import Folding
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.folding import Folding
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

@@ -175,7 +175,7 @@ def test_an_unfinished_operation_goes_on_after_init(database: Database, dsn: str
         steps.build_all(database, run)
     if phase in ("build", "seal"):
         steps.seal_all(database, run)
-    lifecycle.carry_on(database, run)
+    lifecycle.run_phases(database, run)
     run_sql(dsn, "DELETE FROM t WHERE id % 11 = 0", "TRUNCATE t2")
     steps.assert_exact(database)
     assert clean_up.clean_up(database).warnings == []

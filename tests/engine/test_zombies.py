@@ -37,9 +37,9 @@ def of_range(database: Database, begun: int) -> Scene:
     claim = one.claim()
     for _ in range(begun):
         assert isinstance(claim, build.Claim)
-        outcome = one.batch(claim)
-        assert isinstance(outcome, build.Batch)
-        claim = outcome.claim
+        outcome = one.step(claim)
+        assert isinstance(outcome, Step)
+        claim = outcome.rest
     assert isinstance(claim, build.Claim)
 
     def later(run: Run) -> Iterator[object]:
@@ -50,7 +50,7 @@ def of_range(database: Database, begun: int) -> Scene:
         switch.switch(database, run)
         steps.fold_and_publish(database, run)
 
-    return (lambda: one.batch(claim)), later
+    return (lambda: one.step(claim)), later
 
 
 def of_segment(database: Database, indexed: bool, unique: bool = False) -> Scene:

@@ -17,7 +17,7 @@ import psycopg2.extensions
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import folding, prepare, switch
+from airflow_roir.engine import apply_delta, prepare, switch
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
@@ -250,7 +250,7 @@ class Twins:
         first = self.chance.choice((0, 0, 1))
         with self.database.connect() as connection:
             folded = steps.fold_blocks(
-                connection, folding.Folding(connection, self.job.generation_id, self.job.entry), first, first + 1
+                connection, apply_delta.Folding(connection, self.job.generation_id, self.job.entry), first, first + 1
             )
         self.tally.folded += folded.rows
         self.moved = self.moved or folded.rows > 0
@@ -258,7 +258,7 @@ class Twins:
     def fold_some(self) -> None:
         """Only one or two rows of the delta."""
         with self.database.connect() as connection, connection.begin():
-            worker = folding.Folding(connection, self.job.generation_id, self.job.entry)
+            worker = apply_delta.Folding(connection, self.job.generation_id, self.job.entry)
             ctids = sql(self.watcher, f"SELECT ctid::text FROM {self.delta} WHERE state <> 'ghost' ORDER BY 1")
             self.watcher.commit()
             if not ctids:

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import build, claims, folding, prepare, publish, switch
+from airflow_roir.engine import apply_delta, build, claims, prepare, publish, switch
+from airflow_roir.engine.apply_delta import Folding
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.capture import installation, row_function, segment_writes
 from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.folding import Folding
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.scan.copier import Claim, Copier, SourceCopier
 from airflow_roir.engine.source.source import Source
+from airflow_roir.engine.work.phase_work import Step
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []
@@ -93,7 +94,7 @@ def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
     """A batch commits its watermark, and then its rows."""
     batch, insert = BuildWorker._batch, SourceCopier.insert
 
-    def broken(self: BuildWorker, claim: Claim, copier: Copier) -> build.Batch | Stop:
+    def broken(self: BuildWorker, claim: Claim, copier: Copier) -> Step | Stop:
         late: list[Any] = []
         with patch.context() as inner:
             inner.setattr(SourceCopier, "insert", lambda self, *arguments: late.append(arguments) or 0)
@@ -142,7 +143,7 @@ def _fold_text(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
     def broken(connection: Connection, sql: str, values: Any = None) -> Any:
         return execute(connection, sql.replace(old, new), values)
 
-    patch.setattr(folding, "execute", broken)
+    patch.setattr(apply_delta, "execute", broken)
 
 
 @variant
@@ -171,7 +172,7 @@ def lets_the_base_win(patch: pytest.MonkeyPatch) -> None:
         head, found, _ = sql.partition("DO UPDATE SET")
         return execute(connection, head + "DO NOTHING" if found else sql, values)
 
-    patch.setattr(folding, "execute", broken)
+    patch.setattr(apply_delta, "execute", broken)
 
 
 @variant

@@ -74,7 +74,7 @@ def finish_all(made: Shards, run: Run) -> None:
     """From the build to the published index."""
     build_all(made, run)
     seal_all(made, run)
-    lifecycle.carry_on(made.database, run)
+    lifecycle.run_phases(made.database, run)
 
 
 @contextmanager

@@ -206,7 +206,7 @@ class Hands:
             apart.build_all(self.through, run)
         if phase in (Phase.BUILD, Phase.SEAL):
             apart.seal_all(self.through, run)
-        lifecycle.carry_on(self.database, run)
+        lifecycle.run_phases(self.database, run)
 
     def finish(self) -> None:
         """Resume what is unfinished, or abort it; then see which shards it is over."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from airflow_roir.engine import abort, build, clean_up, drop, lifecycle, revert, seal
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, start_run
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.options import VerifyOptions
 from airflow_roir.shards.ship.feed import InShard, LaneShipper
@@ -189,9 +190,9 @@ class Life(Tables):
                     return
                 self.say("batch")
                 while claim is not None:
-                    outcome = worker.batch(claim)
-                    assert isinstance(outcome, build.Batch)
-                    claim = outcome.claim
+                    outcome = worker.step(claim)
+                    assert isinstance(outcome, Step)
+                    claim = outcome.rest
                     if claim is not None and self.chance.random() < 0.5:
                         self.write()
 
@@ -216,7 +217,7 @@ class Life(Tables):
         self.say("finish")
         self.end_transactions()
         self.release()
-        lifecycle.carry_on(self.made.database, self.run)
+        lifecycle.run_phases(self.made.database, self.run)
         self.phase = "none"
 
     def release(self) -> None:

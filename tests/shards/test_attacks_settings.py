@@ -110,7 +110,7 @@ def test_what_databases_set_changes_no_value_and_ends_nothing(shards: Make, side
     apart.build_all(made, run)
     apart.seal_all(made, run)
     pinned.run(*WRITES)
-    lifecycle.carry_on(made.database, run)
+    lifecycle.run_phases(made.database, run)
     pinned.run(*WRITES[:2])
     ship_once(Shipper(made.database))
     assert apart.assert_exact(pinned, prepared.generation_id) > 80

@@ -16,6 +16,7 @@ from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced, InvalidInput, SourceChanged
 from airflow_roir.options import BuildOptions
 from servers.shards import Shards
@@ -47,9 +48,9 @@ def step_all(worker: build.BuildWorker, between: Callable[[], object] = lambda: 
         held: build.Claim | None = claim
         while held is not None:
             between()
-            outcome = worker.batch(held)
-            assert isinstance(outcome, build.Batch)
-            held = outcome.claim
+            outcome = worker.step(held)
+            assert isinstance(outcome, Step)
+            held = outcome.rest
 
 
 def undone(made: Shards) -> dict[str, int]:
@@ -137,10 +138,10 @@ def test_writers_in_all_shards_between_all_batches(shards: Make, seed: int) -> N
             write()
             number = chance.randrange(2)
             if number in held:
-                outcome = workers[number].batch(held.pop(number))
-                assert isinstance(outcome, build.Batch)
-                if outcome.claim is not None:
-                    held[number] = outcome.claim
+                outcome = workers[number].step(held.pop(number))
+                assert isinstance(outcome, Step)
+                if outcome.rest is not None:
+                    held[number] = outcome.rest
             elif isinstance(claim := workers[number].claim(), build.Claim):
                 held[number] = claim
             elif not held:
@@ -186,9 +187,9 @@ def test_a_shard_that_goes_away_in_the_middle_of_a_batch(shards: Make) -> None:
         assert worker.shards is not None
         worker.shards.begin(claim)
         made.ask(kill, shard="s0")
-        outcome = worker.batch(claim)
-    assert isinstance(outcome, build.Batch)
-    assert (outcome.rows, outcome.claim) == (0, None)
+        outcome = worker.step(claim)
+    assert isinstance(outcome, Step)
+    assert (outcome.rows, outcome.rest) == (0, None)
     assert sum(apart.entries(made, prepared.generation_id).values()) == 0
     assert made.ask("SELECT claim_epoch, watermark FROM roir.scan_range") == [(None, None)]
     bring_back(made, "s0")
@@ -228,9 +229,9 @@ def test_the_readers_of_a_shard_are_changed_while_they_read(shards: Make) -> Non
         left = []
         for worker, claim in zip(workers, claims, strict=True):
             assert isinstance(claim, build.Claim)
-            outcome = worker.batch(claim)
-            assert isinstance(outcome, build.Batch)
-            if outcome.claim is None:
+            outcome = worker.step(claim)
+            assert isinstance(outcome, Step)
+            if outcome.rest is None:
                 left.append(worker)
                 assert outcome.rows == 0
                 assert worker.claim() == Stop("done")
@@ -257,16 +258,16 @@ def test_paused_resumed_and_fenced(shards: Make) -> None:
     with apart.worker(made, run) as worker:
         claim = worker.claim()
         assert isinstance(claim, build.Claim)
-        first = worker.batch(claim)
-        assert isinstance(first, build.Batch)
+        first = worker.step(claim)
+        assert isinstance(first, Step)
         operations.pause(made.database, "public.ix", "test")
-        assert first.claim is not None
-        assert worker.batch(first.claim) == Stop("paused")
+        assert first.rest is not None
+        assert worker.step(first.rest) == Stop("paused")
         operations.change_options(made.database, "public.ix", actor="test", parallelism=3)
         again = start_run(made.database, "public.ix", "test", take_over=True)
         # Whoever was cut off changes nothing.
         with pytest.raises(Fenced):
-            worker.batch(first.claim)
+            worker.step(first.rest)
     assert apart.build_all(made, again) == 600 - first.rows
     apart.assert_exact(made, prepared.generation_id)
 
@@ -313,18 +314,18 @@ def test_columns_that_are_renamed_are_followed(shards: Make) -> None:
     with apart.worker(made, run) as worker:
         claim = worker.claim()
         assert isinstance(claim, build.Claim)
-        first = worker.batch(claim)
-        assert isinstance(first, build.Batch)
-        assert first.claim is not None
+        first = worker.step(claim)
+        assert isinstance(first, Step)
+        assert first.rest is not None
         made.run("ALTER TABLE t RENAME a TO x", "ALTER TABLE t RENAME b TO y")
-        second = worker.batch(first.claim)
-        assert isinstance(second, build.Batch)
+        second = worker.step(first.rest)
+        assert isinstance(second, Step)
         made.run("ALTER TABLE t RENAME TO other", "ALTER TABLE other RENAME id TO number")
-        held = second.claim
+        held = second.rest
         while held is not None:
-            third = worker.batch(held)
-            assert isinstance(third, build.Batch)
-            held = third.claim
+            third = worker.step(held)
+            assert isinstance(third, Step)
+            held = third.rest
     step = "SELECT count(*) FROM roir.scan_range WHERE NOT done"
     if made.ask(step) != [(0,)]:
         made.ask("UPDATE roir.shard SET away_until = NULL")

@@ -260,7 +260,7 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
         # Its row of the outbox goes, as if it had been touched before the capture.
         [(outbox,)] = made.ask("SELECT outbox FROM roir.lane")
         made.run(f"DELETE FROM roir_shard.{outbox} WHERE version > 0")
-        lifecycle.carry_on(made.database, run)
+        lifecycle.run_phases(made.database, run)
     copies.restore(made.dsns["s0"], before)
     if moment == "published":
         apart.ship_all(made, prepared.generation_id)
@@ -269,7 +269,7 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
     if moment == "built":
         apart.seal_all(made, run)
     with pytest.raises(SourceChanged, match=r'shard "s0" has lost its last commits.* Abort the operation'):
-        lifecycle.carry_on(made.database, run)
+        lifecycle.run_phases(made.database, run)
 
 
 def test_an_index_server_that_lost_the_end_of_a_partition_is_named(shards: Make, copies: Copies) -> None:

@@ -125,7 +125,7 @@ def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make)
     with pytest.raises(errors.UniqueViolation):
         made.run("INSERT INTO t VALUES (7, 'a', 0)", only="s1")
     made.run("DELETE FROM t", only="s2")
-    lifecycle.carry_on(made.database, run)
+    lifecycle.run_phases(made.database, run)
     assert (problem(made, first), problem(made, prepared.generation_id)) == (None, None)
     with pytest.raises(errors.UniqueViolation):
         made.run("INSERT INTO t VALUES (7, 'a', 0)", only="s2")

@@ -129,7 +129,7 @@ def test_a_build_that_went_wrong_is_not_published(shards: Make) -> None:
     apart.seal_all(made, run)
     made.ask(f"DELETE FROM roir_data.g{prepared.generation_id} WHERE c2 = 's1' AND c3 = 1007")
     with pytest.raises(VerificationFailed, match="missing 1"):
-        lifecycle.carry_on(made.database, run)
+        lifecycle.run_phases(made.database, run)
     assert found(made) == [("missing", "s1", "1007", None)]
 
 

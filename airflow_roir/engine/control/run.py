@@ -32,6 +32,9 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, QUEUED, Status, Verb
 
+# Takes a line for people.
+Report = Callable[[str], None]
+
 # To continue after these would be wrong. OperationFailed: readers see another generation than what is compacted.
 FATAL = (SourceChanged, OperationFailed)
 

@@ -16,15 +16,12 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.control.run import Run, read_control
+from airflow_roir.engine.control.run import Report, Run, read_control
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.work.turn import Turn
 from airflow_roir.operation import Phase
 
 Loaded = TypeVar("Loaded")
-
-# Takes a line for people.
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)

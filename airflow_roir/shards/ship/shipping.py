@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Report
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.retry.trouble import is_transient, reason_of
 from airflow_roir.engine.snapshot.shards import PRESENT
@@ -36,7 +37,6 @@ KEEP_S = 60.0
 ENTER = f"SELECT pg_advisory_lock_shared({PRESENT}, 1)"
 SHIPPERS = f"SELECT l.pid, l.pid = pg_backend_pid() AS own FROM {SHIPPING} ORDER BY l.pid"
 
-Report = Callable[[str], None]
 T = TypeVar("T")
 
 

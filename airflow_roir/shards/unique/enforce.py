@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Report
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.physical import segments_of
 from airflow_roir.engine.locks.in_batches import in_batches
@@ -28,8 +29,6 @@ from airflow_roir.shards.announce.announce import PATIENCE_S, strict_problem
 from airflow_roir.shards.announce.functions import SERVER
 from airflow_roir.shards.ship.shipping import Shipper
 from airflow_roir.shards.unique import fill_holders, holders, uniqueness
-
-Report = Callable[[str], None]
 
 # For what a replaced generation lacks.
 RETIRED_PATIENCE_S = 10.0

@@ -1,0 +1,105 @@
+"""Fold and publish as phases: what each does beside its pieces.
+
+Before the fold the capture is switched; a census ends there instead. Before the publish the comparison with the table
+is cut into units, and the phase ends with the publish itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from airflow_roir.engine import abort, fold, switch
+from airflow_roir.engine import publish as publishing
+from airflow_roir.engine.apart import apart
+from airflow_roir.engine.control.run import Report, Run, read_control, read_now
+from airflow_roir.engine.control.shortage import persist
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.generation.lanes import is_apart
+from airflow_roir.engine.unique import census, duplicate_report
+from airflow_roir.engine.verify import comparing, record
+from airflow_roir.engine.verify import report as reports
+from airflow_roir.errors import DuplicatesFound, LockNotAcquired, VerificationFailed
+from airflow_roir.operation import Phase
+
+
+def _before_fold(database: Database, run: Run, report: Report) -> bool:
+    """A census ends here, without a fold. Else the capture is switched, and the delta cut into parts."""
+    row = persist(database, run, lambda: read_now(database, run), report)
+    if row.options.get("census"):
+        census.conclude(database, run, report)
+        _remove(database, run, report)
+        return False
+    if _is_apart(database, run, row, report):
+        persist(database, run, lambda: apart().catch_up(database, run, report), report)
+    try:
+        persist(database, run, lambda: switch.switch(database, run, report), report)
+    except DuplicatesFound:
+        for line in duplicate_report.first_lines(database, run.operation_id):
+            report(line)
+        raise
+    persist(database, run, lambda: fold.begin(database, run), report)
+    return True
+
+
+def _remove(database: Database, run: Run, report: Report) -> None:
+    """Remove the tables that a census has built."""
+    try:
+        abort.finish_abort(database, run.operation_id, run.owner, report, patience_s=60.0)
+    except LockNotAcquired as error:
+        report(f"what was built stays until the next clean-up removes it ({error}): roir clean-up")
+
+
+def _before_publish(database: Database, run: Run, report: Report) -> bool:
+    """The comparison of the new generation with the table is cut into units, if it is to be verified."""
+    row = persist(database, run, lambda: read_now(database, run), report)
+    if _is_verified(row):
+        if not _is_apart(database, run, row, report):
+            persist(database, run, lambda: switch.follow_partitions(database, run, report), report)
+        comparing.begin_of_build(database, run, report)
+    return True
+
+
+def _publish(database: Database, run: Run, report: Report) -> None:
+    """Publish, once the comparison has ended, and found nothing. Raises VerificationFailed."""
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+        if row.phase != Phase.PUBLISH:
+            return
+        last = record.last(connection, run.operation_id) if _is_verified(row) else None
+    if last is not None:
+        if last.finished_at is None:
+            comparing.finish(database, run)
+        with database.transaction() as connection:
+            if record.is_open(connection, last.id):
+                return
+        found = reports.report(database, last.id)
+        report(f"compared with the table: {found}")
+        if not found.is_exact:
+            raise VerificationFailed(
+                f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
+                f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
+            )
+    if _is_apart(database, run, row, report):
+        apart().before_publish(database, run, row.generation_id, report)
+    publishing.publish(database, run, report)
+
+
+def _is_verified(row: Any) -> bool:
+    return row.options.get("verify", "after") in ("after", "both")
+
+
+def _is_apart(database: Database, run: Run, row: Any, report: Report) -> bool:
+    def read() -> bool:
+        with database.transaction() as connection:
+            return is_apart(connection, row.generation_id)
+
+    return persist(database, run, read, report)
+
+
+FOLD = replace(fold.PHASE, before=_before_fold)
+PUBLISH = replace(
+    comparing.phase(Phase.PUBLISH, "compares the new generation with the table, then shows it to readers"),
+    before=_before_publish,
+    finish=_publish,
+)
