@@ -80,7 +80,7 @@ test: $(STAMP)  ## Something of every kind in some minutes; ARGS goes to pytest
 	@$(pytest) --target test $(ARGS)
 
 .PHONY: test-all
-test-all: $(STAMP)  ## More members of the classes of which `make test` has some, and what takes a minute
+test-all: $(STAMP)  ## One case of each test that `make test` leaves out, broken variants, what takes a minute
 	@$(pytest) --target test-all $(ARGS)
 
 .PHONY: sweeps

@@ -22,8 +22,6 @@ from servers.postgres import COPIED, embedded_postgres, programs, use
 _numbers = itertools.count(1)
 # The targets of the Makefile that play tests: each case is in one of them.
 TARGETS = ("test", "test-all", "sweeps", "soak", "test-cluster", "test-browser")
-# Cases of a test in `make test-all`, where its mark says no number.
-ENOUGH = 1
 # A session that was told to end has gone by then, unless it hangs.
 LAST_GOODBYE_S = 10.0
 # It logs at exit, when pytest has closed what it logs to.
@@ -79,9 +77,9 @@ def targets_of(items: Sequence[pytest.Item]) -> list[str]:
 
     A case without a mark is in `make test`, of a `slow` test in `make test-all`, and one that is marked
     `by_hand(target)` in that target. Of a family that is marked `sample(n)` n cases, evenly from all, are in `make
-    test`. Of the rest m are in `make test-all` by `sample(n, m)`, and without an m at most ENOUGH of each test; the
-    others are in `make sweeps`. A family is the cases of a test; where a file is marked, all cases of the file that
-    have no mark of their own. By `sample(0)` a file, a test or a case is never in `make test`.
+    test`. Of the rest m are in `make test-all` by `sample(n, m)`, and without an m one of each test that has none in
+    `make test`; the others are in `make sweeps`. A family is the cases of a test; where a file is marked, all cases of
+    the file that have no mark of their own. By `sample(0)` a file, a test or a case is never in `make test`.
     """
     found = ["test"] * len(items)
     families: dict[str, list[int]] = defaultdict(list)
@@ -99,20 +97,22 @@ def targets_of(items: Sequence[pytest.Item]) -> list[str]:
             family = node.nodeid.partition("[")[0]
             sizes[family] = marker.args
             families[family].append(place)
-    rests: list[tuple[list[int], int]] = []
     for family, cases in families.items():
         size, *more = sizes[family]
         rest = _without_some(cases, size)
-        if more:
-            rests.append((rest, more[0]))
-        else:
-            for place in rest:
-                swept[_test(items[place])].append(place)
-    for rest, size in [*rests, *((cases, ENOUGH) for cases in swept.values())]:
         for place in rest:
-            found[place] = "test-all"
-        for place in _without_some(rest, size):
+            if more:
+                found[place] = "test-all"
+            else:
+                swept[_test(items[place])].append(place)
+        for place in _without_some(rest, *more) if more else ():
             found[place] = "sweeps"
+    for place in itertools.chain.from_iterable(swept.values()):
+        found[place] = "sweeps"
+    tested = {_test(item) for item, target in zip(items, found, strict=True) if target == "test"}
+    for test in swept.keys() - tested:
+        cases = swept[test]
+        found[cases[len(cases) // 2]] = "test-all"
     return found
 
 

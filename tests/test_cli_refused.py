@@ -18,7 +18,7 @@ from tests.engine.steps import sql
 from tests.engine.test_bad_input import CATALOG
 from tests.test_cli import here
 
-pytestmark = pytest.mark.sample(2, 8)
+pytestmark = pytest.mark.sample(2)
 
 NUMBER = ("0", "-1", "many", "1.5", "9" * 30, "", "1e3", "2;")
 # 0 is none.

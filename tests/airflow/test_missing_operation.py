@@ -24,7 +24,7 @@ from airflow_roir.options import BuildOptions
 from tests.airflow.test_operators import INDEX, WHAT, context, driver_code
 
 __all__ = ["context", "driver_code"]
-pytestmark = pytest.mark.sample(3, 8)
+pytestmark = pytest.mark.sample(3)
 
 OWN, OTHER = "airflow rebuild_index run_1", "airflow rebuild_index run_0"
 TASKS: dict[str, Any] = {"build": BuildIndexOperator, "finalize": FinalizeIndexBuildOperator}

@@ -45,7 +45,7 @@ from tests.engine import steps
 from tests.engine.test_bad_input import CATALOG
 
 __all__ = ["bag", "context"]
-pytestmark = pytest.mark.sample(1, 8)
+pytestmark = pytest.mark.sample(1)
 
 NO_NUMBER = (
     "many",

@@ -117,7 +117,7 @@ ENDS = [
 ]
 
 
-@pytest.mark.sample(0, 1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("stopped", ["none", "driver", "java"])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_task_that_ends_leaves_nobody_behind(

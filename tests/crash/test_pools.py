@@ -29,7 +29,7 @@ from tests.crash.network import Proxy
 from tests.crash.pools import PGBOUNCER, PgBouncer, SmallPool
 from tests.test_cli import here
 
-pytestmark = pytest.mark.sample(2, 8)
+pytestmark = pytest.mark.sample(2)
 _numbers = itertools.count(1)
 SHARED = "gives the server's session to others after each transaction or statement"
 # What each command is called with; each fails or does something on a database with one index being built.

@@ -27,7 +27,7 @@ from tests.crash.gate import PATIENCE_S
 from tests.crash.network import Proxy
 from tests.crash.scene import BUILD, MARK, ROIR, Scene, a_scene, wait_until
 
-pytestmark = pytest.mark.sample(1, 3)
+pytestmark = pytest.mark.sample(1)
 SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGKILL"]
 # A Java that never comes up, with a child in a group of its own, as Spark's Python daemon is; both end by KILL alone.
 JAVA = """#!{python}

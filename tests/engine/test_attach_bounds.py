@@ -16,7 +16,7 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 CREATE = (
     "CREATE TABLE public.canary (id int)",
@@ -175,7 +175,7 @@ def shared(server: str) -> Iterator[str]:
     run_sql(server, "DROP DATABASE attach_bounds WITH (FORCE)")
 
 
-@pytest.mark.sample(1, 12)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bounds", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_is_behind_the_bounds_is_refused(shared: str, bounds: str) -> None:
     dsn = shared

@@ -28,7 +28,7 @@ from tests.engine.steps import sql
 from tests.engine.test_detach import published
 from tests.engine.test_removed_entries import DIFFERENCE
 
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 Step = Callable[[], object]
 ROWS = "SELECT 30 + i % 10, i, 'n', i FROM generate_series(1, 50) i"

@@ -26,7 +26,7 @@ TREE_WRITES = {
 }
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("delete", "update"), [("CASCADE", "CASCADE"), ("SET NULL", "SET NULL"), ("SET DEFAULT", "CASCADE")]
@@ -49,7 +49,7 @@ CHILD_WRITES = {
 }
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
 @pytest.mark.parametrize("when", ["NOT DEFERRABLE", "DEFERRABLE INITIALLY DEFERRED"])
@@ -103,7 +103,7 @@ TRIGGER_WRITES = {
 ROWS = "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i"
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("trigger", ["AFTER a", "AFTER z", "BEFORE a", "DEFERRED a"])
 def test_triggers_that_write_to_their_own_table_are_followed(

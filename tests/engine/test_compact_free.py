@@ -30,7 +30,7 @@ from tests.engine.interposed import before, changed
 from tests.engine.steps import session, sql
 from tests.engine.test_compact_attacks import until
 
-pytestmark = pytest.mark.sample(2, 8)
+pytestmark = pytest.mark.sample(2)
 
 
 def left_out(database: Database, index: str = "ix") -> list[str]:

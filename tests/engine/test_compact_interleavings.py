@@ -16,7 +16,7 @@ from tests.engine import steps
 from tests.engine.compacting import act, begin, is_right, small, stages
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(2, 12)
+pytestmark = pytest.mark.sample(2)
 
 ROWS = 240
 # By number of the step, {n}; each finds rows of its own, and of every segment.

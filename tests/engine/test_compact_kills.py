@@ -11,7 +11,7 @@ from tests.engine.compacting import act, begin, is_right, left_over, scene, smal
 from tests.engine.interposed import Killed, killed
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(2, 8)
+pytestmark = pytest.mark.sample(2)
 
 # What a rewrite of one segment and a split of another one send, and some more.
 STATEMENTS = 420

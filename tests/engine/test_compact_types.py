@@ -12,7 +12,7 @@ from tests.engine import steps
 from tests.engine.compacting import act, compact, left_over, segments, small
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 SETUP = (
     "CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy')",

@@ -87,7 +87,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.sample(1, 7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_write_is_followed_in_every_phase(database: Database, dsn: str, shape: str, phase: str) -> None:

@@ -153,7 +153,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.sample(1, 5)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("type_", ALIKE)
 def test_what_the_index_takes_for_equal_has_one_hash(database: Database, dsn: str, type_: str) -> None:
     run_sql(

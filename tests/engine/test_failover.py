@@ -27,7 +27,7 @@ from tests.engine.test_replication import BOUNDS, PARTITIONED
 from tests.engine.test_replication import dsn as dsn
 from tests.engine.test_replication import primary as primary
 
-pytestmark = pytest.mark.sample(0, 6)
+pytestmark = pytest.mark.sample(0)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.engine.hostile import PLAIN, Scene
 from tests.engine.hostile import ROWS as ROWS_OF_HIS
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(1, 4)
+pytestmark = pytest.mark.sample(1)
 
 SHAPES = {
     "plain": ("CREATE TABLE t (id int PRIMARY KEY, k text, v int)",),

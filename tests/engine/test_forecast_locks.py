@@ -22,7 +22,7 @@ from tests.engine import steps
 from tests.engine.hostile import PLAIN, Scene
 from tests.engine.hostile import ROWS as ROWS_OF_HIS
 
-pytestmark = pytest.mark.sample(1, 4)
+pytestmark = pytest.mark.sample(1)
 
 # What each of them contains.
 WEAKER = {

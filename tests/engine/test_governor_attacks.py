@@ -28,7 +28,7 @@ from tests.engine.steps import sql
 from tests.engine.test_replication import wait_until
 from tests.engine.test_throttle import Clock, read
 
-pytestmark = pytest.mark.sample(3, 36)
+pytestmark = pytest.mark.sample(3)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 EVIL = "DROP TABLE public.canary"
 TEXTS = (

@@ -27,7 +27,7 @@ from tests.engine.test_resumable_commands import BOUNDS, COMMANDS, building, clo
 from tests.engine.test_resumable_commands import ours as all_of_ours
 
 __all__ = ["templates"]
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 # What a statement can fail by: what the user's table is, its rows, rights, a race, a shortage, a cancel, a bug.
 STATES = (

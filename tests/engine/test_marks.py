@@ -301,7 +301,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "mode", "guarded"), CASES)
 def test_what_was_gone_for_a_while_is_refused_or_harmless_or_told(
     database: Database, dsn: str, pg: int, name: str, mode: str, guarded: bool

@@ -31,7 +31,7 @@ from tests.engine.test_replication import BOUNDS, PARTITIONED, replayed, wait_un
 from tests.engine.test_replication import dsn as dsn
 from tests.engine.test_replication import primary as primary
 
-pytestmark = pytest.mark.sample(0, 5)
+pytestmark = pytest.mark.sample(0)
 
 # Phase: the statement before which it happens, in the middle of a transaction; the second one of those that begin so.
 PLACES = {

@@ -25,7 +25,7 @@ from tests.engine.test_two_operators import gaps as gaps
 from tests.engine.test_two_operators import scenes
 from tests.engine.test_two_operators import templates as templates
 
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 MOST_GAPS = 5
 # Attached with rows that have no entries.

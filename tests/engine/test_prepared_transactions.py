@@ -91,7 +91,7 @@ def put_by(dsn: str, gid: str, statement: str) -> None:
     user.close()
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize(("begun", "ended"), PAIRS)
@@ -114,7 +114,7 @@ def test_prepared_in_one_phase_and_ended_in_another(
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("drain", DRAINS)

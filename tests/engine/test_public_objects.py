@@ -19,7 +19,7 @@ from tests.engine import steps
 from tests.engine.public import World, documented
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(1, 4)
+pytestmark = pytest.mark.sample(1)
 
 # Functions that run with our rights, and what PUBLIC may call of them: they tell how a generation stands, or are event
 # triggers, which nobody can call.

@@ -15,7 +15,7 @@ from tests.engine import steps
 from tests.engine.public import World
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(1, 3)
+pytestmark = pytest.mark.sample(1)
 
 LOCKS = ("ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE",
          "ACCESS EXCLUSIVE")  # fmt: skip

@@ -255,7 +255,7 @@ LENGTHS: dict[str, tuple[str, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 def test_a_value_is_not_cut_to_its_columns_length(database: Database, dsn: str, name: str) -> None:
     has, asked = LENGTHS[name]
     run_sql(
@@ -281,7 +281,7 @@ TYPES = {name: values for name, values in {**ORDERED, **ARRAYS}.items() if name 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["plain", "partitioned"])
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.sample(1, 5)
+@pytest.mark.sample(1)
 def test_every_type_is_a_key_and_a_primary_key(database: Database, dsn: str, name: str, partitioned: bool) -> None:
     """As key beside another one, each NULL or not, and as primary key: by the list of values, the plainest pruning."""
     run_sql(dsn, *SETUP)

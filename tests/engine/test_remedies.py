@@ -25,7 +25,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_partitions import make
 
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 COMMANDS = list(get_command(app).commands)  # type: ignore[attr-defined]
 # In a message a command ends with its argument, a statement with its sentence or a semicolon.

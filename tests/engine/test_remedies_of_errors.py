@@ -21,7 +21,7 @@ from tests.engine.following import no_spark as no_spark
 from tests.engine.refusals import BOUNDS, BUILD, IDLE, INIT, IX, OPERATIONS, TABLE, VERIFY, Case, T
 from tests.engine.refusals_of_tables import PARTITIONS, READING, UNSUITED
 
-pytestmark = [pytest.mark.sample(1, 8), pytest.mark.usefixtures("no_spark")]
+pytestmark = [pytest.mark.sample(1), pytest.mark.usefixtures("no_spark")]
 
 CASES = INIT | OPERATIONS | PARTITIONS | READING | UNSUITED
 

@@ -20,7 +20,7 @@ from tests.engine.steps import sql
 from tests.engine.test_detach import hidden, published, viewed
 from tests.engine.test_partitions import one
 
-pytestmark = pytest.mark.sample(1, 5)
+pytestmark = pytest.mark.sample(1)
 
 TABLE, VIEW = ("SELECT d, id, k, v FROM public." + name for name in ("t", "ix"))
 DIFFERENCE = f"SELECT count(*) FROM (({TABLE} EXCEPT ALL {VIEW}) UNION ALL ({VIEW} EXCEPT ALL {TABLE})) x"

@@ -48,7 +48,7 @@ def refused(stage: Stage) -> str | None:
     return None
 
 
-@pytest.mark.sample(1, 5)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scan", ["key", "block"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("rewrite", REWRITES)

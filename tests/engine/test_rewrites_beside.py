@@ -23,7 +23,7 @@ from tests.engine import compacting, steps
 from tests.engine.compacting import act
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2, 6)
+pytestmark = pytest.mark.sample(2)
 
 REWRITES = {
     "type": "ALTER TABLE t ALTER note TYPE bigint",

@@ -32,7 +32,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return naps
 
 
-@pytest.mark.sample(1, 5)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("offset", range(STRIDE))
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("scene", SCENES)
@@ -49,7 +49,7 @@ def test_each_statement_may_fail_once(dsn: str, hasty: list[float], scene: str, 
     assert not [said for said in life.failed if said.startswith("drive") and cause in RAISED]
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("offset", range(STRIDE))
 @pytest.mark.parametrize("cause", [*RAISED, "terminated"])
 def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[float], cause: str, offset: int) -> None:
@@ -80,7 +80,7 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
 PLACES = {"build": "INSERT INTO roir_data", "seal": "VACUUM", "fold": "WITH gone"}
 
 
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("cause", RAISED)
 def test_what_does_not_pass_pauses_with_its_reason(dsn: str, hasty: list[float], cause: str, place: str) -> None:
@@ -129,7 +129,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["INSERT INTO roir_data", "VACUUM", "WITH gone", "CREATE OR REPLACE VIEW"])
 @pytest.mark.parametrize("way", ["role", "database", "reload"])
 def test_settings_that_change_meanwhile_change_nothing_for_us(dsn: str, server: str, way: str, place: str) -> None:
@@ -182,7 +182,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["INSERT INTO roir.generation", "INSERT INTO roir_data", "VACUUM", "WITH gone"])
 @pytest.mark.parametrize("whose", ["role", "database"])
 def test_no_connection_left_is_waited_for(

@@ -47,7 +47,7 @@ def gaps(server: str, templates: dict[str, str]) -> meeting.Gaps:
     return meeting.Gaps(server, templates)
 
 
-@pytest.mark.sample(2, 3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", list(COMMANDS)[::-1])
 def test_each_command_alone_does_what_it_is_for(server: str, templates: dict[str, str], command: str) -> None:
     """Refused in every gap, it would meet nobody."""

@@ -45,7 +45,7 @@ def available(dsn: str, kind: Kind) -> bool:
     return True
 
 
-@pytest.mark.sample(1, 8)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", [*KINDS, CITEXT, CASELESS], ids=lambda kind: kind.name)
 def test_the_same_statements_succeed_as_with_a_constraint(dsn: str, kind: Kind, layout: str) -> None:

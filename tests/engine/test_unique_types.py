@@ -21,7 +21,7 @@ from tests.engine.test_types import EQUAL_BUT_DIFFERENT
 from tests.engine.test_unique_verify import unseen
 from tests.engine.values import ARRAYS, ORDERED, set_up, supported
 
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 OPTIONS = {"ranges": 2, "segments": 3, "batch_rows": 3, "unique": True}
 
@@ -106,7 +106,7 @@ def test_a_key_of_every_type(database: Database, dsn: str, name: str) -> None:
     through_duplicates(database, dsn, value, value)
 
 
-@pytest.mark.sample(2, 6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EQUAL_BUT_DIFFERENT)
 def test_equal_values_that_differ_are_one_key(database: Database, dsn: str, name: str) -> None:
     set_up(dsn)

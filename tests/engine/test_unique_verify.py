@@ -60,7 +60,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nulls", ["distinct", "not distinct"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_is_found_and_mended(database: Database, dsn: str, wrong: str, nulls: str) -> None:

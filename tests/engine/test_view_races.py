@@ -31,7 +31,7 @@ from tests.engine.interposed import before
 from tests.engine.steps import sql
 from tests.engine.test_locks import in_thread, wait_until, watching
 
-pytestmark = pytest.mark.sample(1, 6)
+pytestmark = pytest.mark.sample(1)
 
 PATIENT = Limits(attempt_ms=5000, clean_up_s=60)
 WAITS = (

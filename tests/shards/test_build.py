@@ -79,7 +79,7 @@ ALL_TYPES = [
 
 
 @pytest.mark.parametrize(("kind", "literals", "ordered"), ALL_TYPES, ids=[name for name, _, _ in ALL_TYPES])
-@pytest.mark.sample(1, 16)
+@pytest.mark.sample(1)
 def test_values_of_every_type_arrive_as_they_are(shards: Make, kind: str, literals: list[str], ordered: bool) -> None:
     """As key, and included; so that the server's own comparison finds them equal, and their texts are."""
     made = shards(1, *values.SETUP)
@@ -106,7 +106,7 @@ def test_values_of_every_type_arrive_as_they_are(shards: Make, kind: str, litera
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(1)
 def test_writers_in_all_shards_between_all_batches(shards: Make, seed: int) -> None:
     """Two workers take turns by chance, and so do writers, who move rows between ranges, empty and fill a table."""
     chance = random.Random(seed)
@@ -273,7 +273,7 @@ def test_paused_resumed_and_fenced(shards: Make) -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 40))
-@pytest.mark.sample(1, 7)
+@pytest.mark.sample(1)
 def test_killed_before_each_statement_of_batches(shards: Make, at: int) -> None:
     """On the index server or in the shard: rows and watermark are both there, or neither."""
     made = apart.add_all(shards(1, TABLE, ROWS))

@@ -24,7 +24,7 @@ from servers.shards import Shards, drop_databases, make_databases, run_sql
 from tests.shards import apart
 from tests.shards.announced import index_dsn
 
-pytestmark = pytest.mark.sample(2, 12)
+pytestmark = pytest.mark.sample(2)
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE, v int)",

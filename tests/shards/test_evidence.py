@@ -11,7 +11,7 @@ from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(1, 8)
+pytestmark = pytest.mark.sample(1)
 
 PLAIN = ("CREATE TABLE t (id int PRIMARY KEY, k text, v int)",)
 PARTITIONED = (

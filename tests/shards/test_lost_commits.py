@@ -288,7 +288,7 @@ def test_an_index_server_that_lost_the_end_of_a_partition_is_named(shards: Make,
     assert "this server has lost its last commits" in str(doubt)
 
 
-@pytest.mark.sample(1, 3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", range(30))
 def test_whatever_is_lost_when_the_index_is_exact_or_in_doubt(shards: Make, copies: Copies, number: int) -> None:
     """At random: writes, steps of two shippers, and a database that is set back to an earlier moment."""

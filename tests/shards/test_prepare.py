@@ -39,7 +39,7 @@ def nothing_is_left(made: Shards) -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 200, 3))
-@pytest.mark.sample(1, 7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("then", ["prepared again", "aborted"])
 def test_killed_before_each_statement(shards: Make, at: int, then: str) -> None:
     made = apart.add_all(shards(2, TABLE, ROWS))

@@ -16,7 +16,7 @@ from tests.engine.steps import sql
 from tests.shards.conftest import Make
 from tests.shards.reading import Ground, T, ground
 
-pytestmark = pytest.mark.sample(2, 13)
+pytestmark = pytest.mark.sample(2)
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

@@ -27,7 +27,7 @@ from airflow_roir.reading import ShardedIndex, candidates
 from tests.shards.conftest import Make
 from tests.shards.reading import Base, Ground, Item, T, engine, ground
 
-pytestmark = pytest.mark.sample(2, 12)
+pytestmark = pytest.mark.sample(2)
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

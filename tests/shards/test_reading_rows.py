@@ -33,7 +33,7 @@ from tests.shards import announced, apart
 from tests.shards.conftest import Make
 from tests.shards.reading import Ground, Item, T, create_servers, engine, ground
 
-pytestmark = pytest.mark.sample(2, 15)
+pytestmark = pytest.mark.sample(2)
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

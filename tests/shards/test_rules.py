@@ -16,7 +16,7 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.reading import engine
 
-pytestmark = pytest.mark.sample(3, 6)
+pytestmark = pytest.mark.sample(3)
 
 T = Table("t", MetaData(), Column("id", Integer, primary_key=True), Column("k", Text), Column("v", Integer))
 K: Any = T.c.k

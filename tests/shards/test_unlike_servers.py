@@ -12,7 +12,7 @@ from servers.shards import Shards, on_server, run_sql
 from tests.shards import apart
 from tests.shards.conftest import Make
 
-pytestmark = pytest.mark.sample(1, 9)
+pytestmark = pytest.mark.sample(1)
 
 ENUM = "CREATE TYPE own AS ENUM ('a', 'b', 'c')"
 # The type in the shards, that on the index server, values; and what is said if it can't be.

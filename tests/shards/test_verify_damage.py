@@ -73,7 +73,7 @@ def _verify(one: Verified, options: list[VerifyOptions]) -> list[VerifyReport]:
     return [verify(one.made.database, "ix", option) for option in options]
 
 
-@pytest.mark.sample(0, 5)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", [*ON_INDEX, *IN_SHARD])
 def test_every_kind_of_damage_is_found_and_repaired(shards: Make, case: str, mode: str) -> None:

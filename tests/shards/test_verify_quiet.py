@@ -43,7 +43,7 @@ def _write(one: Verified, name: str, seed: int, stop: threading.Event, truncates
             stop.wait(chance.choice([0, 0, 0.002, 0.02]))
 
 
-@pytest.mark.sample(0, 3)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("seed", range(12))
 def test_writers_beside_a_verification_are_no_discrepancy(
     shards: Make, seed: int, monkeypatch: pytest.MonkeyPatch
