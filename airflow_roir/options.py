@@ -39,7 +39,7 @@ def _parallelism(help: str) -> Any:
 class WorkOptions:
     """When, for how long and how hard an operation may work; None is the operation's own, or the default.
 
-    throttle: limits of signals, `replica_lag=100MB commit_latency=20ms` (docs/operations.md#throttle); `off` is none.
+    throttle: limits of signals, `replica_lag=100MB commit_latency=20ms` (docs/throttle.md); `off` is none.
         The server reads it, when the operation begins.
     windows: when it may work (`windows.parse_windows`); outside of them it pauses, inside it continues; `off` is none.
     max_duration_s: it pauses this many seconds after it began or was resumed; 0 is no limit.

@@ -112,10 +112,10 @@ def _wrapped(parts: Iterator[str], indent: int) -> str:
 
 # Where the guide says more, by the flag or the parameter.
 MORE = {
-    "windows": "operations.md#windows",
-    "throttle": "operations.md#throttle",
-    "priority": "operations.md#the-queue",
-    "warn-after": "operations.md#long-pauses",
+    "windows": "throttle.md#windows",
+    "throttle": "throttle.md",
+    "priority": "throttle.md#the-queue",
+    "warn-after": "operate.md#long-pauses",
     "shards": "shards.md#build",
     "scan": "architecture.md#scan",
     "covering": "architecture.md#covering",

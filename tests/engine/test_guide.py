@@ -57,9 +57,7 @@ def test_a_role_that_watches_may_ask_all_that_monitoring_asks(dsn: str, stranger
 def test_a_role_that_pauses_may_do_it_by_sql(database: Database, dsn: str, stranger: str, role: str) -> None:
     run_sql(dsn, *grants("pauser", role))
     user = steps.session(stranger)
-    [row] = re.findall(
-        r"^\| SQL \|(.*)\|$", section("operations.md", "Pause, resume, change, abort, drop"), re.MULTILINE
-    )
+    [row] = re.findall(r"^\| SQL \|(.*)\|$", section("operate.md", "Where you can do it"), re.MULTILINE)
     for call in re.findall(r"`(SELECT [^`]+)`", row):
         sql(user, call.replace("'index'", "'ix'"))
         user.commit()
