@@ -82,7 +82,7 @@ def test_bulk_statements_of_a_unique_key_are_measured_in_each_mode(server: Bench
     assert {"native, deferrable", "active", "unique, capture", "unique, direct", "unique, active"} <= rows[0].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("what", "said"),
     [(("--kills", "4", "--seed", "5"), "wrong"), (("--cost", "1", "--writes", "50"), "sides")],

@@ -48,7 +48,7 @@ def paused_by(database: Database) -> Any:
     return (row.status, row.paused_by, row.pause_reason)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("ends", ["window", "interrupt", "pause"])
 def test_a_command_waits_for_its_window(dsn: str, database: Database, index: str, ends: str) -> None:
     command = until_it_waits(dsn, *VERIFY, "--windows", closed(), says="outside of its window; opens at")

@@ -197,7 +197,7 @@ def _can_be_taken_up(database: Database) -> bool:
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("stopped", ["java", "airflow_roir.spark.worker_daemon", "airflow_roir.spark"])
 def test_a_real_build_ends(crash_server: Server, stopped: str, number: str) -> None:

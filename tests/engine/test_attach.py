@@ -98,6 +98,7 @@ def test_nothing_is_shown_before_and_nobody_writes_meanwhile(dsn: str) -> None:
     assert steps.assert_exact(database).rows == 400
 
 
+@pytest.mark.sample(0)
 def test_given_up_it_leaves_nothing(database: Database, dsn: str) -> None:
     published(database, dsn)
     run_sql(dsn, *LOADED, f"SELECT roir.begin_attach('t', 't3', '{BOUNDS}')")

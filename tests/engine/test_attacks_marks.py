@@ -71,6 +71,7 @@ def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_
     assert warned(database) == []
 
 
+@pytest.mark.sample(0)
 def test_a_child_that_has_gone_is_none(database: Database, dsn: str) -> None:
     """The server goes on saying that the table has children until an ANALYZE."""
     run_sql(dsn, *PLAIN, ROWS)

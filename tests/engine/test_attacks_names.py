@@ -60,6 +60,7 @@ def exchanged(dsn: str, database: Database) -> Iterator[None]:
         run_sql(dsn, *BACK)
 
 
+@pytest.mark.sample(0)
 def test_a_table_that_our_role_may_not_lock_has_the_name_by_then(kept: tuple[str, Database]) -> None:
     """Prepare, verification, abort and clean-up ended in the server's own error."""
     dsn, database = kept

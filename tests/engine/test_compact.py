@@ -126,6 +126,7 @@ def test_segments_that_were_compacted_can_be_compacted_again(database: Database,
     check(database, dsn)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("unique", [{"unique": True}, {"unique": True, "nulls_not_distinct": True}], ids=["", "nulls"])
 def test_keys_of_a_unique_index_are_taken_over_at_every_step(
     database: Database, dsn: str, unique: dict[str, bool]

@@ -292,6 +292,7 @@ def test_a_partition_leaves_while_a_swap_waits_for_its_lock(dsn: str) -> None:
     is_right(database)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("unique", [False, True])
 def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
     """Empty ones, full ones, dropped ones; their entries are removed between the steps."""

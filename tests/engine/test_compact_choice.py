@@ -86,6 +86,7 @@ def test_neighbours_that_are_nearly_empty_are_merged(database: Database, dsn: st
     assert chosen(choosing.choose(database, "ix")) == [(Kind.MERGE, (1, 2))]
 
 
+@pytest.mark.sample(0)
 def test_the_segment_of_a_key_that_only_grows_is_split(database: Database, dsn: str, index: int) -> None:
     more = f"INSERT INTO t SELECT i, i, 'v' FROM generate_series({ROWS + 1}, {3 * ROWS}) i"
     aged(dsn, index, more)

@@ -185,6 +185,7 @@ def test_the_engine_as_it_is_passes(dsn: str) -> None:
     tells(dsn, scene(dsn, 3))
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_is_found(dsn: str, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a wrong index, a copy that can't be indexed, or a snapshot that isn't refused."""

@@ -510,7 +510,7 @@ def test_a_detector_that_fails_is_told_of_and_hurts_no_build(dsn: str, monkeypat
     assert told == [("duplicates are told by the seal alone: TypeError: a bug",)]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("scan", ["key", "block"])
 @pytest.mark.parametrize("seed", range(3))
 def test_beside_workers_and_writers_nothing_is_missed_and_nothing_invented(dsn: str, seed: int, scan: str) -> None:

@@ -187,7 +187,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", [pytest.param(one, marks=pytest.mark.slow) for one in PLACES])
+@pytest.mark.parametrize("place", [pytest.param(one, marks=pytest.mark.sample(0)) for one in PLACES])
 def test_a_full_disk_is_waited_for_with_nothing_open(
     disk: Disk, dsn: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

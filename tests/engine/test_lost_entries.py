@@ -32,6 +32,7 @@ COMMANDS: dict[str, Callable[[Database], object]] = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("kind", ["build", "verify", "compact", "nothing"])
 def test_the_schema_of_entries_is_dropped(database: Database, dsn: str, kind: str) -> None:
     """While an operation is unfinished, or none; one index was rebuilt, one is unique."""

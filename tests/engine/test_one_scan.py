@@ -355,6 +355,7 @@ def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: D
         finish(database, index)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("indexes", ["ab", "abc"])
 @pytest.mark.parametrize("error", ["an error of the server", "one of ours"])
 def test_what_fails_when_a_companion_is_looked_at_is_its_own(

@@ -26,7 +26,7 @@ TABLE = (
 ROWS = "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i"
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("root", [True, False], ids=["by its root", "by its leaves"])
 def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
     primary: Server, dsn: str, pg: int, root: bool

@@ -149,6 +149,7 @@ def test_a_duplicate_that_was_healed_before_the_repair_came_to_it_is_mended(data
 UNIQUE_FILL = "INSERT INTO t SELECT i, nullif(i, 7)::text, i FROM generate_series(1, 400) i"
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("nulls", ["distinct", "not distinct"])
 def test_what_the_tree_of_a_unique_index_has_lost_is_damage_and_left_alone(
     database: Database, dsn: str, nulls: str

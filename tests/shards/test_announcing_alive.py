@@ -142,7 +142,7 @@ class Alive:
             thread.join()
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_strict_reads_beside_writers_and_a_shipper(contrib_shards: Make, by: str) -> None:
     seed = random.randrange(10**6)

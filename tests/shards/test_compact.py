@@ -16,6 +16,7 @@ from tests.shards.conftest import Make
 pytestmark = pytest.mark.sample(1)
 
 
+@pytest.mark.sample(0)
 def test_an_index_over_shards_is_compacted_while_it_is_shipped_to(shards: Make) -> None:
     rows = "INSERT INTO t SELECT i, i::text, i * 10 + {number} FROM generate_series(1, 500) i"
     made = apart.add_all(shards(2, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)", rows, "ANALYZE t"))

@@ -17,7 +17,7 @@ from tests.shards.faults import TABLE, Traffic
 SECONDS = 2.0
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("number", range(30))
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_whatever_the_network_does_nothing_is_lost_and_no_read_lies(contrib_shards: Make, by: str, number: int) -> None:
@@ -30,7 +30,7 @@ def test_whatever_the_network_does_nothing_is_lost_and_no_read_lies(contrib_shar
     assert traffic.happened["answer lost"] + traffic.happened["cut"]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_nor_while_servers_die_and_the_index_is_verified_and_rebuilt(pg: int, by: str) -> None:
     traffic = _everything(pg, random.randrange(1_000_000), by, 10.0)

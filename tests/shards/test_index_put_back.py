@@ -54,6 +54,7 @@ def strict(made: Ground) -> set[tuple[int, str | None, int | None, str]] | str:
         return str(error)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("shipped", [False, True])
 def test_no_strict_read_misses_what_an_older_copy_does_not_know(pg: int, tmp_path: Path, shipped: bool) -> None:
     """What was announced is lost; what was shipped, too."""

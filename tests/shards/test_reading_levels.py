@@ -168,7 +168,7 @@ def test_what_is_committed_is_found_at_once_by_strict_reads_alone(both: Ground) 
     assert both.made.ask('SELECT id FROM roir.strict(NULL::public.t_by_k, \'{"shard": "s1", "k": "a"}\')') == [(10,)]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_the_grid_of_servers_and_clients(contrib_shards: Make, by: str) -> None:
     """Who announces what is written, and who asks the shards."""

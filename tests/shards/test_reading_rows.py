@@ -104,6 +104,7 @@ def test_hostile_names_and_keys_whose_values_python_would_change(contrib_shards:
         assert sorted((shard, str(row[0])) for row, shard in found) == [("s0", "nan"), ("s1", "nan")]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("by", ["client", "server"])
 def test_strict_reads_of_a_built_index_of_hostile_names(contrib_shards: Make, by: str) -> None:
     made = contrib_shards(2, *HOSTILE)

@@ -80,6 +80,7 @@ def built(made: Shards, case: str) -> None:
     apart.finish_all(made, run)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("case", TYPES)
 def test_a_condition_is_answered_as_the_shards_answer_it_or_refused(shards: Make, case: str) -> None:
     """All of them over one index: at each level, with each value."""

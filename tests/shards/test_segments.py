@@ -11,6 +11,7 @@ from tests.shards.conftest import Make
 pytestmark = pytest.mark.sample(1)
 
 
+@pytest.mark.sample(0)
 def test_an_index_apart_from_its_source_has_segments_like_others(shards: Make) -> None:
     rows = "INSERT INTO t SELECT i, i::text, i * 10 + {number} FROM generate_series(1, 500) i"
     made = apart.add_all(shards(2, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)", rows, "ANALYZE t"))

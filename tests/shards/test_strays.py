@@ -90,6 +90,7 @@ def test_a_shard_from_an_old_backup_announces_to_no_generation_that_is_gone(
     assert made.ask(OUTBOXES, shard="s0") == [(0,)]
 
 
+@pytest.mark.sample(0)
 def test_a_shard_that_comes_back_after_it_was_forgotten(contrib_shards: Make) -> None:
     made = contrib_shards(3, TABLE)
     enforced(made)

@@ -201,6 +201,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("what", ENDS)
 def test_where_it_ends_nothing_is_refused(contrib_shards: Make, what: str) -> None:
     shard, statement, said = ENDS[what]

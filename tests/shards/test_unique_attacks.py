@@ -104,7 +104,7 @@ MADE = (
 )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", TYPES)
 def test_equal_is_what_the_type_says(contrib_shards: Make, name: str) -> None:
     """However the value is written in another shard; and each refusal ends with what refuses."""
@@ -149,6 +149,7 @@ def holders_of(made: Shards, generation_id: int) -> list[str]:
     return [shard for (shard,) in made.ask(f"SELECT c{column} FROM roir_data.g{generation_id}_holder ORDER BY 1")]
 
 
+@pytest.mark.sample(0)
 def test_whoever_announces_may_only_insert(contrib_shards: Make) -> None:
     """The holders are out of his reach, and his search_path, his settings and his objects change nothing."""
     made = contrib_shards(2, TABLE)

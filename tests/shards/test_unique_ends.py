@@ -208,6 +208,7 @@ def test_a_clean_up_that_a_revert_was_faster_than_ends_none(contrib_shards: Make
     assert problem(made, first) is None
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("force", [False, True])
 def test_a_shard_that_is_removed_has_writers_as_before(contrib_shards: Make, force: bool) -> None:
     """It was away when what was over it was dropped."""

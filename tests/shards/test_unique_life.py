@@ -131,6 +131,7 @@ def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make)
         made.run("INSERT INTO t VALUES (7, 'a', 0)", only="s2")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("moment", ["SELECT ARRAY[r.c1", "SELECT ARRAY[h.c1"])
 def test_a_verification_finds_nothing_where_enforcement_ends_meanwhile(
@@ -189,7 +190,7 @@ def primary(pg: int) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_replica_of_the_index_server_takes_over(contrib_shards: Make, primary: Server, lost: bool) -> None:
     """With all commits, and without the last ones, by which keys were given up and taken."""

@@ -192,6 +192,7 @@ def test_a_holder_that_a_visit_could_not_look_at_goes_with_a_later_one(
     made.run(OWN, only="s1")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_key_is_not_free_before_what_was_announced_has_ended(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool

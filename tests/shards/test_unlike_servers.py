@@ -50,6 +50,7 @@ def finished(made: Shards) -> int:
 
 
 # What no B-tree holds isn't in the plan's sample: of an included composite the build's first batch tells.
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("case", "where"),
     [
