@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_roir.engine import abort, prepare
 from airflow_roir.engine.build import BuildWorker, Claim
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.work.phase_work import Step
@@ -55,7 +55,7 @@ def _alternate(scene: Scene, size: int, count: int) -> tuple[float, float, float
     with scene.database.connect() as connection, scene.session.cursor() as cursor:
         with connection.begin():
             job = load_job(connection, run)
-            operations.start_clock(connection, run.operation_id, run.epoch)
+            sign_of_life.start_clock(connection, run.operation_id, run.epoch)
         worker = BuildWorker(connection, job, 0)
         claim = worker.claim()
         for low, high in pairwise([None, *_bounds(scene, size, count)]):

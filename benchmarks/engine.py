@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, clean_up, lifecycle, prepare, seal
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import RoirError
@@ -109,6 +109,6 @@ class Pauser(threading.Thread):
                 if float(done) >= self.share:
                     # The workers may be through, and this thread told to stop, meanwhile.
                     with suppress(RoirError):
-                        operations.pause(self.database, self.index, "bench", "to measure")
+                        requests.pause(self.database, self.index, "bench", "to measure")
                         self.has_paused = True
                     return

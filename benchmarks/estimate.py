@@ -22,7 +22,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.engine import build, clean_up, drop, install, lifecycle, prepare, seal
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run, driving, heartbeat, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.options import BuildOptions
@@ -175,7 +175,7 @@ def _short(value: Any) -> Any:
 
 
 def _pause(database: Database) -> None:
-    operations.pause(database, INDEX, "bench", "to measure")
+    requests.pause(database, INDEX, "bench", "to measure")
 
 
 def _drop(database: Database) -> None:

@@ -28,7 +28,7 @@ import psycopg2
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, install, prepare, publish, seal, switch
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
@@ -165,7 +165,7 @@ class Bench:
         self.run = start_run(database, "ix", "bench", take_over=True)
         if create:
             with self.phase("build"):
-                pause = threading.Timer(0.5, lambda: operations.pause(database, "ix", "bench", "to measure"))
+                pause = threading.Timer(0.5, lambda: requests.pause(database, "ix", "bench", "to measure"))
                 pause.start()
                 self.in_parallel(build.PHASE.work)
                 pause.join()

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.engine import install, prepare
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot.details import progress
@@ -83,7 +83,7 @@ def main() -> None:
             before = _processor_ms(pid)
             for _ in range(10):
                 execute(connection, "UPDATE roir.progress_sample SET at = at - interval '1.1 seconds'")
-                operations.tick(connection, run.operation_id, run.epoch)
+                sign_of_life.tick(connection, run.operation_id, run.epoch)
                 connection.rollback()
             print(f"{(_processor_ms(pid) - before) / 10:.1f} ms a heartbeat, every two seconds")
 

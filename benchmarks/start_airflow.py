@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.spark import log_file
 from benchmarks.airflow import CONNECTION, DAG, bench_airflow
 from benchmarks.scene import INDEX
@@ -50,7 +50,7 @@ def unpaused(bench: Bench, airflow: StandaloneAirflow) -> Result:
     airflow.pause(DAG)
     wait_until(lambda: airflow.task_state(DAG, run, "build") == "up_for_reschedule", PATIENCE_S, "the task to leave")
     time.sleep(PAUSED_S)
-    operations.change_options(scene.database, INDEX, actor="bench", max_rows_per_second=0)
+    requests.change_options(scene.database, INDEX, actor="bench", max_rows_per_second=0)
     scene.run("CHECKPOINT")
     begin = bench.begin()
     airflow.unpause(DAG)

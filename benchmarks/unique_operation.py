@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import BY_DUPLICATES
@@ -135,7 +135,7 @@ class Operation:
             return
         if what == "pause":
             with suppress(RoirError):
-                operations.pause(self.database, INDEX, "the bench", "by chance")
+                requests.pause(self.database, INDEX, "the bench", "by chance")
         elif what == "driver":
             # Its workers live on, until the next one fences them.
             driver.kill()

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from airflow_roir import cli
 from airflow_roir.cli.spark import CommandSpark
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.database import Database
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -138,7 +138,7 @@ def shared(server: str) -> Iterator[str]:
     steps.make_table(dsn)
     steps.make_index(database)
     steps.begin(database, "building")
-    operations.pause(database, "building", "somebody")
+    requests.pause(database, "building", "somebody")
     yield dsn
     run_sql(server, "DROP DATABASE cli_refused WITH (FORCE)")
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from airflow_roir.cli import app
 from airflow_roir.definition import IndexDefinition, argument
 from airflow_roir.engine import abort, lifecycle, prepare
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import record
@@ -92,7 +92,7 @@ def test_each_state_says_what_it_is_who_drives_it_and_what_to_do(
     assert "running, but no run has driven it for " in text
 
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() WHERE status = 'running'")
-    operations.pause(database, "ix", HOSTILE, "lunch")
+    requests.pause(database, "ix", HOSTILE, "lunch")
     text, one = terminal.status()
     assert (one["status"], one["pause_reason"]) == ("pausing", "lunch")
     assert "pausing, on request by me\\x1b[31m\\u202e: lunch" in text
@@ -112,7 +112,7 @@ def test_each_state_says_what_it_is_who_drives_it_and_what_to_do(
     with pytest.raises(InvalidInput, match="has failed and can't be resumed: the table was altered"):
         terminal.run("resume", "ix", "--parallelism", "3")
 
-    operations.request_abort(database, "ix", HOSTILE, "a mistake")
+    requests.request_abort(database, "ix", HOSTILE, "a mistake")
     text, one = terminal.status()
     assert (one["status"], one["end_reason"]) == ("aborting", "a mistake")
     assert "aborting, aborted by me\\x1b[31m\\u202e: a mistake" in text
@@ -156,7 +156,7 @@ def test_a_remedy_may_be_pasted_and_no_message_acts_on_the_terminal(database: Da
     """Names and reasons are others'; so are the values in what the server says."""
     steps.make_table(dsn)
     steps.begin(database, TRICKY)
-    operations.pause(database, TRICKY, HOSTILE, "lunch\x1b]0;x\x07\nroir: all is well")
+    requests.pause(database, TRICKY, HOSTILE, "lunch\x1b]0;x\x07\nroir: all is well")
     name = argument(TRICKY)
     for command, code in ((f"roir pause {name}", 0), (f"roir drop {name}", 4), (f"roir build {name} --table u", 2)):
         done = output_of(dsn, command)

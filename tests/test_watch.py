@@ -22,7 +22,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.engine import abort, drop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -153,7 +153,7 @@ def test_it_ends_by_itself_when_nothing_runs_and_leaves_the_last_state(
 ) -> None:
     with watching(dsn) as terminal:
         terminal.until("running, driven by test")
-        operations.pause(database, NAME, "me", "lunch")
+        requests.pause(database, NAME, "me", "lunch")
         run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
         assert terminal.end() == 0
     after = terminal.written.split(ENDED)[-1]
@@ -189,7 +189,7 @@ def test_json_is_an_object_per_line(database: Database, dsn: str, running: Any) 
     reader = subprocess.Popen([*COMMAND, "--json"], env=environment, stdout=subprocess.PIPE, text=True)
     assert reader.stdout is not None
     assert json.loads(reader.stdout.readline())["operations"][0]["status"] == "running"
-    operations.pause(database, NAME, "me", "lunch")
+    requests.pause(database, NAME, "me", "lunch")
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
     seen = [json.loads(line) for line in reader.stdout]
     assert reader.wait(60) == 0
@@ -209,7 +209,7 @@ def test_a_server_that_does_not_answer_is_waited_for_and_said(database: Database
         finally:
             run_sql(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         assert dsn not in terminal.written
-        operations.pause(database, "ix", "me", "lunch")
+        requests.pause(database, "ix", "me", "lunch")
         run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
         assert terminal.end() == 0
     assert "by me: lunch" in terminal.written.split(ENDED)[-1]

@@ -149,7 +149,7 @@ def resume(
     from airflow_roir.cli.execute import print_census, run_and_print
     from airflow_roir.cli.spark import spark_of
     from airflow_roir.engine import abort
-    from airflow_roir.engine.control import operations
+    from airflow_roir.engine.control import operations, requests, sign_of_life
     from airflow_roir.errors import LockNotAcquired
 
     database = database_of(context)
@@ -163,12 +163,12 @@ def resume(
     row = operations.find_resumable(database, index)
     if not take_over:
         # Else its options would be changed by a command that then refuses to drive it.
-        operations.refuse_running(database, row, index)
+        sign_of_life.refuse_running(database, row, index)
     # What is wrong with them is said before anything is changed.
     command_spark = spark_of(without_spark, database.dsn, master, conf)
     command_spark.check()
     if any(value is not None for value in given.values()):
-        operations.change_options(database, index, actor=operations.default_actor(), **given)
+        requests.change_options(database, index, actor=operations.default_actor(), **given)
     say(f"operation {row.id} continues in phase {row.phase}")
     with command_spark as spark:
         run_and_print(database, index, spark, take_over, as_json)

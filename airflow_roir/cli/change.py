@@ -24,12 +24,12 @@ def change(
     given: Given,
 ) -> None:
     """Change an unfinished operation, running or paused. Workers follow at their next batch."""
-    from airflow_roir.engine.control import live_options, operations
+    from airflow_roir.engine.control import live_options, operations, requests
     from airflow_roir.engine.control.slow_options import slow_operation
 
     database = database_of(context)
     before = operations.find_operation(database, index)
-    after = operations.change_options(
+    after = requests.change_options(
         database,
         index,
         actor=operations.default_actor(),

@@ -23,7 +23,7 @@ from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.compact.report import told
-from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control import admission, operations, requests, sign_of_life
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry.repeat import meanwhile
@@ -83,7 +83,7 @@ def _to_end(
         with _progress(database, operation_id, quiet) as relay:
             if now.status == Status.PAUSED:
                 # Now: a pause that comes in between must not be lifted with this one.
-                operations.resume(database, index, operations.default_actor(), operation_id)
+                requests.resume(database, index, operations.default_actor(), operation_id)
             if isinstance(spark, NoSpark) or now.phase in FINAL:
                 spark.release()
                 _in_this_process(database, index, operation_id, owner, spark, taking_over, relay)
@@ -171,7 +171,7 @@ def _turns(
                 return
             taking_over = take_over or (turns > 0 and row.owner == owner)
             if beats and not taking_over:
-                raise operations.running_elsewhere(row, index)
+                raise sign_of_life.running_elsewhere(row, index)
             begun = True
             # A server that restarts is waited for, as by a run: whoever queues for hours meets one.
             wait = database.retry(partial(admission.ask, database, operation_id))
@@ -199,7 +199,7 @@ def _now(database: Database, operation_id: int) -> tuple[OperationRow, bool]:
     """The operation, and whether a run drives it."""
     with database.transaction() as connection:
         row = operations.read_operation(connection, operation_id)
-        return row, operations.heart_beats(row, connection)
+        return row, sign_of_life.heart_beats(row, connection)
 
 
 def _on_spark(
@@ -294,7 +294,7 @@ def _has_paused(database: Database, operation_id: int, owner: str) -> bool:
 
 def _pause_quietly(database: Database, index: str, operation_id: int) -> None:
     try:
-        operations.pause(database, index, operations.default_actor(), "interrupted", operation_id)
+        requests.pause(database, index, operations.default_actor(), "interrupted", operation_id)
     except RoirError as error:
         say(str(error))
 

@@ -14,13 +14,13 @@ from airflow_roir.definition import argument
 @app.command()
 def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index. Workers commit their open batch, then stop."""
-    from airflow_roir.engine.control import operations
+    from airflow_roir.engine.control import operations, requests
     from airflow_roir.engine.snapshot.operation import operation_status
     from airflow_roir.engine.snapshot.words import paused_by
     from airflow_roir.quantity import percent
 
     database = database_of(context)
-    row = operations.pause(database, index, operations.default_actor(), reason)
+    row = requests.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
     # Somebody may have been first.
     why = printable(paused_by(status)).removeprefix("paused ") if status.paused_by else "no more: it goes on already"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from sqlalchemy import Connection
 
 from airflow_roir.engine.compact import undo
-from airflow_roir.engine.control import long_pause, operations, removal
+from airflow_roir.engine.control import long_pause, operations, removal, requests
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.lanes import ends
@@ -37,7 +37,7 @@ def abort(
     patience_s: how long to try for the locks. Without them the operation stays `aborting`, `report` says so, and the
     next clean-up finishes it. Raises NotFound, IllegalTransition (nothing to abort).
     """
-    row = operations.request_abort(database, index, actor, reason)
+    row = requests.request_abort(database, index, actor, reason)
     try:
         finish_abort(database, row.id, actor, report, patience_s)
     except LockNotAcquired as error:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine.apart import CopierApart, apart
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.control.run import Run, check_epoch, read_control
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
@@ -258,7 +258,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         if left:
             raise InvariantViolated(f"index {run.index}: {left} ranges are not done yet; resume the operation")
         physical.forget_hashes(connection, row.generation_id)
-        operations.tick(connection, run.operation_id, run.epoch)
+        sign_of_life.tick(connection, run.operation_id, run.epoch)
         operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
         operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "seal")
 

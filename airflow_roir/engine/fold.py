@@ -17,7 +17,7 @@ from airflow_roir.engine.apply_delta import Folded, Folding, left_in_delta, wait
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.control.run import Run, read_control, read_running
@@ -161,7 +161,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         if folded.in_last_pass and left_in_delta(connection, row.generation_id):
             _cut(connection, row)
             return
-        operations.tick(connection, run.operation_id, run.epoch)
+        sign_of_life.tick(connection, run.operation_id, run.epoch)
         operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
         detail = f"publish; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
         operations.record_event(connection, row.index_id, row.id, run.owner, "phase", detail)

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import Database, execute, sqlstate
@@ -236,7 +236,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         ).scalar_one()
         if left != (refused if census else 0) or not (left or physical.is_sealed(connection, row.generation_id)):
             raise InvariantViolated(f"index {run.index}: {left} segments are not sealed yet; resume the operation")
-        operations.tick(connection, run.operation_id, run.epoch)
+        sign_of_life.tick(connection, run.operation_id, run.epoch)
         operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
         operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "fold")
 

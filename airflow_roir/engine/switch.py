@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from airflow_roir.engine.capture import installation, partition_changes
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.control.run import Run, read_control, read_running
 from airflow_roir.engine.database import Database, execute
@@ -50,7 +50,7 @@ def drain(
 
     def note(line: str | None) -> None:
         with database.transaction() as connection:
-            operations.note_wait(connection, run.operation_id, run.epoch, line)
+            sign_of_life.note_wait(connection, run.operation_id, run.epoch, line)
 
     def tell(line: str) -> None:
         report(line)
@@ -58,7 +58,7 @@ def drain(
 
     def noted(connection: Connection, lock: Callable[[], None]) -> T:
         result = body(connection, lock)
-        operations.note_wait(connection, run.operation_id, run.epoch, None)
+        sign_of_life.note_wait(connection, run.operation_id, run.epoch, None)
         return result
 
     timeout_ms, patience_s = int(job.options["lock_timeout_ms"]), float(job.options["lock_patience_s"])

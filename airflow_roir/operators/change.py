@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_roir.engine.control import live_options, operations
+from airflow_roir.engine.control import live_options, operations, requests
 from airflow_roir.engine.control.slow_options import slow_operation
 from airflow_roir.task.roir_operator import OptionsOperator, failing_clearly, owner_of
 
@@ -25,7 +25,7 @@ class ChangeIndexBuildOperator(OptionsOperator):
         with failing_clearly():
             database = self.get_database()
             before = operations.find_operation(database, self.index)
-            after = operations.change_options(
+            after = requests.change_options(
                 database,
                 self.index,
                 actor=owner_of(context["ti"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,6 @@ class PauseIndexBuildOperator(RoirOperator):
     def execute(self, context: Context) -> int:
         """Pause the operation. Fails without a retry if nothing is running."""
         with failing_clearly():
-            row = operations.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
+            row = requests.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
         self.log.info("Operation %s is %s", row.id, row.status)
         return int(row.id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, lifecycle
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests, sign_of_life
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
 from airflow_roir.links.buttons import IndexBuildLink
@@ -128,9 +128,9 @@ class PrepareIndexBuildOperator(RoirOperator):
                 return
             with database.transaction() as connection:
                 mode = record.unfinished(connection, row.id).mode
-                if mode != "before" or operations.heart_beats(row, connection):
+                if mode != "before" or sign_of_life.heart_beats(row, connection):
                     return
-            operations.request_abort(database, self.index, owner, why, row.id)
+            requests.request_abort(database, self.index, owner, why, row.id)
             abort.finish_abort(database, row.id, owner, self.log.info)
         except (NotFound, IllegalTransition):
             # It has ended in this very moment.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.task.roir_operator import OptionsOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,6 @@ class ResumeIndexBuildOperator(OptionsOperator):
     def execute(self, context: Context) -> int:
         """Resume the operation. Fails without a retry if it isn't paused, or if an option is bad."""
         with failing_clearly():
-            row = operations.resume(self.get_database(), self.index, owner_of(context["ti"]), **self.given_options())
+            row = requests.resume(self.get_database(), self.index, owner_of(context["ti"]), **self.given_options())
         self.log.info("Operation %s is %s again, with %s workers", row.id, row.status, row.parallelism)
         return int(row.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, OperationRunning
@@ -39,9 +39,9 @@ class Change:
         return f"airflow user {self.user}"
 
     def pause(self, reason: str) -> str:
-        """Pause it; returns what to tell the user. Raises as `operations.pause`, OperationRunning as `_index`."""
+        """Pause it; returns what to tell the user. Raises as `requests.pause`, OperationRunning as `_index`."""
         reason = reason or ON_THE_PAGE
-        row = operations.pause(self.database, self._index(), self.actor, reason, self.operation)
+        row = requests.pause(self.database, self._index(), self.actor, reason, self.operation)
         if (row.paused_by, row.pause_reason) != (self.actor, reason):
             # Another tab, another user, or the switch: their reason stays.
             return f"It is already paused by {row.paused_by}: {row.pause_reason}"
@@ -50,7 +50,7 @@ class Change:
     def resume(self) -> str:
         """Lift the pause. Raises as `pause`."""
         one = self._found()
-        operations.resume(self.database, one.index, self.actor, self.operation)
+        requests.resume(self.database, one.index, self.actor, self.operation)
         if (left := self.run.left_behind(one)) is not None:
             return f"Resumed. {left}."
         if self.run.switch_off:
@@ -59,7 +59,7 @@ class Change:
 
     def abort(self, reason: str) -> str:
         """Fence the workers. The next clean-up removes what was built; Airflow's API has no time for that."""
-        operations.request_abort(self.database, self._index(), self.actor, reason or ON_THE_PAGE, self.operation)
+        requests.request_abort(self.database, self._index(), self.actor, reason or ON_THE_PAGE, self.operation)
         by = f"The next run of {CLEAN_UP_DAG}"
         if self.connection_id != DEFAULT_CONNECTION:
             # Its schedule is the default connection's.
@@ -71,14 +71,14 @@ class Change:
         if not 1 <= number <= MAX_PARALLELISM:
             raise InvalidInput(f"the number of workers must be from 1 to {MAX_PARALLELISM}")
         # The task carries it to its Task State Store.
-        operations.change_options(
+        requests.change_options(
             self.database, self._index(), actor=self.actor, operation=self.operation, parallelism=number
         )
         return f"{counted(number, 'worker')} from now on"
 
     def set_limits(self, throttle: str) -> str:
         """Set the limits of signals, live: these and no others. Raises as `pause`, InvalidInput."""
-        row = operations.change_options(
+        row = requests.change_options(
             self.database, self._index(), actor=self.actor, operation=self.operation, throttle=f"off {throttle}"
         )
         return f"Limits from now on: {throttle_text(row.throttle) or 'none'}"

@@ -15,7 +15,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import Connection, or_, select
 
 from airflow_roir.definition import QualifiedName, parse_name
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
@@ -200,7 +200,7 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             "adopted": list(adopted),
             "name": None if index is None else index.name,
             "schema": None if index is None else index.schema,
-            "fresh": operations.HEARTBEAT_FRESH_S,
+            "fresh": sign_of_life.HEARTBEAT_FRESH_S,
             "most": MOST_OPERATIONS,
         },
     ).all()

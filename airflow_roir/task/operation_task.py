@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import abort
-from airflow_roir.engine.control import admission, long_pause, operations
+from airflow_roir.engine.control import admission, long_pause, operations, requests, sign_of_life
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema.schema import check_schema
@@ -179,7 +179,7 @@ class DrivingOperator(RoirOperator):
         dag_paused = bool(is_dag_paused(ti))
         row = self.read(database)
         with database.transaction() as connection:
-            driven = operations.heart_beats(row, connection) and row.owner != owner_of(ti)
+            driven = sign_of_life.heart_beats(row, connection) and row.owner != owner_of(ti)
         driver = row.owner if driven else None
         if operations.has_outcome(row):
             self.log.info("Operation %s, a census, has ended", row.id)
@@ -241,7 +241,7 @@ class DrivingOperator(RoirOperator):
         actor = actor_of_switch(ti.dag_id)
         try:
             operation = whole_number("operation_id", self.operation_id)
-            row = operations.pause(database, self.index, actor, "the DAG is paused in Airflow", operation)
+            row = requests.pause(database, self.index, actor, "the DAG is paused in Airflow", operation)
         except IllegalTransition:
             # It ended in this very moment.
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine.control import live_options, operations
+from airflow_roir.engine.control import live_options, operations, requests
 from airflow_roir.engine.control.slow_options import slow_operation
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.snapshot.operation import operation_status
@@ -97,7 +97,7 @@ class SparkDrivingOperator(DrivingOperator):
             if "throttle" in values:
                 # The store shows all limits, so that what isn't there any more was taken away.
                 values["throttle"] = f"off {values['throttle']}"
-            changed = operations.change_options(database, self.index, actor=actor, operation=row.id, **values)
+            changed = requests.change_options(database, self.index, actor=actor, operation=row.id, **values)
             for line in slow_operation(database, changed):
                 self.log.warning("%s", line)
             return self._options_of(changed)
@@ -124,7 +124,7 @@ class SparkDrivingOperator(DrivingOperator):
             owner = owner_of(ti)
             if row.status == Status.PAUSED:
                 # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
-                operations.resume(database, self.index, owner, row.id)
+                requests.resume(database, self.index, owner, row.id)
             # A fresh heartbeat under our own name is that of a try which was killed moments ago.
             take_over, log = row.owner == owner, spark_log(row.id, log_folder_of(ti))
             wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log, "operation": row.id}

@@ -15,7 +15,7 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.prepare import prepare
 from airflow_roir.options import BuildOptions
@@ -264,7 +264,7 @@ def test_a_throttle_tells_why_and_its_limits_change_on_the_page(
     change("")
     throttle.get_by_text("none any more").wait_for()
     until("the store", lambda: airflow.get_stored(DAG, run, "build").get("throttle") == "off")
-    operations.change_options(shop.database, INDEX, actor="test", max_rows_per_second=0)
+    requests.change_options(shop.database, INDEX, actor="test", max_rows_per_second=0)
     build.locator(".chip", has_text="Completed").wait_for(timeout=4000 * PATIENCE_S)
     assert throttle.locator(".lost").get_by_text("Oldest transaction").count() == 1
     draw("ended")
@@ -300,7 +300,7 @@ def test_shards_from_the_form_to_a_server_that_is_down(
     build.get_by_role("region", name="Shards").first.get_by_text("1 of 2 shards in trouble").wait_for()
     draw("down", "Index build", "tr[data-trouble=away]")
     shop.run(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
-    operations.change_options(shop.database, index, actor="test", max_rows_per_second=0)
+    requests.change_options(shop.database, index, actor="test", max_rows_per_second=0)
     down.wait_for(state="hidden")
     build.locator(".chip", has_text="Completed").wait_for(timeout=4000 * PATIENCE_S)
     draw("done", "Index build", "tr >> text=orders_1")

@@ -18,7 +18,7 @@ from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.ranking import rank
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.verify import record
@@ -128,10 +128,10 @@ def test_a_pause_by_the_switch_is_lifted_by_it(
     context: dict[str, Any], shop: Any, aged: None, driver_code: Any
 ) -> None:
     operation = begun(shop)
-    operations.pause(shop.database, INDEX, "somebody", "a look")
+    requests.pause(shop.database, INDEX, "somebody", "a look")
     with pytest.raises(AirflowRescheduleException):
         compacted(context)
-    operations.resume(shop.database, INDEX, "somebody")
+    requests.resume(shop.database, INDEX, "somebody")
     driver_code(COMPACT)
     # With what was chosen for it.
     assert [unit["segments"] for unit in compacted(context)["units"]] == [[1]]

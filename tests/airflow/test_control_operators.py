@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from test_operators import INDEX, SEALS, TAKE_UP, WHAT, build, context, driver_code, prepare
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.snapshot.operation import OperationStatus, status
@@ -111,7 +111,7 @@ def test_a_refused_option_shows_in_the_status_until_one_is_accepted(
     assert refused.notice is not None
     assert "parallelism stays at 2" in refused.notice
     assert "refuse" in [event.action for event in operations.events(shop.database, INDEX)]
-    operations.change_options(shop.database, INDEX, actor="me", parallelism=3)
+    requests.change_options(shop.database, INDEX, actor="me", parallelism=3)
     assert (standing(shop).options["parallelism"], standing(shop).notice) == (3, None)
 
 

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow_roir.assets import published_alias
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.options import BuildOptions
@@ -134,4 +134,4 @@ def test_what_begins_between_the_look_and_the_run_is_not_driven(
         BuildIndexOperator(task_id="build", operation_id=number, **WHAT).execute(context)  # type: ignore[arg-type]
     assert asked[0][asked[0].index("--operation") + 1] == str(number)
     with pytest.raises(operations.IllegalTransition, match=f"operation {number} .*has begun since"):
-        operations.pause(shop.database, INDEX, "test", operation=number - 1)
+        requests.pause(shop.database, INDEX, "test", operation=number - 1)

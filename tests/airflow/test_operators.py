@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_roir.assets import index_asset, published_alias
 from airflow_roir.engine import lifecycle
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.verify import record
@@ -279,12 +279,12 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
         if way == "switch":
             context["ti"].paused = True
         else:
-            operations.pause(shop.database, INDEX, "ann@desk", "backup")
+            requests.pause(shop.database, INDEX, "ann@desk", "backup")
 
     def resumed_meanwhile(self: Any) -> None:
         kill(self)
         if way.endswith("back") and operations.find_operation(shop.database, INDEX).status == "paused":
-            operations.resume(shop.database, INDEX, "ann@desk")
+            requests.resume(shop.database, INDEX, "ann@desk")
 
     monkeypatch.setattr(driver_process.Driver, "kill", resumed_meanwhile)
     when_driven(context, shop, pause)
@@ -348,8 +348,8 @@ def test_the_store_is_seeded_and_what_it_holds_is_started_with(
     keys = "{parallelism,batch_rows,max_rows_per_second}"
     assert shop.run(f"SELECT options ?| '{keys}' FROM roir.operation") == [(False,)]
     # And what somebody else has changed since isn't undone by the store: it shows that.
-    operations.pause(shop.database, INDEX, "ann@desk")
-    operations.resume(shop.database, INDEX, "ann@desk", parallelism=3, max_rows_per_second=0)
+    requests.pause(shop.database, INDEX, "ann@desk")
+    requests.resume(shop.database, INDEX, "ann@desk", parallelism=3, max_rows_per_second=0)
     build(context, operation)
     assert shop.run(read) == [(3, 1000, None)]
     assert (store["parallelism"], store["batch_rows"], store["max_rows_per_second"]) == (3, 1000, 0)
@@ -365,7 +365,7 @@ def test_a_change_from_elsewhere_shows_in_the_store_while_it_runs(
     def look() -> None:
         now = operations.find_operation(shop.database, INDEX)
         if now.heartbeat_at is not None and now.parallelism == 2:
-            operations.change_options(shop.database, INDEX, actor="ann@desk", parallelism=7)
+            requests.change_options(shop.database, INDEX, actor="ann@desk", parallelism=7)
         elif store.values["parallelism"] == 7 and "edited" not in store.values:
             store.values |= {"parallelism": 4, "edited": True}
         elif now.parallelism == 4:
@@ -390,7 +390,7 @@ def test_the_button_is_there_while_it_runs(context: dict[str, Any], driver_code:
 
 def test_a_pause_from_elsewhere_is_waited_out(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
     operation = prepare(context)
-    operations.pause(shop.database, INDEX, "ann@desk", "backup")
+    requests.pause(shop.database, INDEX, "ann@desk", "backup")
     asked = driver_code("raise SystemExit(9)")
     for paused in (False, True):
         context["ti"].paused = paused
@@ -497,7 +497,7 @@ def test_limits_are_edited_whole_in_the_store_and_the_servers_refusal_is_told(
     # An empty field changes nothing; what somebody else changes is shown.
     store["throttle"] = ""
     look(context, operation)
-    operations.change_options(shop.database, INDEX, actor="ann", throttle="query=4")
+    requests.change_options(shop.database, INDEX, actor="ann", throttle="query=4")
     look(context, operation)
     assert store["throttle"] == "query=4 replica_lag=50MB"
     store |= {"throttle": "off", "windows": "off", "max_duration_s": 0}
@@ -673,7 +673,7 @@ def test_of_runs_that_share_an_operation_one_announces_it(
 @pytest.mark.sample(1)
 def test_a_spark_that_is_nowhere_fails_at_once_and_says_what_to_give(context: dict[str, Any], shop: Any) -> None:
     operation = prepare(context)
-    operations.pause(shop.database, INDEX, SWITCH, "the DAG is paused in Airflow")
+    requests.pause(shop.database, INDEX, SWITCH, "the DAG is paused in Airflow")
     build = BuildIndexOperator(task_id="build", operation_id=operation, spark="no_such_spark", **WHAT)
     with pytest.raises(
         AirflowFailException, match=r"'no_such_spark', and there is no Airflow connection of that id. Give local"

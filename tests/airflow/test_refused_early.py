@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import (
     ParamValidationError,
 )
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.verify import record
 from airflow_roir.operators import prepare as preparing
 from airflow_roir.operators.abort import AbortIndexBuildOperator
@@ -252,7 +252,7 @@ def test_a_wrong_value_is_refused_before_the_first_change(
     if name in LIVING:
         PrepareIndexBuildOperator(task_id="prepare", **BUILD).execute(context)  # type: ignore[arg-type]
         if name in PAUSED:
-            operations.pause(shop.database, INDEX, "somebody")
+            requests.pause(shop.database, INDEX, "somebody")
     elif name not in ("prepare", "attach", "detach"):
         steps.make_index(shop.database, INDEX, "public.item", "kind")
     before = shop.run(CATALOG)
@@ -303,7 +303,7 @@ def test_a_wrong_field_of_a_form_is_refused_before_the_first_change(
         tasks = ["verify_before", "prepare"]
     elif name == "control_index":
         PrepareIndexBuildOperator(task_id="prepare", **BUILD).execute(context)  # type: ignore[arg-type]
-        operations.pause(shop.database, INDEX, "somebody")
+        requests.pause(shop.database, INDEX, "somebody")
         tasks = ["pause", "abort"] if field == "reason" else ["change", "resume"]
     else:
         steps.make_index(shop.database, INDEX, "public.item", "kind")

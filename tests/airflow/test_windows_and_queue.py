@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
-from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control import admission, operations, requests
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
@@ -54,11 +54,11 @@ def test_a_build_waits_for_its_window_without_spark_and_goes_on_inside(
     assert (found.status, found.paused_by) == ("paused", "window")
     assert (found.max_duration_s, found.priority) == (21_600, 3)
     # A user makes the pause his own: no window ends it.
-    operations.pause(shop.database, INDEX, "ann", "month's end")
-    operations.change_options(shop.database, INDEX, actor="ann", windows=OPEN)
+    requests.pause(shop.database, INDEX, "ann", "month's end")
+    requests.change_options(shop.database, INDEX, actor="ann", windows=OPEN)
     assert leaves(context, operation) == pytest.approx(30, abs=10)
     assert row(shop).paused_by == "ann"
-    operations.resume(shop.database, INDEX, "ann")
+    requests.resume(shop.database, INDEX, "ann")
     assert build(context, operation) == operation
     assert len(asked) == 1
 
@@ -69,12 +69,12 @@ def test_a_window_that_closes_while_the_task_waits_elsewhere_holds_finalize(
     driver_code(SEALS)
     operation = prepare(context, windows=OPEN)
     build(context, operation)
-    operations.change_options(shop.database, INDEX, actor="ann", windows=closed())
+    requests.change_options(shop.database, INDEX, actor="ann", windows=closed())
     finalize = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **WHAT)
     with pytest.raises(AirflowRescheduleException):
         finalize.execute(context)  # type: ignore[arg-type]
     assert row(shop).paused_by == "window"
-    operations.change_options(shop.database, INDEX, actor="ann", windows="off")
+    requests.change_options(shop.database, INDEX, actor="ann", windows="off")
     assert finalize.execute(context) == operation  # type: ignore[arg-type]
     assert row(shop).status == "completed"
 
@@ -85,7 +85,7 @@ def test_a_switch_that_is_off_when_the_window_opens_is_told_and_obeyed(
     asked = driver_code(SEALS)
     operation = prepare(context, windows=closed())
     leaves(context, operation)
-    operations.change_options(shop.database, INDEX, actor="ann", windows="off")
+    requests.change_options(shop.database, INDEX, actor="ann", windows="off")
     context["ti"].paused = True
     leaves(context, operation)
     assert asked == []
@@ -104,7 +104,7 @@ def test_a_build_waits_for_its_place(context: dict[str, Any], shop: Any, driver_
     assert leaves(context, operation) == pytest.approx(30, abs=10)
     assert asked == []
     assert (row(shop).notice or "").startswith("queued: place 2 of 2")
-    operations.pause(shop.database, "public.other", "ann")
+    requests.pause(shop.database, "public.other", "ann")
     assert build(context, operation) == operation
 
 
@@ -118,7 +118,7 @@ def test_the_task_that_waits_tells_of_a_long_pause_once(
         raise OSError("the network")
 
     operation = prepare(context, abort_after_s="2d")
-    operations.pause(shop.database, INDEX, "ann")
+    requests.pause(shop.database, INDEX, "ann")
     task = BuildIndexOperator(
         task_id="build",
         operation_id=operation,
@@ -147,7 +147,7 @@ def test_the_task_that_waits_tells_of_a_long_pause_once(
 
 def test_the_clean_up_tells_of_a_pause_that_no_task_waits_for(context: dict[str, Any], shop: Any, dsn: str) -> None:
     prepare(context)
-    operations.pause(shop.database, INDEX, "ann")
+    requests.pause(shop.database, INDEX, "ann")
     run_sql(dsn, "UPDATE roir.operation SET paused_at = paused_at - interval '2 d'")
     told: list[str] = []
     clean_up = CleanUpIndexesOperator(

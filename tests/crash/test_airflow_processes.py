@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.database import Database
 from servers.airflow import StandaloneAirflow, processes_of
 from servers.postgres import embedded_postgres
@@ -156,7 +156,7 @@ def names_nobody_dead(airflow: StandaloneAirflow, scene: Scene) -> bool:
     database = Database(scene.dsn, "roir tests")
     row = operations.find_operation(database, "ix")
     with database.transaction() as connection:
-        beats = operations.heart_beats(row, connection)
+        beats = sign_of_life.heart_beats(row, connection)
     return not beats or any(map(is_driver, processes_of(airflow.home)))
 
 

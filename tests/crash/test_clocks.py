@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from airflow_roir.engine import seal
-from airflow_roir.engine.control import operations, run
+from airflow_roir.engine.control import run, sign_of_life
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
@@ -53,12 +53,12 @@ def test_time_never_goes_backwards_and_a_jump_counts_as_one_heartbeat_at_most(da
     for _ in range(3):
         jump(database, seconds)
         with database.transaction() as connection:
-            assert operations.tick(connection, one.operation_id, one.epoch)
+            assert sign_of_life.tick(connection, one.operation_id, one.epoch)
         seen.append(operation_status(database, prepared.operation_id).total_execution_time)
     assert seen == sorted(seen)
     steps_made = [after - before for before, after in pairwise(seen)]
     # The work in between took next to nothing: all of it is the jump, and no jump is longer than a heartbeat's life.
-    assert all(0 <= step <= operations.HEARTBEAT_FRESH_S + 0.001 for step in steps_made), steps_made
+    assert all(0 <= step <= sign_of_life.HEARTBEAT_FRESH_S + 0.001 for step in steps_made), steps_made
 
 
 @pytest.mark.parametrize("seconds", [-86_400, 86_400])
@@ -67,7 +67,7 @@ def test_after_a_jump_who_lives_beats_again_and_who_died_is_replaced(database: D
     jump(database, seconds)
     # Its next heartbeat is by the new clock.
     with database.transaction() as connection:
-        assert operations.tick(connection, first.operation_id, first.epoch)
+        assert sign_of_life.tick(connection, first.operation_id, first.epoch)
     with pytest.raises(OperationRunning, match="test"):
         start_run(database, "ix", "another")
     # And where there is no next one, nobody waits for a day that went twice.
@@ -75,7 +75,7 @@ def test_after_a_jump_who_lives_beats_again_and_who_died_is_replaced(database: D
     second = start_run(database, "ix", "another")
     # The run that was taken for dead does no harm, and no more than the other wants.
     with database.transaction() as connection:
-        assert not operations.tick(connection, first.operation_id, first.epoch)
+        assert not sign_of_life.tick(connection, first.operation_id, first.epoch)
     with pytest.raises(Fenced, match="another"):
         steps.build_all(database, first)
     steps.finish_all(database, second)
@@ -88,8 +88,8 @@ def test_a_heartbeat_goes_on_through_a_long_batch_and_a_long_index_build(dsn: st
 
     def beats_now() -> None:
         # As old as one that is about to be taken for dead; the next beat makes it young.
-        jump(database, operations.HEARTBEAT_FRESH_S - 1)
-        wait_until(lambda: age(database) < operations.HEARTBEAT_FRESH_S - 2, "the next heartbeat")
+        jump(database, sign_of_life.HEARTBEAT_FRESH_S - 1)
+        wait_until(lambda: age(database) < sign_of_life.HEARTBEAT_FRESH_S - 2, "the next heartbeat")
         with pytest.raises(OperationRunning):
             start_run(database, "ix", "another")
 
@@ -124,6 +124,6 @@ def test_a_dead_runs_heartbeat_expires(database: Database) -> None:
     steps.begin(database)
     with pytest.raises(OperationRunning, match="is being driven by test"):
         start_run(database, "ix", "the next")
-    jump(database, operations.HEARTBEAT_FRESH_S + 1)
+    jump(database, sign_of_life.HEARTBEAT_FRESH_S + 1)
     steps.finish_all(database, start_run(database, "ix", "the next"))
     steps.assert_exact(database)

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import OperationRunning
@@ -181,7 +181,7 @@ def test_nobody_is_left_and_nobody_dead_is_named(family: Family, victim: str, nu
     database = Database(family.scene.dsn)
     with database.transaction() as connection:
         row = operations.find_operation(database, "ix")
-        beats = operations.heart_beats(row, connection)
+        beats = sign_of_life.heart_beats(row, connection)
     if told:
         assert (row.status, beats) == ("paused", False), family.said()
     # Whatever nobody could write down is known by the heart that has stopped.

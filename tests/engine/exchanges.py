@@ -14,7 +14,7 @@ from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, clean_up, drop, dry_run, install, lifecycle, prepare, publish, revert, switch
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run, driving, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
@@ -295,7 +295,7 @@ def expired(database: Database) -> None:
 
 def aborting(database: Database) -> None:
     begun(database)
-    operations.request_abort(database, INDEX, "test")
+    requests.request_abort(database, INDEX, "test")
 
 
 def spoiled(database: Database) -> None:

@@ -20,7 +20,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, apply_delta, build, prepare, publish, revert, seal, switch
 from airflow_roir.engine.build import BuildWorker, Claim
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
@@ -179,7 +179,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.row.status == Status.RUNNING)
     @rule()
     def pause(self) -> None:
-        operations.pause(self.database, self.index, "test", "by chance")
+        requests.pause(self.database, self.index, "test", "by chance")
         self._look()
 
     @precondition(lambda self: self.row.status in (Status.RUNNING, Status.PAUSED))

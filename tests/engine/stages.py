@@ -13,7 +13,7 @@ from airflow_roir.definition import Scan
 from airflow_roir.engine import switch
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
@@ -97,7 +97,7 @@ class Stage:
                         held, begun = outcome.rest, begun + bool(done)
                     done += held is None
             if phase == "paused":
-                operations.pause(database, self.index, "test", "")
+                requests.pause(database, self.index, "test", "")
             return
         steps.build_all(database, run)
         if phase == "built":

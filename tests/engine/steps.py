@@ -14,7 +14,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import apply_delta, build, fold, lifecycle, prepare, publish, seal, switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import Run, start_run
@@ -136,7 +136,7 @@ def moments(database: Database, *of: Any, **options: Any) -> Iterator[str]:
 
 def start_with(database: Database, parallelism: int, index: str = "ix", owner: str = "test", **how: Any) -> Run:
     """A run of the index's operation, with so many workers from now on."""
-    operations.change_options(database, index, actor=owner, parallelism=parallelism)
+    requests.change_options(database, index, actor=owner, parallelism=parallelism)
     return start_run(database, index, owner, **how)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import abort, build, clean_up, drop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot.operation import operation_status, status
@@ -50,7 +50,7 @@ def begin(database: Database, stage: str) -> operations.OperationRow:
     worker.step(claim)
     worker.connection.close()
     if stage.endswith("paused"):
-        operations.pause(database, "ix", "me")
+        requests.pause(database, "ix", "me")
     if stage.split()[-1] in ("sealing", "folding", "switched", "publishing"):
         steps.build_all(database, start_run(database, "ix", "test", take_over=True))
     if stage.split()[-1] in ("folding", "switched", "publishing"):
@@ -93,8 +93,8 @@ def test_from_any_phase_source_and_active_generation_are_as_they_were(database: 
 
 def test_a_second_abort_finds_nothing_to_do(database: Database) -> None:
     begin(database, "building")
-    operation = operations.request_abort(database, "ix", "first")
-    assert operations.request_abort(database, "ix", "second").status == "aborting"
+    operation = requests.request_abort(database, "ix", "first")
+    assert requests.request_abort(database, "ix", "second").status == "aborting"
     abort.finish_abort(database, operation.id, "first")
     abort.finish_abort(database, operation.id, "second")
     assert operation_status(database, operation.id).status == "aborted"
@@ -104,15 +104,15 @@ def test_a_resume_after_the_abort_is_refused_and_one_before_it_is_fenced(databas
     begin(database, "paused")
     run = start_run(database, "ix", "resumer")
     worker, claim = steps.claimed(database, run)
-    operation = operations.request_abort(database, "ix", "me")
+    operation = requests.request_abort(database, "ix", "me")
     with pytest.raises(Fenced):
         worker.step(claim)
     with pytest.raises(Fenced):
         build.finish(database, run)
     for refused in (
         lambda: start_run(database, "ix", "too late", take_over=True),
-        lambda: operations.resume(database, "ix", "too late"),
-        lambda: operations.pause(database, "ix", "too late"),
+        lambda: requests.resume(database, "ix", "too late"),
+        lambda: requests.pause(database, "ix", "too late"),
     ):
         with pytest.raises(IllegalTransition, match="abort"):
             refused()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control import admission, operations, requests
 from airflow_roir.engine.control.run import Run, end_run, read_control, settle, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused
@@ -57,7 +57,7 @@ def test_what_is_outside_of_its_window_is_not_started_and_says_when_it_opens(dat
     assert 0 < (wait.seconds or 0) <= 12.6 * 3600
     # No second event for the same pause.
     assert [event.action for event in operations.events(database, "ix")].count("pause") == 1
-    operations.change_options(database, "ix", actor="somebody", windows="off")
+    requests.change_options(database, "ix", actor="somebody", windows="off")
     assert admission.ask(database, row(database).id) is None
     run = start_run(database, "ix", "test")
     steps.finish_all(database, run)
@@ -67,7 +67,7 @@ def test_what_is_outside_of_its_window_is_not_started_and_says_when_it_opens(dat
 def test_a_window_that_closes_pauses_the_run_at_the_next_look(database: Database, dsn: str) -> None:
     _, run = steps.begin(database, windows=OPEN)
     assert look(database, run) is None
-    operations.change_options(database, "ix", actor="somebody", windows=closed())
+    requests.change_options(database, "ix", actor="somebody", windows=closed())
     assert (look(database, run) or "").startswith("outside of its window; opens at")
     assert look(database, run) is None
     found = row(database)
@@ -124,7 +124,7 @@ def test_windows_that_cant_be_read_fail_closed(database: Database, dsn: str, tex
 
 def test_a_users_pause_stays_a_users_pause(database: Database, dsn: str) -> None:
     _, run = steps.begin(database, windows=OPEN)
-    operations.pause(database, "ix", "somebody", "month's end")
+    requests.pause(database, "ix", "somebody", "month's end")
     give(dsn, windows=f"'{closed()}'")
     assert look(database, run) is None
     assert row(database).paused_by == "somebody"
@@ -139,7 +139,7 @@ def test_a_pause_that_ends_by_itself_becomes_the_users_who_pauses(database: Data
     _, run = steps.begin(database)
     with database.transaction() as connection:
         operations.pause_operation(connection, row(database), by, "for now", run.epoch)
-    operations.pause(database, "ix", "somebody", "month's end")
+    requests.pause(database, "ix", "somebody", "month's end")
     found = row(database)
     assert (found.paused_by, found.pause_reason) == ("somebody", "month's end")
     event = operations.events(database, "ix")[-1]
@@ -147,19 +147,19 @@ def test_a_pause_that_ends_by_itself_becomes_the_users_who_pauses(database: Data
     assert f"it was paused by {by}: for now" in event.detail
     # Nobody takes that over, Airflow's switch least of all.
     for other in ("another", "airflow switch of DAG rebuild_index"):
-        operations.pause(database, "ix", other)
+        requests.pause(database, "ix", other)
         assert row(database).paused_by == "somebody"
 
 
 def test_a_resume_outside_of_the_window_waits_for_it(database: Database, dsn: str) -> None:
     _, run = steps.begin(database)
-    operations.pause(database, "ix", "somebody")
+    requests.pause(database, "ix", "somebody")
     end_run(database, run)
     give(dsn, windows=f"'{closed()}'")
     with pytest.raises(OperationPaused, match="outside of its window"):
         start_run(database, "ix", "test")
     assert row(database).paused_by == BY_WINDOW
-    operations.resume(database, "ix", "somebody", windows="off")
+    requests.resume(database, "ix", "somebody", windows="off")
     assert start_run(database, "ix", "test").epoch > run.epoch
 
 
@@ -177,7 +177,7 @@ def test_the_longest_duration_counts_from_the_begin_and_anew_from_a_resume(datab
     found = row(database)
     assert (found.status, found.paused_by) == (Status.PAUSED, BY_MAX_DURATION)
     end_run(database, run)
-    operations.resume(database, "ix", "somebody")
+    requests.resume(database, "ix", "somebody")
     run = start_run(database, "ix", "test")
     assert look(database, run) is None
 
@@ -197,13 +197,13 @@ def test_the_tries_of_a_task_share_their_time(database: Database, dsn: str) -> N
     settle(database, run, OSError("the network"), fatal=False)
     end_run(database, run)
     # As a task does before it starts Spark, under the name of its run.
-    operations.resume(database, "ix", "test")
+    requests.resume(database, "ix", "test")
     run = start_run(database, "ix", "test")
     give(dsn, working_since="working_since - interval '31 min'")
     assert look(database, run) is not None
     # Its own pause is another one than a failure's.
     end_run(database, run)
-    operations.resume(database, "ix", "test")
+    requests.resume(database, "ix", "test")
     run = start_run(database, "ix", "test")
     assert look(database, run) is None
 
@@ -221,7 +221,7 @@ def test_a_pause_in_the_same_moment_wins(database: Database, dsn: str) -> None:
     give(dsn, working_since="clock_timestamp() - interval '1 h'")
     with database.transaction() as connection:
         read = read_control(connection, run)
-    operations.pause(database, "ix", "somebody")
+    requests.pause(database, "ix", "somebody")
     with pytest.raises(IllegalTransition), database.transaction() as connection:
         admission.pause_when_over(connection, read, run.epoch, run.index)
     assert row(database).paused_by == "somebody"
@@ -231,4 +231,4 @@ def test_windows_are_checked_where_they_are_given(database: Database) -> None:
     steps.begin(database)
     for wrong in ("0 22 * * *", "0 0 31 2 * for 1h"):
         with pytest.raises(InvalidInput, match="windows"):
-            operations.change_options(database, "ix", actor="somebody", windows=wrong)
+            requests.change_options(database, "ix", actor="somebody", windows=wrong)

@@ -18,7 +18,7 @@ from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
@@ -222,7 +222,7 @@ def test_a_paused_one_continues_where_it_stood(database: Database, dsn: str) -> 
     one = compacting.worker(database, run)
     begun, _ = one.advance(claim(one))
     assert begun is not None
-    operations.pause(database, "ix", "me", "lunch")
+    requests.pause(database, "ix", "me", "lunch")
     assert one.claim() == Stop("paused")
     one.connection.close()
     write(dsn)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, clean_up, revert
 from airflow_roir.engine.compact import applying
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.partitions import attach, remove_entries
@@ -175,7 +175,7 @@ def test_a_copy_that_is_wrong_is_not_swapped_in(dsn: str) -> None:
     with pytest.raises(InvariantViolated, match="copy differs"):
         for _ in going:
             pass
-    operations.request_abort(database, "ix", "test")
+    requests.request_abort(database, "ix", "test")
     clean_up.clean_up(database)
     is_right(database)
 

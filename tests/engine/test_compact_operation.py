@@ -9,7 +9,7 @@ import pytest
 from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.control import admission, long_pause, operations
+from airflow_roir.engine.control import admission, long_pause, requests
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.metrics.reading import metrics
@@ -62,7 +62,7 @@ def test_outside_of_its_window_it_waits(database: Database) -> None:
     with pytest.raises(OperationPaused, match="window"):
         start_run(database, "ix", "test")
     assert operation_status(database, operation).paused_by == BY_WINDOW
-    operations.change_options(database, "ix", actor="me", windows="off")
+    requests.change_options(database, "ix", actor="me", windows="off")
     run = start_run(database, "ix", "test")
     assert [one.done for one in worker.PHASE.work(database, run, 0)].count(True) == 2
     worker.finish(database, run)
@@ -87,7 +87,7 @@ def test_a_pause_that_lasts_is_warned_of_and_ends_it(dsn: str, database: Databas
     step = steps.step_by_step(database, run, worker.PHASE)
     for _ in range(3):
         next(step)
-    operations.pause(database, "ix", "somebody", "lunch")
+    requests.pause(database, "ix", "somebody", "lunch")
     assert list(step) == []
     end_run(database, run)
     assert sql(session(dsn), LEFT_OVER) != []
@@ -106,8 +106,8 @@ def test_a_build_s_options_are_refused_and_its_own_change(database: Database) ->
     begun(database)
     for wrong in ({"batch_rows": 5000}, {"max_rows_per_second": 5000}):
         with pytest.raises(InvalidInput, match="a compaction has no such option"):
-            operations.change_options(database, "ix", actor="me", **wrong)
-    changed = operations.change_options(
+            requests.change_options(database, "ix", actor="me", **wrong)
+    changed = requests.change_options(
         database, "ix", actor="me", parallelism=5, priority=7, throttle="commit_latency=20ms"
     )
     assert (changed.parallelism, changed.priority, set(changed.throttle)) == (5, 7, {"commit_latency"})

@@ -8,7 +8,7 @@ from airflow_roir.engine import abort, build, fold, lifecycle, prepare, publish,
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact.worker import finish as finish_compaction
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import end_run, settle, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
@@ -77,12 +77,12 @@ def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(databa
     batch = worker.step(steps.claim_of(worker))
     assert isinstance(batch, Step)
     assert batch.rest is not None
-    operations.pause(database, "ix", "me", "lunch")
+    requests.pause(database, "ix", "me", "lunch")
     before = operation_status(database, prepared.operation_id)
     assert (before.status, before.rows, before.pause_reason, before.paused_by) == ("paused", 100, "lunch", "me")
     assert worker.step(batch.rest) == Stop("paused")
     assert worker.claim() == Stop("paused")
-    operations.change_options(database, "ix", actor="me", parallelism=5, batch_rows=7000)
+    requests.change_options(database, "ix", actor="me", parallelism=5, batch_rows=7000)
     resumed = start_run(database, "ix", "test")
     after = operation_status(database, prepared.operation_id)
     assert (after.status, after.rows, after.options["parallelism"], after.options["batch_rows"]) == (
@@ -105,7 +105,7 @@ def test_a_rate_limit_that_changes_is_followed_while_the_worker_waits(database: 
     def wait(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 3:
-            operations.change_options(database, "ix", actor="me", max_rows_per_second=0)
+            requests.change_options(database, "ix", actor="me", max_rows_per_second=0)
 
     assert sum(done.rows for done in build.PHASE.work(database, run, 0, wait)) == 1000
     # Ten seconds' worth at the old rate: after the change nobody waits.
@@ -118,7 +118,7 @@ def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(databas
     batch = worker.step(steps.claim_of(worker))
     assert isinstance(batch, Step)
     assert batch.rest is not None
-    operations.change_options(database, "ix", actor="me", parallelism=1)
+    requests.change_options(database, "ix", actor="me", parallelism=1)
     assert worker.step(batch.rest) == Stop("leave")
     assert steps.claim_of(steps.worker(database, run, 0)).scan.watermark == batch.rest.scan.watermark
 
@@ -185,7 +185,7 @@ def test_a_disabled_capture_trigger_counts_as_an_altered_source(database: Databa
 def test_nothing_to_pause_or_abort_is_said(database: Database) -> None:
     steps.make_index(database)
     with pytest.raises(IllegalTransition, match="completed"):
-        operations.pause(database, "ix", "me")
+        requests.pause(database, "ix", "me")
     with pytest.raises(IllegalTransition, match="completed"):
         abort.abort(database, "ix", "me")
     with pytest.raises(IllegalTransition, match="completed"):
@@ -223,7 +223,7 @@ def test_what_an_older_run_pauses_for_is_not_kept_by_the_run_that_takes_over(dat
     assert not operations.has_paused(database, older.operation_id, "newer")
     assert operations.has_paused(database, older.operation_id, older.owner)
     newer = start_run(database, "ix", "newer", take_over=True, lift_pause=False)
-    operations.pause(database, "ix", "somebody")
+    requests.pause(database, "ix", "somebody")
     assert operations.has_paused(database, newer.operation_id, "newest")
     with pytest.raises(OperationPaused, match="somebody"):
         start_run(database, "ix", "newest", take_over=True, lift_pause=False)
@@ -264,13 +264,13 @@ def test_a_pause_at_the_end_of_a_phase_is_a_pause(database: Database, dsn: str, 
         compacting.begin(database, compacting.act("rewrite", 1))
 
     def pause() -> None:
-        operations.pause(Database(dsn, "another"), "ix", "test", "a look")
+        requests.pause(Database(dsn, "another"), "ix", "test", "a look")
 
     with before(database, "SELECT roir.tick", pause, end), pytest.raises(OperationPaused, match="a look"):
         drive()
     now = operations.find_operation(database, "ix")
     assert (now.status, now.error) == ("paused", None)
-    operations.resume(database, "ix", "test")
+    requests.resume(database, "ix", "test")
     drive()
     assert operations.find_operation(database, "ix").status == "completed"
     steps.assert_exact(database)

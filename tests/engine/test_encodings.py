@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine import clean_up, drop, install
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
@@ -67,8 +67,8 @@ def test_an_operation_goes_its_way_in_any_encoding(
     )
     user.commit()
     _, run = steps.begin(database, keys=f'"k{letter}"', include="v", ranges=3, segments=2, batch_rows=7)
-    operations.change_options(database, "ix", actor="me", parallelism=3)
-    operations.pause(database, "ix", "me", "what no encoding but Unicode has: → … 🦀")
+    requests.change_options(database, "ix", actor="me", parallelism=3)
+    requests.pause(database, "ix", "me", "what no encoding but Unicode has: → … 🦀")
     run = start_run(database, "ix", "test")
     sql(user, f"UPDATE t SET \"k{letter}\" = '{letter}x' WHERE id LIKE '{letter}1%%'")
     user.commit()

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import abort, build, clean_up, lifecycle, seal
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
@@ -115,7 +115,7 @@ def test_an_abort_that_was_lost_is_not_finished_by_somebody_elses_number(both: P
     database = Database(both.dsn)
     prepared, _ = steps.begin(database)
     both.lose()
-    operations.request_abort(database, "ix", "test")
+    requests.request_abort(database, "ix", "test")
     both.fail_over()
     abort.finish_abort(database, prepared.operation_id, "clean-up")
     go_on(database)

@@ -11,7 +11,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import fold, lifecycle, switch
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import replicas
@@ -210,12 +210,12 @@ def test_off_takes_the_reason_away(governed: Database) -> None:
     with governed.connect() as connection:
         governor.look(connection)
         assert read(governed).throttled
-        operations.change_options(governed, "ix", actor="ann", throttle="off")
+        requests.change_options(governed, "ix", actor="ann", throttle="off")
         governor.look(connection)
         assert (read(governed).throttled, read(governed).throttled_since) == (None, None)
         # What was unreadable long ago says nothing of now.
         clock.now += 2 * governed.limits.unreadable_s
-        operations.change_options(governed, "ix", actor="ann", throttle="query=1")
+        requests.change_options(governed, "ix", actor="ann", throttle="query=1")
         governor.look(connection)
         row = read(governed)
     assert (row.status, row.throttled_since is not None) == ("running", True)

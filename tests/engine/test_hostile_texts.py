@@ -10,7 +10,7 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, drop, lifecycle, prepare, revert
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.schema.role import role_sql
@@ -94,17 +94,15 @@ def of_role(database: Database, text: str, schemas: tuple[str, ...] = ("public",
 
 WAYS: dict[str, Callable[[Database, str], object]] = {
     "status": lambda database, text: status(database, text),
-    "pause, index": lambda database, text: operations.pause(database, text, "test"),
-    "pause, reason": lambda database, text: operations.pause(database, "building", "test", text),
-    "pause, actor": lambda database, text: operations.pause(database, "building", text),
-    "resume, index": lambda database, text: operations.resume(database, text, "test"),
-    "change, throttle": lambda database, text: operations.change_options(
+    "pause, index": lambda database, text: requests.pause(database, text, "test"),
+    "pause, reason": lambda database, text: requests.pause(database, "building", "test", text),
+    "pause, actor": lambda database, text: requests.pause(database, "building", text),
+    "resume, index": lambda database, text: requests.resume(database, text, "test"),
+    "change, throttle": lambda database, text: requests.change_options(
         database, "building", actor="test", throttle=text
     ),
-    "change, windows": lambda database, text: operations.change_options(
-        database, "building", actor="test", windows=text
-    ),
-    "change, actor": lambda database, text: operations.change_options(database, "building", actor=text, priority=1),
+    "change, windows": lambda database, text: requests.change_options(database, "building", actor="test", windows=text),
+    "change, actor": lambda database, text: requests.change_options(database, "building", actor=text, priority=1),
     "abort, index": lambda database, text: abort.abort(database, text, "test"),
     "revert, index": lambda database, text: revert.revert(database, text, "test"),
     "drop, index": lambda database, text: drop.drop_index(database, text, "test"),

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.engine import clean_up, drop, install, lifecycle, revert
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.index import IndexFacts, indexes
 from airflow_roir.errors import NotFound, SchemaVersionMismatch
@@ -228,7 +228,7 @@ def test_an_unfinished_operation_is_named_until_it_ends(database: Database, dsn:
     steps.make_table(dsn)
     steps.make_index(database)
     prepared, _ = steps.begin(database, table=None, keys=None)
-    operations.pause(database, "ix", "test")
+    requests.pause(database, "ix", "test")
     one = only(database)
     assert (one.state, one.generation, one.operation) == ("published", 1, prepared.operation_id)
     assert [g.status for g in one.generations] == ["building", "active"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import abort, clean_up
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
@@ -23,7 +23,7 @@ def table(dsn: str) -> None:
 
 def paused(database: Database, **options: object) -> int:
     _, run = steps.begin(database, **options)
-    operations.pause(database, "ix", "somebody", "lunch")
+    requests.pause(database, "ix", "somebody", "lunch")
     end_run(database, run)
     return run.operation_id
 
@@ -60,8 +60,8 @@ def test_a_pause_of_a_day_is_warned_of_once_a_day_with_its_delta(database: Datab
     events = [event for event in operations.events(database, "ix") if event.action == "long pause"]
     assert len(events) == 2
     # A pause of its own begins anew.
-    operations.resume(database, "ix", "somebody")
-    operations.pause(database, "ix", "somebody")
+    requests.resume(database, "ix", "somebody")
+    requests.pause(database, "ix", "somebody")
     assert settle(database) == []
 
 
@@ -69,7 +69,7 @@ def test_a_big_delta_is_warned_of_at_once(dsn: str, database: Database) -> None:
     operation = paused(database)
     small = Database(dsn, limits=Limits(paused_delta_bytes=1))
     assert operation_status(small, operation).long_pause is not None
-    operations.change_options(database, "ix", actor="somebody", warn_after_s=0)
+    requests.change_options(database, "ix", actor="somebody", warn_after_s=0)
     assert operation_status(small, operation).long_pause is None
     later(dsn, 900_000)
     assert settle(small) == []
@@ -82,7 +82,7 @@ def test_big_lists_of_a_compaction_are_warned_of_at_once(dsn: str, database: Dat
     going = compacting.stages(database, run)
     next(going)
     next(going)
-    operations.pause(database, "ix", "somebody")
+    requests.pause(database, "ix", "somebody")
     small = Database(dsn, limits=Limits(paused_delta_bytes=20_000))
     assert settle(small) == []
     run_sql(dsn, *["UPDATE t SET k = k || '.'"] * 20, "ANALYZE roir_data.g1_u1_touched")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from airflow_roir.engine import clean_up, drop, install
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.snapshot.index import indexes
@@ -28,7 +28,7 @@ COMMANDS: dict[str, Callable[[Database], object]] = {
     "clean-up": clean_up.clean_up,
     "verify": lambda database: verify(database, "ix"),
     "drop": lambda database: drop.drop_index(database, "ix", "test"),
-    "pause": lambda database: operations.pause(database, "ix", "test"),
+    "pause": lambda database: requests.pause(database, "ix", "test"),
 }
 
 

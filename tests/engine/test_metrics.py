@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from airflow_roir.cli.metrics_text import Found
 from airflow_roir.engine import abort, clean_up, drop, lifecycle
 from airflow_roir.engine.build import Claim
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database, to_json
 from airflow_roir.engine.generation import physical
@@ -161,12 +161,12 @@ def test_counters_never_fall_over_pause_resume_kill_and_verify(database: Databas
     worker, claim = steps.claimed(database, run)
     worker.step(claim)
     assert look().one("roir_operation_throttled_seconds_total", cause="replica_lag") == 2.5
-    operations.pause(database, "ix", "test", "lunch")
+    requests.pause(database, "ix", "test", "lunch")
     seen = look()
     assert seen.one("roir_operation_state", state="paused") == 1
     end_run(database, run)
     assert look().one("roir_operation_workers") == 0
-    operations.resume(database, "ix", "test")
+    requests.resume(database, "ix", "test")
     assert look().one("roir_operation_paused_seconds") == 0
     # A run that was killed with a range in its hands, and whose heart has stopped.
     run = start_run(database, "ix", "killed", take_over=True)
@@ -223,7 +223,7 @@ def test_hostile_names_stay_labels(dsn: str, database: Database) -> None:
 def test_what_the_governor_read_and_granted(dsn: str, database: Database, table: None) -> None:
     _, run = steps.begin(database)
     assert Scrape(database).values("roir_operation_granted_workers") == []
-    operations.change_options(
+    requests.change_options(
         database,
         "ix",
         actor="test",
@@ -311,7 +311,7 @@ def test_the_queue_and_pauses(dsn: str, database: Database, table: None) -> None
     seen = Scrape(database)
     assert (seen.one("roir_running_operations"), seen.one("roir_running_operations_limit")) == (1, 3)
     assert 60 <= seen.one("roir_operation_queued_seconds") < 3600
-    operations.pause(database, "ix", "test", "lunch")
+    requests.pause(database, "ix", "test", "lunch")
     run_sql(
         dsn,
         "UPDATE roir.operation SET paused_at = paused_at - interval '1 hour', "

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import abort, build
 from airflow_roir.engine.build import BuildWorker, Claim
 from airflow_roir.engine.claims import WorkLeft
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database, execute
@@ -186,7 +186,7 @@ def test_a_paused_one_gets_nothing_more_and_goes_on_where_it_stood(database: Dat
     a, b = begin(database, "a"), begin(database, "b")
     worker = steps.worker(database, a)
     held = batch(worker, steps.claim_of(worker)).rest
-    operations.pause(database, "b", "test", "for lunch")
+    requests.pause(database, "b", "test", "for lunch")
     assert held is not None
     while held is not None:
         held = batch(worker, held).rest
@@ -300,9 +300,9 @@ def test_ranges_that_were_asked_for_are_its_own(database: Database, table: str) 
 
 # What happens to one of three while another one's worker is in the midst of a batch: before which statement, and what.
 FAULTS = {
-    "it is aborted": lambda database, run: operations.request_abort(database, "b", "test"),
+    "it is aborted": lambda database, run: requests.request_abort(database, "b", "test"),
     "it is aborted and gone": lambda database, run: abort.abort(database, "b", "test"),
-    "it is paused": lambda database, run: operations.pause(database, "b", "test"),
+    "it is paused": lambda database, run: requests.pause(database, "b", "test"),
     "it fails": lambda database, run: settle(database, run, SourceChanged("a fault"), fatal=True),
     "another run takes it over": lambda database, run: start_run(database, "b", "next", take_over=True),
     "its run ends": lambda database, run: end_run(database, run),
@@ -565,7 +565,7 @@ class Crowd:
 
     def pause(self, index: str) -> None:
         if self.status(index) == Phase.BUILD:
-            operations.pause(self.database, index, "test")
+            requests.pause(self.database, index, "test")
 
     def resume(self, index: str) -> None:
         """Also from a run that is alive."""

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.engine import abort
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests, sign_of_life
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.control.run import Run, end_run, settle
 from airflow_roir.engine.database import Database, execute
@@ -172,7 +172,7 @@ def test_the_json_is_as_promised_from_begin_to_end(database: Database, dsn: str)
     assert (said["delta"]["regular"], said["delta"]["antimatter"]) == (8, 9)
     assert said["seconds_left_low"] <= said["seconds_left"] <= said["seconds_left_high"]
     worker.connection.close()
-    operations.pause(database, "ix", "me", "lunch\x1b[31m")
+    requests.pause(database, "ix", "me", "lunch\x1b[31m")
     end_run(database, run)
     said = look(database).as_dict(whole=True)
     assert said["pauses"][0]["why"] == "lunch [31m"
@@ -216,20 +216,22 @@ def test_what_holds_it_up_is_named(database: Database, dsn: str) -> None:
     limited = look(database).held_up
     assert (limited.by, limited.text) == ("rate limit", "the limit of 100 rows/s")
     with database.transaction() as connection:
-        operations.note_wait(connection, run.operation_id, run.epoch, "waiting for a lock on t, blocked by pid 7 (app)")
+        sign_of_life.note_wait(
+            connection, run.operation_id, run.epoch, "waiting for a lock on t, blocked by pid 7 (app)"
+        )
     assert look(database).held_up.by == "lock"
     assert "pid 7 (app)" in look(database).held_up.text
     with database.transaction() as connection:
-        operations.note_wait(connection, run.operation_id, run.epoch, None)
+        sign_of_life.note_wait(connection, run.operation_id, run.epoch, None)
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = heartbeat_at - interval '40 seconds'")
     assert look(database).held_up.by == "no run"
-    operations.pause(database, "ix", "me", "lunch")
+    requests.pause(database, "ix", "me", "lunch")
     assert (look(database).status, look(database).held_up.text) == ("pausing", "paused by me: lunch")
     worker.connection.close()
     end_run(database, run)
     run_sql(dsn, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'roir 1.%'")
     assert (look(database).status, look(database).workers.alive) == ("paused", 0)
-    operations.request_abort(database, "ix", "me")
+    requests.request_abort(database, "ix", "me")
     assert look(database).status == "aborting"
     abort.abort(database, "ix", "me")
 
@@ -366,7 +368,7 @@ def test_samples_stay_few_whatever_the_operation_lasts(database: Database, dsn: 
                 "FROM roir.operation, generate_series(1, 250) i",
                 {"days": days},
             )
-            assert operations.tick(connection, run.operation_id, run.epoch)
+            assert sign_of_life.tick(connection, run.operation_id, run.epoch)
             execute(connection, "UPDATE roir.progress_sample SET at = at - interval '2 minutes'")
     seen = look(database).samples
     assert 50 < len(seen) <= MOST_SAMPLES

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
-from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control import admission, operations, requests
 from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
@@ -70,7 +70,7 @@ def test_the_greatest_priority_goes_first_and_changes_while_it_waits(database: D
     run = start_run(database, busy, "one")
     assert starts(database, low) is None
     assert starts(database, high) is None
-    operations.change_options(database, high, actor="somebody", priority=5)
+    requests.change_options(database, high, actor="somebody", priority=5)
     end_run(database, run)
     assert starts(database, low) is None
     assert starts(database, high) is not None
@@ -127,14 +127,14 @@ def test_a_pause_gives_the_place_up_and_a_resume_queues_anew(database: Database,
     admission.set_most(database, 1)
     run = start_run(database, first, "one")
     assert starts(database, second) is None
-    operations.pause(database, first, "somebody")
+    requests.pause(database, first, "somebody")
     end_run(database, run)
     assert starts(database, second) is not None
-    operations.resume(database, first, "somebody")
+    requests.resume(database, first, "somebody")
     assert starts(database, first) is None
     # A pause in the queue, too, also of one that is paused and would have started.
     for _ in range(2):
-        operations.pause(database, first, "somebody")
+        requests.pause(database, first, "somebody")
         assert admission.queue(database).waiting == ()
         assert operation_status(database, operation(database, first)).notice is None
         with pytest.raises(OperationQueued):
@@ -202,11 +202,11 @@ def test_the_queue_holds_over_any_order_of_steps(database: Database, dsn: str, s
         elif name in running and step < 0.45:
             run_sql(dsn, DEAD % running.pop(name).operation_id)
         elif name in running and step < 0.55:
-            operations.pause(database, name, "somebody")
+            requests.pause(database, name, "somebody")
             end_run(database, running.pop(name))
-            operations.resume(database, name, "somebody")
+            requests.resume(database, name, "somebody")
         elif step < 0.65:
-            operations.change_options(database, name, actor="somebody", priority=chance.randint(-1, 1))
+            requests.change_options(database, name, actor="somebody", priority=chance.randint(-1, 1))
         elif step < 0.7:
             most = chance.randint(1, 3)
             admission.set_most(database, most)

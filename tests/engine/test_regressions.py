@@ -6,7 +6,7 @@ import pytest
 
 from airflow_roir.engine import abort, build, clean_up, publish, switch
 from airflow_roir.engine.build import Claim
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import Run, settle, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.work.phase_work import Step
@@ -231,7 +231,7 @@ def test_cockroach_140358_second_pause_loses_nothing(database: Database, dsn: st
     seen = 0
     for _ in range(4):
         assert one_batch(database, run)
-        operations.pause(database, "ix", "test", "again")
+        requests.pause(database, "ix", "test", "again")
         assert copied(dsn, prepared.operation_id) == seen + 10
         seen += 10
         run = start_run(database, "ix", "test", take_over=True)
@@ -304,7 +304,7 @@ def test_sp_blitzindex_3620_paused_work_is_never_aborted(database: Database, dsn
     """After a day, without a warning, there. Here a pause lasts."""
     _, run = steps.begin(database, batch_rows=10)
     assert one_batch(database, run)
-    operations.pause(database, "ix", "test", "for long")
+    requests.pause(database, "ix", "test", "for long")
     run_sql(dsn, "UPDATE roir.operation SET paused_at = paused_at - interval '400 days', heartbeat_at = NULL")
     clean_up.clean_up(database)
     assert operations.find_operation(database, "ix").status == Status.PAUSED

@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 import airflow_roir
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.snapshot.details import progress
 from airflow_roir.engine.snapshot.operation import status
 from tests.conftest import run_sql
@@ -130,7 +130,7 @@ def refused(scene: Scene, case: Case) -> str:
         steps.make_index(scene.database, IX, T, "k", "v", unique=unique)
     elif case.starts != "table":
         steps.begin(scene.database, IX, T, "k", "v", unique=unique)
-        operations.pause(scene.database, IX, "somebody")
+        requests.pause(scene.database, IX, "somebody")
         run_sql(scene.dsn, IDLE)
     for step in case.given:
         scene.do(step)

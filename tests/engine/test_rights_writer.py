@@ -15,7 +15,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, clean_up, drop, lifecycle, revert
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VerifyOptions
@@ -274,7 +274,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
 
     _, run = steps.begin(scene.database, "evil.ix", "evil.t", **options)
     holds("prepare")
-    operations.pause(scene.database, "evil.ix", "test")
+    requests.pause(scene.database, "evil.ix", "test")
     holds("pause")
     abort.abort(scene.database, "evil.ix", "test")
     holds("abort")

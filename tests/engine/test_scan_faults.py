@@ -10,7 +10,7 @@ import pytest
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, build, dry_run, seal
 from airflow_roir.engine.claims import Stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.sessions.limits import Limits
@@ -128,7 +128,7 @@ def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
     user = steps.session(dsn)
     steps.sql(user, "TRUNCATE t0")
     if step == "pause":
-        operations.pause(database, "ix", "test", "")
+        requests.pause(database, "ix", "test", "")
         with worker.connection.begin():
             execute(worker.connection, "SET lock_timeout = '100ms'")  # what would wait for ever is told by an error
         assert worker.step(claim) == Stop("paused")

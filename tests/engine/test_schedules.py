@@ -12,7 +12,7 @@ import pytest
 
 from airflow_roir.engine import abort, build, fold, publish, seal, switch
 from airflow_roir.engine.build import BuildWorker, Claim
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
@@ -85,7 +85,7 @@ class Schedule:
 
     def pause(self) -> None:
         """A pause, seen by some workers before the next run fences the rest."""
-        operations.pause(self.database, "ix", "schedule", "by chance")
+        requests.pause(self.database, "ix", "schedule", "by chance")
         for number in list(self.workers):
             worker, claim = self.workers[number]
             if self.chance.random() < 0.5 and claim is not None:
@@ -95,7 +95,7 @@ class Schedule:
     def change(self) -> None:
         """Another parallelism, live."""
         if self.row().status == Status.RUNNING:
-            operations.change_options(
+            requests.change_options(
                 self.database, "ix", actor="schedule", parallelism=self.chance.randint(1, MOST_WORKERS)
             )
 
@@ -137,7 +137,7 @@ class Schedule:
         """Segments by workers of which some die between the index and the vacuum."""
         while True:
             if self.chance.random() < 0.2:
-                operations.pause(self.database, "ix", "schedule", "by chance")
+                requests.pause(self.database, "ix", "schedule", "by chance")
             self._running()
             with self.database.connect() as connection:
                 with connection.begin():
@@ -157,7 +157,7 @@ class Schedule:
         """Fold and publish, with a pause in between."""
         switch.switch(self.database, self.run)
         if self.chance.random() < 0.5:
-            operations.pause(self.database, "ix", "schedule", "by chance")
+            requests.pause(self.database, "ix", "schedule", "by chance")
             with pytest.raises(OperationPaused):
                 fold.fold_here(self.database, self.run)
             self._running()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.slow_options import slow, slow_operation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
@@ -29,9 +29,9 @@ def test_an_operation_begins_with_what_makes_it_slow_as_its_notice(dsn: str, dat
     notice = operation_status(database, prepared.operation_id).notice
     assert notice is not None
     assert notice.startswith("9 workers are asked for, but 3 ranges are left")
-    row = operations.change_options(database, "ix", actor="me", parallelism=8)
+    row = requests.change_options(database, "ix", actor="me", parallelism=8)
     assert slow_operation(database, row) == [
         "8 workers are asked for, but 3 ranges are left: the other workers aren't started"
     ]
-    row = operations.change_options(database, "ix", actor="me", parallelism=2)
+    row = requests.change_options(database, "ix", actor="me", parallelism=2)
     assert (slow_operation(database, row), operation_status(database, prepared.operation_id).notice) == ([], None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests, sign_of_life
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.limits import DEFAULT
@@ -72,7 +72,7 @@ def test_what_cant_be_done_is_an_error(database: Database, dsn: str, call: str) 
 @pytest.mark.parametrize("value", [0, -1, 257])
 def test_a_bad_parallelism_is_refused_and_the_old_one_stays(database: Database, dsn: str, value: int) -> None:
     prepared, _ = steps.begin(database, "ix", '"Weird ""S""".t', "k", parallelism=3)
-    operations.pause(database, "ix", "me")
+    requests.pause(database, "ix", "me")
     with pytest.raises(psycopg2.errors.InvalidParameterValue):
         sql(steps.session(dsn), "SELECT roir.resume('ix', parallelism => %s)", value)
     kept = operation_status(database, prepared.operation_id)
@@ -101,7 +101,7 @@ def test_a_pause_needs_no_room_for_its_event(database: Database, dsn: str, by: s
 
 def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -> None:
     user = steps.session(dsn)
-    longest = f"longest numeric DEFAULT {operations.HEARTBEAT_FRESH_S}"
+    longest = f"longest numeric DEFAULT {sign_of_life.HEARTBEAT_FRESH_S}"
     [(arguments,)] = sql(user, "SELECT pg_get_function_arguments('roir.tick'::regproc)")
     assert arguments.endswith(longest)
     # All but the one that a user's own DDL waits for.
@@ -145,9 +145,9 @@ def test_options_change_by_name_and_each_change_is_an_event(database: Database, 
     ]
     with pytest.raises(psycopg2.errors.InvalidParameterValue, match="nothing to change"):
         sql(user, change, None, None)
-    operations.request_abort(database, "ix", "ann")
+    requests.request_abort(database, "ix", "ann")
     with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="no operation to change"):
         sql(user, change, 4, None)
     for bad in ({"parallelism": 0}, {"parallelism": True}, {"batch_rows": 10**12}, {"max_rows_per_second": 99}, {}):
         with pytest.raises(InvalidInput):
-            operations.change_options(database, "ix", actor="ann", **bad)  # type: ignore[arg-type]
+            requests.change_options(database, "ix", actor="ann", **bad)  # type: ignore[arg-type]

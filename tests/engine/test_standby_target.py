@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
 from airflow_roir.cli import app
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import ReadOnlyServer
@@ -66,7 +66,7 @@ def both(primary: Server) -> Iterator[Pair]:
     database = Database(dsn)
     steps.make_index(database)
     steps.begin(database, "ix2", unique=True)
-    operations.pause(database, "ix2", "test", "")
+    requests.pause(database, "ix2", "test", "")
     with pair(primary, dsn) as found:
         yield found
     primary.execute("DROP DATABASE target WITH (FORCE)")

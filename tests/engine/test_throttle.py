@@ -13,7 +13,7 @@ import pytest
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, fold, lifecycle, seal, switch
 from airflow_roir.engine.compact import worker as compacter
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.operations import read_operation
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
@@ -84,8 +84,8 @@ def test_the_signals_of_sql_are_those_of_the_code(dsn: str) -> None:
 
 def test_a_limit_is_changed_alone_while_it_runs_and_each_change_is_an_event(governed: Database, dsn: str) -> None:
     steps.begin(governed, throttle="replica_lag=100MB commit_latency=20ms")
-    operations.change_options(governed, "ix", actor="ann", throttle="replica_lag=50MB")
-    operations.change_options(governed, "ix", actor="ann", throttle="commit_latency=off")
+    requests.change_options(governed, "ix", actor="ann", throttle="replica_lag=50MB")
+    requests.change_options(governed, "ix", actor="ann", throttle="commit_latency=off")
     user = steps.session(dsn)
     user.autocommit = True
     sql(user, "SELECT roir.change('ix', throttle => 'query=4', actor => 'ann')")
@@ -93,8 +93,8 @@ def test_a_limit_is_changed_alone_while_it_runs_and_each_change_is_an_event(gove
     changes = [e.detail for e in operations.events(governed, "ix") if e.action == "change throttle"]
     assert changes[-1] == "replica_lag=50MB -> query=4 replica_lag=50MB"
     with pytest.raises(InvalidInput, match="there is no signal nothing; there are"):
-        operations.change_options(governed, "ix", actor="ann", throttle="nothing=1")
-    operations.change_options(governed, "ix", actor="ann", throttle="off")
+        requests.change_options(governed, "ix", actor="ann", throttle="nothing=1")
+    requests.change_options(governed, "ix", actor="ann", throttle="off")
     assert read(governed).throttle == {}
 
 
@@ -151,7 +151,7 @@ def test_a_grant_that_is_not_renewed_is_a_hold_and_a_pause_ends_it(governed: Dat
     def wait(seconds: float) -> None:
         looks.append(seconds)
         if len(looks) == 3:
-            operations.pause(governed, "ix", "ann")
+            requests.pause(governed, "ix", "ann")
 
     with governed.connect() as connection:
         governor = Governor(governed, run, Surroundings())

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_roir.cli.overview import operation_notes
 from airflow_roir.engine import lifecycle
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import Governor
@@ -104,7 +104,7 @@ def test_a_governor_that_is_gone_is_told_and_what_it_said_is_not(database: Datab
 @pytest.mark.parametrize("gone", ["killed", "paused"])
 def test_what_a_run_that_is_gone_has_left_holds_nothing(database: Database, dsn: str, held: Run, gone: str) -> None:
     if gone == "paused":
-        operations.pause(database, "ix", "ann")
+        requests.pause(database, "ix", "ann")
     else:
         run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '1 min'")
     one = operation_status(database, held.operation_id)

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.engine import abort, build, publish, switch
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests, sign_of_life
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
@@ -119,7 +119,7 @@ def test_nothing_falls_through_a_whole_build(database: Database, dsn: str, seed:
         if attempt:
             # What was found is put right; the next run compares all of it once more.
             run_sql(dsn, f"INSERT INTO {physical.base(generation)} (c1, c2, c3) SELECT k, id, v FROM t WHERE id = 7")
-            operations.pause(database, "ix", "schedule", "by chance")
+            requests.pause(database, "ix", "schedule", "by chance")
             schedule._running()
         found = _begin_comparison(database, schedule.run)
         while not _is_compared(database, found):
@@ -189,7 +189,7 @@ def test_an_aborted_verification_stays_as_far_as_it_was(database: Database, dsn:
     worker.close()
     was = watch()
     assert 0 < was.percent_complete < 100
-    operations.request_abort(database, "ix", "test")
+    requests.request_abort(database, "ix", "test")
     watch()
     abort.abort(database, "ix", "test")
     assert (watch().percent_complete, watch().status) == (was.percent_complete, "aborted")
@@ -207,11 +207,11 @@ def test_nothing_falls_when_the_servers_clock_is_set_back(database: Database, ds
             worker.connection.close()
             run_sql(dsn, "UPDATE roir.progress_sample SET at = at - interval '2 seconds'")
             with database.transaction() as connection:
-                operations.tick(connection, run.operation_id, run.epoch)
+                sign_of_life.tick(connection, run.operation_id, run.epoch)
             watch()
         run_sql(dsn, "UPDATE roir.progress_sample SET at = at + interval '1 hour'")
         watch()
-    operations.pause(database, "ix", "test")
+    requests.pause(database, "ix", "test")
     assert len({one[0] for one in watch().samples}) > 3
 
 

@@ -9,7 +9,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import abort, switch
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import DuplicatesFound, Fenced, LockNotAcquired
@@ -163,7 +163,7 @@ def test_tidb_13093_44439_53004_cockroach_60491_each_key_and_row_is_named(databa
         steps.seal_all(database, run)
     real = {str(k): count for k, count in Counter(row[2] for row in rows(dsn)).items() if count > 1}
     assert told(database) == real
-    operations.pause(database, "ix", "test", "to heal")
+    requests.pause(database, "ix", "test", "to heal")
     run_sql(dsn, "UPDATE t SET k = 1000 + id WHERE id BETWEEN 20 AND 59")
     steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
     with closing(steps.session(dsn)) as user, pytest.raises(psycopg2.errors.UniqueViolation) as refused:

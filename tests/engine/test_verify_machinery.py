@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine import abort, clean_up, drop, lifecycle, revert
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.snapshot.operation import status
@@ -62,7 +62,7 @@ def test_in_every_stage_a_dead_worker_is_fenced_and_a_pause_resumes(
     dead = verifying.worker(database, run)
     held = claim(dead)
     assert held.stage == stage
-    operations.pause(database, "ix", "user", "later")
+    requests.pause(database, "ix", "user", "later")
     assert not isinstance(dead.claim(), UnitClaim)
     newer = steps.start_with(database, 4, owner="another")
     with pytest.raises(Fenced):

@@ -11,7 +11,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.engine import lifecycle
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.verify import repair
@@ -259,7 +259,7 @@ def test_a_pause_stops_a_repair_and_a_resume_goes_on_with_it(database: Database,
     held = claim(one)
     while not one.unit(held).found:
         held = claim(one)
-    operations.pause(database, "ix", "user", "later")
+    requests.pause(database, "ix", "user", "later")
     assert one.mend(held) is False
     verifying.go_through(database, steps.start_with(database, 3, owner="another"))
     assert {outcome for _, _, outcome in found(dsn)} == {"mended"}

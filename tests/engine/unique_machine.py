@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import execute
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.operation import Status
@@ -119,7 +119,7 @@ class UniqueMachine(Machine):
             self.reached["duplicates found"] += 1
             self._is_true(str(found), alone=not meanwhile)
             with suppress(Exception):
-                operations.pause(self.database, self.index, "test", str(found))
+                requests.pause(self.database, self.index, "test", str(found))
             self._look()
 
     def _is_true(self, told: str, alone: bool) -> None:

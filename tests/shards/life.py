@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from airflow_roir.engine import abort, build, clean_up, drop, lifecycle, revert, seal
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced, LockNotAcquired
@@ -207,10 +207,10 @@ class Life(Tables):
 
     def _pause(self) -> None:
         self.say("pause and resume")
-        operations.pause(self.made.database, "public.ix", "test")
+        requests.pause(self.made.database, "public.ix", "test")
         for _ in range(self.chance.randrange(4)):
             self.write()
-        operations.resume(self.made.database, "public.ix", "test")
+        requests.resume(self.made.database, "public.ix", "test")
         self.run_ = start_run(self.made.database, "public.ix", "test", take_over=True)
 
     def _finish(self) -> None:

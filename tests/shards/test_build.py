@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import build, prepare
 from airflow_roir.engine.claims import Stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.work.phase_work import Step
@@ -225,7 +225,7 @@ def test_the_readers_of_a_shard_are_changed_while_they_read(shards: Make) -> Non
         workers = [stack.enter_context(apart.worker(made, run, number)) for number in range(4)]
         claims = [worker.claim() for worker in workers]
         assert readers() == [2, 2]
-        operations.change_options(made.database, "public.ix", actor="test", shard_parallelism=1)
+        requests.change_options(made.database, "public.ix", actor="test", shard_parallelism=1)
         left = []
         for worker, claim in zip(workers, claims, strict=True):
             assert isinstance(claim, build.Claim)
@@ -237,7 +237,7 @@ def test_the_readers_of_a_shard_are_changed_while_they_read(shards: Make) -> Non
                 assert worker.claim() == Stop("done")
         assert len(left) == 2
         assert readers() == [1, 1]
-        operations.change_options(made.database, "public.ix", actor="test", shard_parallelism=0)
+        requests.change_options(made.database, "public.ix", actor="test", shard_parallelism=0)
         assert all(isinstance(worker.claim(), build.Claim) for worker in left)
         assert readers() == [2, 2]
     again = start_run(made.database, "public.ix", "test", take_over=True)
@@ -249,7 +249,7 @@ def test_the_readers_of_a_shard_are_for_an_index_over_shards(database: Database,
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text)")
     prepare.prepare(database, IndexDefinition.parse("public.ix", "t", "k"), BuildOptions(), "test")
     with pytest.raises(InvalidInput, match="shard_parallelism is for an index over shards"):
-        operations.change_options(database, "public.ix", actor="test", shard_parallelism=2)
+        requests.change_options(database, "public.ix", actor="test", shard_parallelism=2)
 
 
 def test_paused_resumed_and_fenced(shards: Make) -> None:
@@ -260,10 +260,10 @@ def test_paused_resumed_and_fenced(shards: Make) -> None:
         assert isinstance(claim, build.Claim)
         first = worker.step(claim)
         assert isinstance(first, Step)
-        operations.pause(made.database, "public.ix", "test")
+        requests.pause(made.database, "public.ix", "test")
         assert first.rest is not None
         assert worker.step(first.rest) == Stop("paused")
-        operations.change_options(made.database, "public.ix", actor="test", parallelism=3)
+        requests.change_options(made.database, "public.ix", actor="test", parallelism=3)
         again = start_run(made.database, "public.ix", "test", take_over=True)
         # Whoever was cut off changes nothing.
         with pytest.raises(Fenced):

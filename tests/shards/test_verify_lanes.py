@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.claims import Stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lifecycle import verify
@@ -220,7 +220,7 @@ def test_at_every_unit_a_worker_dies_is_fenced_or_pauses_and_the_next_goes_on(sh
                 with pytest.raises(Fenced):
                     _do(worker, claim)
             elif turn % 4 == 2:
-                operations.pause(database, "ix", "test")
+                requests.pause(database, "ix", "test")
                 _do(worker, claim)
             else:
                 _do(worker, claim)

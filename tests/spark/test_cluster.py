@@ -14,7 +14,7 @@ import pytest
 
 import airflow_roir.spark
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
@@ -108,7 +108,7 @@ def test_a_pause_does_not_wait_for_executors_that_never_come(database: Database,
     operation = prepared(database)
     with Running(database, cluster.url, EXECUTOR_SETTINGS | {"spark.executor.memory": "8g"}) as driver:
         driver.wait_for(lambda: "no free slot of Spark's yet for 4 of 4 workers" in driver.said)
-        operations.pause(database, "ix", "me", "the cluster is full")
+        requests.pause(database, "ix", "me", "the cluster is full")
         assert driver.wait() == 3, driver.said
     assert operation_status(database, operation.operation_id).pause_reason == "the cluster is full"
 

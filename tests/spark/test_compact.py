@@ -9,7 +9,7 @@ import pytest
 from airflow_roir.engine import revert
 from airflow_roir.engine.compact import compaction, worker
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
@@ -88,7 +88,7 @@ def test_two_workers_are_paused_and_three_go_on(dsn: str, database: Database, ge
     sql(holder, f"LOCK TABLE {physical.segment(generation, 2)} IN ROW EXCLUSIVE MODE")
     with Running(database, "local[4]") as driver:
         driver.wait_for(lambda: "compact: unit 0 done, " in driver.said)
-        operations.pause(database, "ix", "me", "a look")
+        requests.pause(database, "ix", "me", "a look")
         assert driver.wait() == 3, driver.said
     assert "compact: 2 workers" in driver.said
     assert "paused by me" in driver.last_told
@@ -96,7 +96,7 @@ def test_two_workers_are_paused_and_three_go_on(dsn: str, database: Database, ge
     now = operation_status(database, operation)
     assert now.compaction is not None
     assert 1 <= now.compaction.done < 3
-    operations.change_options(database, "ix", actor="me", parallelism=3)
+    requests.change_options(database, "ix", actor="me", parallelism=3)
     with Running(database, "local[4]") as driver:
         assert driver.wait() == 0, driver.said
     assert "compact: 3 workers" in driver.said

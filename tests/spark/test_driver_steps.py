@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_roir.engine import build
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.driver import PhaseDriver
@@ -73,13 +73,13 @@ def test_a_resume_while_workers_of_the_paused_stretch_leave_works_on(database: D
 
     def pause_first(these: Workers, number: int) -> None:
         if len(these.started) == 1:
-            operations.pause(database, "ix", "me")
+            requests.pause(database, "ix", "me")
         else:
             these.do(number)
 
     def resume() -> None:
         if operations.find_operation(database, "ix").status == "paused":
-            operations.resume(database, "ix", "me")
+            requests.resume(database, "ix", "me")
 
     workers.on_start, workers.on_leave = pause_first, staticmethod(resume)
     build_phase(workers, database, run, [])

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.install import init
@@ -91,8 +91,8 @@ def test_the_error_of_a_worker_that_was_to_leave_is_not_dropped(database: Databa
         driver.wait_for(
             lambda: one(database, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
         )
-        operations.change_options(database, "ix", actor="me", parallelism=1)
-        operations.pause(database, "ix", "me", "tea")
+        requests.change_options(database, "ix", actor="me", parallelism=1)
+        requests.pause(database, "ix", "me", "tea")
         driver.wait_for(lambda: at_work(database) == {3})
         gate.close()
         assert driver.wait() == 1, driver.said

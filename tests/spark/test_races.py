@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
@@ -48,9 +48,9 @@ def test_workers_leave_and_come_back_as_the_parallelism_changes(database: Databa
     prepared(database, rate=1_000, parallelism=3, ranges=24)
     with Running(database, master=None) as driver:
         driver.wait_for(lambda: at_work(database) == {0, 1, 2})
-        operations.change_options(database, "ix", actor="me", parallelism=1)
+        requests.change_options(database, "ix", actor="me", parallelism=1)
         driver.wait_for(lambda: at_work(database) == {0})
-        operations.change_options(database, "ix", actor="me", parallelism=18)
+        requests.change_options(database, "ix", actor="me", parallelism=18)
         driver.wait_for(lambda: at_work(database) == set(range(18)))
         lift_rate(database)
         assert driver.wait() == 0, driver.said
@@ -91,7 +91,7 @@ def test_a_killed_jvm_pauses_with_the_reason_and_the_next_run_goes_on(database: 
 
 def test_a_pause_before_the_driver_is_up_is_kept_and_costs_no_spark(database: Database) -> None:
     operation = prepared(database)
-    operations.pause(database, "ix", "me", "second thoughts")
+    requests.pause(database, "ix", "me", "second thoughts")
     with Running(database, "spark://127.0.0.1:1", keep_pause=True) as driver:
         assert driver.wait() == 3, driver.said
     assert "paused by me: second thoughts" in driver.said
@@ -106,7 +106,7 @@ def test_a_pause_while_spark_starts_ends_the_run_before_any_batch(database: Data
     operation = prepared(database)
     with Running(database) as driver:
         driver.wait_for(lambda: "starting Spark" in driver.said)
-        operations.pause(database, "ix", "me", "tea")
+        requests.pause(database, "ix", "me", "tea")
         assert driver.wait() == 3, driver.said
     assert operation_status(database, operation.operation_id).rows == 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.spark.driver_process import driver_command, driver_environment, driver_order
@@ -35,7 +35,7 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
     # It is told as it is done, and not when its worker leaves.
     driver.wait_for(lambda: " done, 1 of 8: 5,000 rows in " in driver.said)
     assert f"roir: Spark's pages: {one(database, 'SELECT spark_ui FROM roir.operation')}" in driver.lines
-    operations.pause(database, "ix", "me", "a look")
+    requests.pause(database, "ix", "me", "a look")
     assert driver.wait() == 3, driver.said
     assert one(database, "SELECT spark_ui FROM roir.operation") is None
     # What Spark prints, that all is well, is nothing for the user.
@@ -55,7 +55,7 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
     paused = operation_status(database, operation.operation_id)
     assert 0 < paused.rows < ROWS
     lift_rate(database)
-    operations.change_options(database, "ix", actor="me", parallelism=3)
+    requests.change_options(database, "ix", actor="me", parallelism=3)
     driver = Running(database)
     assert driver.wait() == 0, driver.said
     assert any("build: 3 workers" in line for line in driver.lines)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
@@ -70,7 +70,7 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
     shut = gate.Gate(dsn, "compare")
     with Running(database, "local[4]") as driver:
         shut.reached(2)
-        operations.pause(database, "ix", "me", "a look")
+        requests.pause(database, "ix", "me", "a look")
         shut.open()
         assert driver.wait() == 3, driver.said
     ((first, done),) = compared(database).items()
@@ -78,7 +78,7 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
     assert len(done) == 5
     assert {worker for _, _, worker in done} == {0, 1}
     assert one(database, "SELECT count(*) FROM roir.verification_unit WHERE NOT done") > 5
-    operations.change_options(database, "ix", actor="me", parallelism=3)
+    requests.change_options(database, "ix", actor="me", parallelism=3)
     with Running(database, "local[4]") as driver:
         assert driver.wait() == 0, driver.said
     assert "sum: 3 workers" in driver.said

@@ -14,7 +14,7 @@ import typer.main
 
 from airflow_roir import cli, errors
 from airflow_roir.engine import database, fold
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.generation import entry
 from airflow_roir.engine.snapshot.index import IndexFacts
 from airflow_roir.engine.snapshot.operation import DETAILS, INTERNAL, OperationStatus
@@ -273,8 +273,8 @@ NOT_FOR_USERS = {
     "control.operations.find_operation",
     "control.operations.find_resumable",
     "control.operations.has_paused",
-    "control.operations.refuse_running",
-    "control.operations.request_abort",
+    "control.sign_of_life.refuse_running",
+    "control.requests.request_abort",
     "control.run.leave_run",
     "metrics.reading.metrics",
     "prepare.is_rebuild",
@@ -371,8 +371,8 @@ def test_settings_and_options_that_are_named_exist() -> None:
     [
         ("`lock_timeout` of 500 ms", BuildOptions.lock_timeout_ms, 500),
         ("at most half a second", BuildOptions.lock_timeout_ms, 500),
-        ("within thirty seconds", operations.HEARTBEAT_FRESH_S, 30),
-        ("older than half a minute", operations.HEARTBEAT_FRESH_S, 30),
+        ("within thirty seconds", sign_of_life.HEARTBEAT_FRESH_S, 30),
+        ("older than half a minute", sign_of_life.HEARTBEAT_FRESH_S, 30),
         ("applies sixteen blocks of its part", fold.BLOCKS_PER_STEP, 16),
         ("1,024 bytes together", entry.COVERED_BYTES, 1024),
         ("at least sixteen seconds ahead", dag_switch.LEAVE_S, 16),

@@ -14,8 +14,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import argument
-from airflow_roir.engine.control import operations
-from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S, OperationRow
+from airflow_roir.engine.control import operations, sign_of_life
+from airflow_roir.engine.control.operations import OperationRow
+from airflow_roir.engine.control.sign_of_life import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput
@@ -176,7 +177,7 @@ def admit(connection: Connection, row: OperationRow) -> Wait | None:
         _pause(connection, row, refusal)
         seconds = None if refusal.until is None else max(0.0, (refusal.until - now).total_seconds())
         return Wait(refusal.by, f"paused by {refusal.by}: {refusal.reason}", refusal.until, seconds)
-    if row.phase not in LONG or operations.heart_beats(row, connection):
+    if row.phase not in LONG or sign_of_life.heart_beats(row, connection):
         return None
     return _find_place(connection, row)
 

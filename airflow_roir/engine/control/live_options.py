@@ -1,6 +1,6 @@
 """The options of an operation that can change while it lives, as the engine itself changes and refuses them.
 
-Users change them by `operations.change_options` and `operations.resume`.
+Users change them by `requests.change_options` and `requests.resume`.
 """
 
 from __future__ import annotations

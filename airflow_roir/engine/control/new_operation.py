@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import QualifiedName, argument, parse_name
-from airflow_roir.engine.control import live_options, operations
+from airflow_roir.engine.control import live_options, operations, sign_of_life
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.generation.entry import Entry
@@ -109,8 +109,8 @@ def begin_or_adopt(
             )
         _refuse_ended(row, name)
         check(connection, row, index)
-        if operations.heart_beats(row, connection):
-            raise operations.running_elsewhere(row, str(name))
+        if sign_of_life.heart_beats(row, connection):
+            raise sign_of_life.running_elsewhere(row, str(name))
         live_options.adopt_options(connection, row, actor, options)
         operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
         return BegunOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)

@@ -1,78 +1,87 @@
-"""The one way to the control tables: finds operations, moves them along their transitions, keeps clock and events."""
+"""The one way to the control tables: finds operations, moves them along their transitions, keeps events."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row
-from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, argument, parse_name, quote
-from airflow_roir.engine.database import Database, execute, said, sqlstate
-from airflow_roir.engine.locks.locks import WAITING
+from airflow_roir.engine.control import sign_of_life
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.errors import (
-    Fenced,
-    IllegalTransition,
-    InvalidInput,
-    NotFound,
-    OperationPaused,
-    OperationRunning,
-    RoirError,
-)
+from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationPaused, RoirError
 from airflow_roir.operation import TRANSITIONS, Status, Verb
-from airflow_roir.options import LIVE_OPTIONS, check_live_options
 
 OperationRow = Row[Any]
 
-# A run writes its heartbeat every few seconds; after this long without one it is taken for dead, as `roir.tick` has it.
-HEARTBEAT_FRESH_S = 30
+
 LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
+
 
 LIVE_INDEXES = """
 SELECT * FROM roir.index
  WHERE name = %(name)s AND schema_name = coalesce(%(schema)s, schema_name) AND dropped_at IS NULL
 """
+
+
 ACTIVE_GENERATION = "SELECT * FROM roir.generation WHERE index_id = %(index)s AND status = 'active'"
+
+
 NEWEST_OPERATION = "SELECT * FROM roir.operation WHERE index_id = %(index)s ORDER BY id DESC LIMIT 1"
+
+
 OPERATION = "SELECT * FROM roir.operation WHERE id = %(operation)s"
+
+
 OPERATION_OF = """
 SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE o.id = %(operation)s AND i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
 """
+
+
 # also: what else the arrow changes.
 MOVE = """
 UPDATE roir.operation SET status = %(to_status)s, phase = %(to_phase)s{also}
  WHERE id = %(operation)s AND status = ANY (%(statuses)s) AND phase = %(phase)s AND epoch = coalesce(%(epoch)s, epoch)
 """
+
+
 PAUSE = "SELECT roir.pause_operation(%(operation)s, %(epoch)s, %(actor)s, %(reason)s, %(reason)s)"
+
+
 RECORD_EVENT = """
 INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
 VALUES (%(index)s, %(operation)s, %(actor)s, %(action)s, %(detail)s)
 """
+
+
 END_OF_PAUSED = """
 UPDATE roir.operation SET heartbeat_at = NULL, ticked_at = NULL
  WHERE id = %(operation)s AND owner = %(owner)s AND status = 'paused'
 """
-NOTE_WAIT = "UPDATE roir.operation SET notice = %(line)s WHERE id = %(operation)s AND epoch = %(epoch)s"
-END_OF_WAIT = """
-UPDATE roir.operation SET notice = NULL
- WHERE id = %(operation)s AND epoch = %(epoch)s AND starts_with(notice, %(waiting)s)
-"""
+
+
 NEWEST_CENSUS = """
 SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
    AND (o.options ->> 'census')::boolean AND o.status IN ('aborting', 'aborted')
  ORDER BY o.id DESC LIMIT 1
 """
+
+
 LAST_EVENT = """
 SELECT * FROM roir.event WHERE operation_id = %(operation)s AND action = %(action)s ORDER BY id DESC LIMIT 1
 """
+
+
 IS_ACTOR = "SELECT EXISTS (SELECT FROM roir.event WHERE operation_id = %(operation)s AND actor = %(actor)s)"
+
+
 EVENTS = "SELECT * FROM roir.event WHERE index_id = %(index)s ORDER BY id"
 
 
@@ -122,6 +131,8 @@ KEPT = (
     "index {index}: its view is dropped; its entries are kept, and maintained, for what SERIALIZABLE transactions have "
     "read: roir clean-up drops them, or names the transaction that they are kept for"
 )
+
+
 IS_KEPT = """
 SELECT coalesce(bool_and(status = 'retired'), false) FROM roir.generation
  WHERE index_id = %(index)s AND status <> 'dropped'
@@ -264,136 +275,9 @@ def _refusal(connection: Connection, row: OperationRow, verb: Verb, epoch: int |
 
 def complete(connection: Connection, row: OperationRow, epoch: int) -> None:
     """Take an operation to its end, and stop its clock. Raises as `move`."""
-    tick(connection, row.id, epoch)
+    sign_of_life.tick(connection, row.id, epoch)
     ended = "finished_at = clock_timestamp(), heartbeat_at = NULL, ticked_at = NULL"
     move(connection, row, Verb.COMPLETE, epoch=epoch, also=ended)
-
-
-def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
-    """Count the time since the last tick to the phase, and beat the run's heart. False if the run is over.
-
-    A gap longer than a fresh heartbeat (a machine that slept, a clock that jumped) counts as that at most.
-    """
-    values = {"operation": operation_id, "epoch": epoch}
-    return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s)", values).scalar_one())
-
-
-def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
-    """Begin to count a run's time, unless that has begun. Until then its heart only beats: Spark is starting."""
-    execute(
-        connection,
-        "UPDATE roir.operation SET ticked_at = clock_timestamp(), heartbeat_at = clock_timestamp() "
-        "WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running' AND ticked_at IS NULL",
-        {"operation": operation_id, "epoch": epoch},
-    )
-
-
-def heart_beats(row: OperationRow, connection: Connection) -> bool:
-    """True while the run that drives the operation has given a sign of life lately, by the server's clock."""
-    if row.heartbeat_at is None or row.status != Status.RUNNING:
-        return False
-    age = execute(
-        connection, "SELECT extract(epoch FROM clock_timestamp() - %(beat)s)", {"beat": row.heartbeat_at}
-    ).scalar_one()
-    # One from the future is no sign of life either: the server's clock was set back, and who lives beats again soon.
-    return abs(float(age)) < HEARTBEAT_FRESH_S
-
-
-def pause(database: Database, index: str, actor: str, reason: str = "", operation: int | None = None) -> OperationRow:
-    """Pause the running operation of an index; a no-op if it is paused already.
-
-    Takes effect at once in the control tables and within one batch in the workers, which commit the batch that
-    they are in. operation: the id of the only operation that is meant; None is the latest of the index.
-    Raises NotFound, IllegalTransition (nothing is running, or another operation has begun since).
-    """
-    return _request(database, "pause", index, {"reason": reason or "on request", "actor": actor}, operation)
-
-
-def resume(
-    database: Database, index: str, actor: str, operation: int | None = None, **options: int | str | None
-) -> OperationRow:
-    """Lift the pause of an operation: a DAG run that waits for that continues. The options are as in `change_options`.
-
-    `resume` drives nothing itself; `start_run` does. operation: as of `pause`.
-    Raises NotFound, InvalidInput, IllegalTransition (not paused, or another operation has begun since).
-    """
-    _check_names(options)
-    check_live_options(options)
-    return _request(database, "resume", index, {"actor": actor, **options}, operation)
-
-
-def change_options(
-    database: Database, index: str, *, actor: str, operation: int | None = None, **options: int | str | None
-) -> OperationRow:
-    """Change a live operation's options, running or paused; workers follow at their next batch. None keeps a value.
-
-    options: those of `LIVE_OPTIONS`, as `BuildOptions` has them; 0 is no limit, and never. A throttle is laid over the
-    one that there is: `replica_lag=50MB` changes that limit, `replica_lag=off` takes it away, `off` all. An event is
-    written for each value that really changes. operation: as of `pause`.
-    Raises InvalidInput for a bad value (nothing is changed), or none at all; NotFound; IllegalTransition (nothing is
-    live, or another operation has begun since).
-    """
-    _check_names(options)
-    check_live_options(options)
-    return _request(database, "change", index, {"actor": actor, **options}, operation)
-
-
-def _check_names(options: Mapping[str, object]) -> None:
-    unknown = set(options) - set(LIVE_OPTIONS)
-    if unknown:
-        raise TypeError(f"no options of a live operation: {', '.join(sorted(unknown))}")
-
-
-def request_abort(
-    database: Database, index: str, actor: str, reason: str = "", operation: int | None = None
-) -> OperationRow:
-    """Fence every worker of an operation at its next commit and mark it `aborting`; a no-op if it is that already.
-
-    `abort.abort` or a clean-up then removes the generation. operation: as of `pause`. Raises NotFound,
-    IllegalTransition.
-    """
-    return _request(database, "abort", index, {"reason": reason or "on request", "actor": actor}, operation)
-
-
-# What the functions in migrations/sql/operations.sql raise.
-_REFUSALS = {"P0002": NotFound, "55000": IllegalTransition, "42P09": InvalidInput, "22023": InvalidInput}
-
-
-def _request(
-    database: Database, function: str, index: str, values: dict[str, Any], operation: int | None = None
-) -> OperationRow:
-    """Call one of the SQL functions that users have too, so that there is one implementation of each."""
-    arguments = ", ".join(f"{name} => %({name})s" for name in values)
-    name = str(parse_name(index, "index"))
-    try:
-        with database.transaction() as connection:
-            check_schema(connection, writes=True)
-            if operation is not None:
-                expect(connection, name, operation)
-            execute(connection, f"SELECT roir.{function}(%(index)s, {arguments})", {"index": name, **values})
-            return live_or_last(connection, parse_name(index, "index"))
-    except DBAPIError as error:
-        refusal = _REFUSALS.get(sqlstate(error))
-        if refusal is None:
-            raise
-        raise refusal(said(error)) from None
-
-
-def expect(connection: Connection, index: str, operation_id: int) -> None:
-    """Lock the latest operation of an index, if that is the expected one: until the transaction's end no other begins.
-
-    Raises IllegalTransition if another one has begun since, DBAPIError as the SQL functions do.
-    """
-    latest = execute(connection, "SELECT l.id, l.kind FROM roir.latest_operation(%(index)s) l", {"index": index}).one()
-    if latest.id != operation_id:
-        raise has_begun_since(index, operation_id, latest)
-
-
-def has_begun_since(index: str, operation_id: int, latest: Row[Any]) -> IllegalTransition:
-    """The error of a run whose operation isn't the latest of its index any more. latest: with its id and kind."""
-    return IllegalTransition(
-        f"index {index}: operation {operation_id} has ended; operation {latest.id} ({latest.kind}) has begun since"
-    )
 
 
 def pause_operation(
@@ -424,27 +308,6 @@ def has_paused(database: Database, operation_id: int, owner: str) -> bool:
             return False
         execute(connection, END_OF_PAUSED, {"operation": operation_id, "owner": owner})
         return True
-
-
-def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
-    """Show in the status whom a run waits for; None: the wait is over. Doesn't touch another run's operation."""
-    values = {"operation": operation_id, "epoch": epoch, "line": line, "waiting": WAITING}
-    execute(connection, END_OF_WAIT if line is None else NOTE_WAIT, values)
-
-
-def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:
-    """The error that names the run which drives the operation."""
-    return OperationRunning(
-        f"index {index}: operation {row.id} is being driven by {row.owner}; wait for it, pause it "
-        f"(roir pause {argument(index)}), or take over (--take-over)"
-    )
-
-
-def refuse_running(database: Database, row: OperationRow, index: str) -> None:
-    """Raise OperationRunning while a run drives the operation."""
-    with database.transaction() as connection:
-        if heart_beats(row, connection):
-            raise running_elsewhere(row, index)
 
 
 def last_event(connection: Connection, operation_id: int, action: str) -> Row[Any] | None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control import admission, operations, requests, sign_of_life
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.generation.lanes import ends
@@ -118,7 +118,7 @@ def _start(
     found = operations.live_or_last(connection, name)
     row = operations.lock_operation(connection, found.id)
     if operation is not None and row.id != operation:
-        raise operations.has_begun_since(index, operation, row)
+        raise requests.has_begun_since(index, operation, row)
     if row.status == Status.FAILED:
         raise OperationFailed(
             f"index {index}: operation {row.id} failed: {row.error}. Abort it: roir abort {argument(index)}. Then "
@@ -136,8 +136,8 @@ def _start(
             f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
             f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
         )
-    if operations.heart_beats(row, connection) and not take_over:
-        raise operations.running_elsewhere(row, index)
+    if sign_of_life.heart_beats(row, connection) and not take_over:
+        raise sign_of_life.running_elsewhere(row, index)
     if (wait := admission.admit(connection, row)) is not None:
         return wait
     operations.move(
@@ -160,7 +160,7 @@ def _start(
 def end_run(database: Database, run: Run) -> None:
     """Record that this run no longer drives the operation, so that the next one needn't wait for its heartbeat."""
     with database.transaction() as connection:
-        operations.tick(connection, run.operation_id, run.epoch)
+        sign_of_life.tick(connection, run.operation_id, run.epoch)
         execute(connection, END_RUN, {"operation": run.operation_id, "epoch": run.epoch})
 
 
@@ -206,7 +206,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
             if not session:
                 session.append(database.engine.connect())
             with session[0].begin():
-                operations.tick(session[0], run.operation_id, run.epoch)
+                sign_of_life.tick(session[0], run.operation_id, run.epoch)
         except (DBAPIError, RoirError):
             end()
 
@@ -231,7 +231,7 @@ def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
 def start_clock(database: Database, run: Run) -> None:
     """Count this run's time from now on."""
     with database.transaction() as connection:
-        operations.start_clock(connection, run.operation_id, run.epoch)
+        sign_of_life.start_clock(connection, run.operation_id, run.epoch)
 
 
 @contextmanager

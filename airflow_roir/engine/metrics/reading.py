@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine.control.operations import HEARTBEAT_FRESH_S
+from airflow_roir.engine.control.sign_of_life import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.lock_waits import FRESH_S

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.job import Job, check_fingerprint
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import execute
@@ -29,7 +29,7 @@ from airflow_roir.errors import LabelsRenamed, RightMissing, SourceChanged
 TOGETHER = f"""
 (x.scan_of = coalesce(o.scan_of, o.id) OR x.id = coalesce(o.scan_of, o.id)) AND x.id <> o.id
 AND x.status = 'running' AND x.phase = 'build'
-AND abs(extract(epoch FROM clock_timestamp() - x.heartbeat_at)) < {operations.HEARTBEAT_FRESH_S}
+AND abs(extract(epoch FROM clock_timestamp() - x.heartbeat_at)) < {sign_of_life.HEARTBEAT_FRESH_S}
 AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
 AND x.throttle = o.throttle AND roir.granted(x) IS DISTINCT FROM 0
 """

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.as_json import plain_fields
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.compact.progress import Standing, standings
-from airflow_roir.engine.control import long_pause, operations
+from airflow_roir.engine.control import long_pause, operations, sign_of_life
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions.remove_entries import still_hidden
@@ -143,7 +143,7 @@ class OperationStatus:
     @property
     def is_fresh(self) -> bool:
         """True while the run that drives the operation, or did until it was paused, has given a sign of life lately."""
-        return self.heartbeat_age is not None and abs(self.heartbeat_age) < operations.HEARTBEAT_FRESH_S
+        return self.heartbeat_age is not None and abs(self.heartbeat_age) < sign_of_life.HEARTBEAT_FRESH_S
 
     @property
     def phase_shown(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.job import Job, check_fingerprint
 from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.control.shortage import persist
@@ -99,7 +99,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
             raise InvariantViolated(
                 f"index {run.index}: {left.undone} units are not compared yet; resume the operation"
             )
-        operations.tick(connection, run.operation_id, run.epoch)
+        sign_of_life.tick(connection, run.operation_id, run.epoch)
         stage = record.stage(connection, found.id)
         units_of = apart().units if is_apart(connection, found.generation_id) else Units
         pieces = units_of(connection, row.index_id, found)

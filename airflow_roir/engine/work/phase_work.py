@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.control.run import Report, Run, read_control
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.work.turn import Turn
@@ -82,7 +82,7 @@ def begin_work(connection: Connection, run: Run, load: Callable[[Connection, Run
     """What a worker needs to know; the operation's clock runs from then on. Raises what `load` raises."""
     with connection.begin():
         loaded = load(connection, run)
-        operations.start_clock(connection, run.operation_id, run.epoch)
+        sign_of_life.start_clock(connection, run.operation_id, run.epoch)
         return loaded
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.control.run import Run, read_running
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import SourceChanged
@@ -51,7 +51,7 @@ def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambd
                     raise SourceChanged(f"index {run.index}: {doubt}. Abort the operation and start again")
                 left = waiting.left(connection, FEW)
                 if left != said:
-                    operations.note_wait(connection, run.operation_id, run.epoch, left)
+                    sign_of_life.note_wait(connection, run.operation_id, run.epoch, left)
             if left != said and left is not None:
                 report(left)
             said = left

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.claims import Stop
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.lanes import IS_AWAY
 from airflow_roir.engine.verify import damage, hashes
@@ -67,7 +67,7 @@ class ApartWorker(VerifyWorker):
                     if away
                     else None
                 )
-                operations.note_wait(self.connection, run.operation_id, run.epoch, line)
+                sign_of_life.note_wait(self.connection, run.operation_id, run.epoch, line)
             if away:
                 time.sleep(AWAY_REST_S)
         return found

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import quote
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
@@ -165,7 +165,7 @@ class Mender:
                 if read_control(self.connection, run).status != Status.RUNNING:
                     return False
                 found = execute(self.connection, FRESH, {"lane": lane.id, "touched": touched}).one()
-                operations.note_wait(self.connection, run.operation_id, run.epoch, None if found.passed else line)
+                sign_of_life.note_wait(self.connection, run.operation_id, run.epoch, None if found.passed else line)
             if found.passed:
                 return True
             if found.fresh_at != last:

@@ -1,0 +1,114 @@
+"""What users ask of a live operation: a pause, its end, other options, an abort; by the functions that SQL has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.operations import OperationRow
+from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound
+from airflow_roir.options import LIVE_OPTIONS, check_live_options
+
+
+def pause(database: Database, index: str, actor: str, reason: str = "", operation: int | None = None) -> OperationRow:
+    """Pause the running operation of an index; a no-op if it is paused already.
+
+    Takes effect at once in the control tables and within one batch in the workers, which commit the batch that
+    they are in. operation: the id of the only operation that is meant; None is the latest of the index.
+    Raises NotFound, IllegalTransition (nothing is running, or another operation has begun since).
+    """
+    return _request(database, "pause", index, {"reason": reason or "on request", "actor": actor}, operation)
+
+
+def resume(
+    database: Database, index: str, actor: str, operation: int | None = None, **options: int | str | None
+) -> OperationRow:
+    """Lift the pause of an operation: a DAG run that waits for that continues. The options are as in `change_options`.
+
+    `resume` drives nothing itself; `start_run` does. operation: as of `pause`.
+    Raises NotFound, InvalidInput, IllegalTransition (not paused, or another operation has begun since).
+    """
+    _check_names(options)
+    check_live_options(options)
+    return _request(database, "resume", index, {"actor": actor, **options}, operation)
+
+
+def change_options(
+    database: Database, index: str, *, actor: str, operation: int | None = None, **options: int | str | None
+) -> OperationRow:
+    """Change a live operation's options, running or paused; workers follow at their next batch. None keeps a value.
+
+    options: those of `LIVE_OPTIONS`, as `BuildOptions` has them; 0 is no limit, and never. A throttle is laid over the
+    one that there is: `replica_lag=50MB` changes that limit, `replica_lag=off` takes it away, `off` all. An event is
+    written for each value that really changes. operation: as of `pause`.
+    Raises InvalidInput for a bad value (nothing is changed), or none at all; NotFound; IllegalTransition (nothing is
+    live, or another operation has begun since).
+    """
+    _check_names(options)
+    check_live_options(options)
+    return _request(database, "change", index, {"actor": actor, **options}, operation)
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    unknown = set(options) - set(LIVE_OPTIONS)
+    if unknown:
+        raise TypeError(f"no options of a live operation: {', '.join(sorted(unknown))}")
+
+
+def request_abort(
+    database: Database, index: str, actor: str, reason: str = "", operation: int | None = None
+) -> OperationRow:
+    """Fence every worker of an operation at its next commit and mark it `aborting`; a no-op if it is that already.
+
+    `abort.abort` or a clean-up then removes the generation. operation: as of `pause`. Raises NotFound,
+    IllegalTransition.
+    """
+    return _request(database, "abort", index, {"reason": reason or "on request", "actor": actor}, operation)
+
+
+# What the functions in migrations/sql/operations.sql raise.
+_REFUSALS = {"P0002": NotFound, "55000": IllegalTransition, "42P09": InvalidInput, "22023": InvalidInput}
+
+
+def _request(
+    database: Database, function: str, index: str, values: dict[str, Any], operation: int | None = None
+) -> OperationRow:
+    """Call one of the SQL functions that users have too, so that there is one implementation of each."""
+    arguments = ", ".join(f"{name} => %({name})s" for name in values)
+    name = str(parse_name(index, "index"))
+    try:
+        with database.transaction() as connection:
+            check_schema(connection, writes=True)
+            if operation is not None:
+                expect(connection, name, operation)
+            execute(connection, f"SELECT roir.{function}(%(index)s, {arguments})", {"index": name, **values})
+            return operations.live_or_last(connection, parse_name(index, "index"))
+    except DBAPIError as error:
+        refusal = _REFUSALS.get(sqlstate(error))
+        if refusal is None:
+            raise
+        raise refusal(said(error)) from None
+
+
+def expect(connection: Connection, index: str, operation_id: int) -> None:
+    """Lock the latest operation of an index, if that is the expected one: until the transaction's end no other begins.
+
+    Raises IllegalTransition if another one has begun since, DBAPIError as the SQL functions do.
+    """
+    latest = execute(connection, "SELECT l.id, l.kind FROM roir.latest_operation(%(index)s) l", {"index": index}).one()
+    if latest.id != operation_id:
+        raise has_begun_since(index, operation_id, latest)
+
+
+def has_begun_since(index: str, operation_id: int, latest: Row[Any]) -> IllegalTransition:
+    """The error of a run whose operation isn't the latest of its index any more. latest: with its id and kind."""
+    return IllegalTransition(
+        f"index {index}: operation {operation_id} has ended; operation {latest.id} ({latest.kind}) has begun since"
+    )

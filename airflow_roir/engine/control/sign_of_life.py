@@ -1,0 +1,76 @@
+"""What a run shows of itself while it works: its heartbeat, the clock of its phases, and whom it waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import argument
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.locks.locks import WAITING
+from airflow_roir.errors import OperationRunning
+from airflow_roir.operation import Status
+
+# A run writes its heartbeat every few seconds; after this long without one it is taken for dead, as `roir.tick` has it.
+HEARTBEAT_FRESH_S = 30
+
+
+NOTE_WAIT = "UPDATE roir.operation SET notice = %(line)s WHERE id = %(operation)s AND epoch = %(epoch)s"
+
+
+END_OF_WAIT = """
+UPDATE roir.operation SET notice = NULL
+ WHERE id = %(operation)s AND epoch = %(epoch)s AND starts_with(notice, %(waiting)s)
+"""
+
+
+def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
+    """Count the time since the last tick to the phase, and beat the run's heart. False if the run is over.
+
+    A gap longer than a fresh heartbeat (a machine that slept, a clock that jumped) counts as that at most.
+    """
+    values = {"operation": operation_id, "epoch": epoch}
+    return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s)", values).scalar_one())
+
+
+def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
+    """Begin to count a run's time, unless that has begun. Until then its heart only beats: Spark is starting."""
+    execute(
+        connection,
+        "UPDATE roir.operation SET ticked_at = clock_timestamp(), heartbeat_at = clock_timestamp() "
+        "WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running' AND ticked_at IS NULL",
+        {"operation": operation_id, "epoch": epoch},
+    )
+
+
+def heart_beats(row: Row[Any], connection: Connection) -> bool:
+    """True while the run that drives the operation has given a sign of life lately, by the server's clock."""
+    if row.heartbeat_at is None or row.status != Status.RUNNING:
+        return False
+    age = execute(
+        connection, "SELECT extract(epoch FROM clock_timestamp() - %(beat)s)", {"beat": row.heartbeat_at}
+    ).scalar_one()
+    # One from the future is no sign of life either: the server's clock was set back, and who lives beats again soon.
+    return abs(float(age)) < HEARTBEAT_FRESH_S
+
+
+def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
+    """Show in the status whom a run waits for; None: the wait is over. Doesn't touch another run's operation."""
+    values = {"operation": operation_id, "epoch": epoch, "line": line, "waiting": WAITING}
+    execute(connection, END_OF_WAIT if line is None else NOTE_WAIT, values)
+
+
+def running_elsewhere(row: Row[Any], index: str) -> OperationRunning:
+    """The error that names the run which drives the operation."""
+    return OperationRunning(
+        f"index {index}: operation {row.id} is being driven by {row.owner}; wait for it, pause it "
+        f"(roir pause {argument(index)}), or take over (--take-over)"
+    )
+
+
+def refuse_running(database: Database, row: Row[Any], index: str) -> None:
+    """Raise OperationRunning while a run drives the operation."""
+    with database.transaction() as connection:
+        if heart_beats(row, connection):
+            raise running_elsewhere(row, index)
