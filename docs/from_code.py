@@ -94,7 +94,7 @@ def _plain(text: str) -> str:
 
 def view() -> Iterator[str]:
     """The columns of roir.resumable_operations, in their order."""
-    text = (SQL / "status.sql").read_text()
+    text = (SQL / "status.sql").read_text().partition("CREATE VIEW roir.resumable_operations")[2]
     selected = text[text.index("SELECT") : text.index("\n  FROM")]
     names = [line.rstrip(",").split(" AS ")[-1].split(".")[-1].strip() for line in _expressions(selected[6:])]
     yield ", ".join(f"`{name}`" for name in names) + "."

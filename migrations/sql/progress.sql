@@ -55,65 +55,69 @@ SELECT y.operation_id,
               CASE WHEN unit.by_block THEN 0.01 ELSE 0.3 END AS sums) part;
 
 -- One row per operation: what is done of it. copied, sealed, compared: shares, from 0 to 1; sealing, comparing: of what
--- is under way.
+-- is under way. OFFSET 0: its parts are planned apart from what the view is joined to.
 CREATE VIEW roir.operation_work AS
 SELECT o.id AS operation_id,
-       copy.ranges, copy.ranges_done, copy.batch_seconds, copy.copied,
-       seal.segments, seal.segments_sealed, seal.sealed, seal.sealing,
-       verified.compared, verified.comparing,
-       (copy.rows + coalesce(verified.rows, 0) + compaction.rows)::bigint AS rows,
-       clock.worked + clock.since AS worked,
-       coalesce((o.phase_seconds ->> o.phase)::float8, 0) + clock.since AS in_phase,
-       greatest(roir.percent_of(o.kind, o.status, o.phase, copy.copied, seal.sealed,
-                                coalesce(compaction.share, verified.compared, 0)),
-                mark.percent) AS percent
+       p.ranges, p.ranges_done, p.batches, p.batch_seconds, p.copied,
+       p.segments, p.segments_sealed, p.sealed, p.sealing,
+       p.compared, p.comparing,
+       p.rows,
+       p.worked + p.since AS worked,
+       coalesce((o.phase_seconds ->> o.phase)::float8, 0) + p.since AS in_phase,
+       greatest(roir.percent_of(o.kind, o.status, o.phase, p.copied, p.sealed, coalesce(p.share, p.compared, 0)),
+                p.shown) AS percent
   FROM roir.operation o
-
-  -- A range counts its rows up to its share of the estimate made at prepare.
  CROSS JOIN LATERAL (
-       SELECT coalesce(sum(x.rows), 0) AS rows, count(*) AS ranges, count(*) FILTER (WHERE x.done) AS ranges_done,
-              coalesce(sum(x.seconds), 0)::float8 AS batch_seconds,
-              coalesce(avg(CASE WHEN x.done THEN 1
-                                ELSE least(x.rows::float8 / n.rows_per_range, 0.99) END), 0)::float8 AS copied
-         -- They are numbered from 0: to count them is to read them all once more.
-         FROM (SELECT greatest(o.rows_estimate::float8 / (max(y.ordinal) + 1), 1) AS rows_per_range
-                 FROM roir.scan_range y WHERE y.operation_id = o.id) n
-         JOIN roir.scan_range x ON x.operation_id = o.id) copy
+       SELECT copy.ranges, copy.ranges_done, copy.batches, copy.batch_seconds, copy.copied, seal.*,
+              verified.compared, verified.comparing, compaction.share, clock.*, mark.shown,
+              (copy.rows + coalesce(verified.rows, 0) + compaction.rows)::bigint AS rows
+         -- A range counts its rows up to its share of the estimate made at prepare.
+         FROM (SELECT coalesce(sum(x.rows), 0) AS rows,
+                      count(*) AS ranges, count(*) FILTER (WHERE x.done) AS ranges_done,
+                      coalesce(sum(x.batches), 0)::bigint AS batches,
+                      coalesce(sum(x.seconds), 0)::float8 AS batch_seconds,
+                      coalesce(avg(CASE WHEN x.done THEN 1
+                                        ELSE least(x.rows::float8 / n.rows_per_range, 0.99) END), 0)::float8 AS copied
+                 -- They are numbered from 0: to count them is to read them all once more.
+                 FROM (SELECT greatest(o.rows_estimate::float8 / (max(y.ordinal) + 1), 1) AS rows_per_range
+                         FROM roir.scan_range y WHERE y.operation_id = o.id) n
+                 JOIN roir.scan_range x ON x.operation_id = o.id) copy
 
-  -- The first segment, of NULL keys, is empty mostly.
- CROSS JOIN LATERAL (
-       SELECT count(*) AS segments, count(*) FILTER (WHERE status = 'sealed') AS segments_sealed,
-              count(claim_worker)::float8 / greatest(count(*) - 1, 1) AS sealing,
-              coalesce(avg(CASE status WHEN 'sealed' THEN 1 WHEN 'indexed' THEN 0.7 ELSE 0 END)
-                       FILTER (WHERE ordinal > 0), 0)::float8 AS sealed
-         FROM roir.segment WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')) seal
+         -- The first segment, of NULL keys, is empty mostly.
+        CROSS JOIN (
+              SELECT count(*) AS segments, count(*) FILTER (WHERE status = 'sealed') AS segments_sealed,
+                     count(claim_worker)::float8 / greatest(count(*) - 1, 1) AS sealing,
+                     coalesce(avg(CASE status WHEN 'sealed' THEN 1 WHEN 'indexed' THEN 0.7 ELSE 0 END)
+                              FILTER (WHERE ordinal > 0), 0)::float8 AS sealed
+                FROM roir.segment WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')) seal
 
-  -- Of a verification that is an operation itself, and of the comparisons before a publish: after one that found
-  -- something, the next begins from nothing. One that was given up with its operation is not done.
- CROSS JOIN LATERAL (
-       SELECT max(w.rows) FILTER (WHERE o.kind = 'verify') AS rows,
-              max(w.comparing) FILTER (WHERE NOT w.ended) AS comparing,
-              max(CASE WHEN NOT w.ended THEN w.compared WHEN o.status IN ('aborting', 'aborted') THEN 0
-                       ELSE 1 END) AS compared
-         FROM roir.verification_work w WHERE w.operation_id = o.id) verified
+         -- Of a verification that is an operation itself, and of the comparisons before a publish: after one that found
+         -- something, the next begins from nothing. One that was given up with its operation is not done.
+        CROSS JOIN (
+              SELECT max(w.rows) FILTER (WHERE o.kind = 'verify') AS rows,
+                     max(w.comparing) FILTER (WHERE NOT w.ended) AS comparing,
+                     max(CASE WHEN NOT w.ended THEN w.compared WHEN o.status IN ('aborting', 'aborted') THEN 0
+                              ELSE 1 END) AS compared
+                FROM roir.verification_work w WHERE w.operation_id = o.id) verified
 
-  -- Units count by their blocks; those that are left out were no work.
- CROSS JOIN LATERAL (
-       SELECT coalesce(sum(x.rows), 0) AS rows,
-              sum(roir.unit_share(x) * greatest(x.blocks, 1)) / sum(greatest(x.blocks, 1))::float8 AS share
-         FROM roir.compaction_unit x WHERE x.operation_id = o.id) compaction
+         -- Units count by their blocks; those that are left out were no work.
+        CROSS JOIN (
+              SELECT coalesce(sum(x.rows), 0) AS rows,
+                     sum(roir.unit_share(x) * greatest(x.blocks, 1)) / sum(greatest(x.blocks, 1))::float8 AS share
+                FROM roir.compaction_unit x WHERE x.operation_id = o.id) compaction
 
-  -- Seconds of work: those of the phases, and since the last tick. least() leaves a NULL out.
- CROSS JOIN LATERAL (
-       SELECT coalesce(sum(value::float8), 0) AS worked,
-              CASE WHEN o.status = 'running' AND o.ticked_at IS NOT NULL
-                   THEN greatest(least(extract(epoch FROM clock_timestamp() - o.ticked_at), 30), 0)
-                   ELSE 0 END::float8 AS since
-         FROM jsonb_each_text(o.phase_seconds)) clock
+         -- Seconds of work: those of the phases, and since the last tick. least() leaves a NULL out.
+        CROSS JOIN (
+              SELECT coalesce(sum(value::float8), 0) AS worked,
+                     CASE WHEN o.status = 'running' AND o.ticked_at IS NOT NULL
+                          THEN greatest(least(extract(epoch FROM clock_timestamp() - o.ticked_at), 30), 0)
+                          ELSE 0 END::float8 AS since
+                FROM jsonb_each_text(o.phase_seconds)) clock
 
-  -- The greatest percentage that was shown.
- CROSS JOIN LATERAL (
-       SELECT max(x.percent) AS percent FROM roir.progress_sample x WHERE x.operation_id = o.id) mark;
+         -- The greatest percentage that was shown.
+        CROSS JOIN (
+              SELECT max(x.percent) AS shown FROM roir.progress_sample x WHERE x.operation_id = o.id) mark
+       OFFSET 0) p;
 
 -- How long what is left will take, in seconds, and how many rows a second are copied now; NULL where there is nothing
 -- to derive it from. Reads no table: whoever may read the view may call it. earlier_…: the rows and the seconds of

@@ -67,7 +67,7 @@ def downgrade() -> None:
     # Fails where generations are left: drop the indexes first.
     op.execute("DROP SCHEMA roir_data")
     op.execute("SELECT roir.unguard()")
-    op.execute("DROP VIEW roir.shown_operation, roir.resumable_operations, roir.shard_lag")
+    op.execute("DROP VIEW roir.resumable_operations, roir.shown_operation, roir.shard_lag")
     # With the triggers of the tables.
     op.execute("DROP FUNCTION roir.refuse_arrow(), roir.refuse_change(), roir.take_sample() CASCADE")
     # What is left of the functions stands on no view but this one, and this one on one of them.

@@ -97,10 +97,7 @@ CONTRACT: dict[str, Any] = {
     "throttled_since": MAYBE_TEXT,
     "granted": MAYBE_NUMBER,
     "throttle_seconds": dict,
-    "shares_scan_of": [str],
-    "long_pause": MAYBE_TEXT,
     "compaction": OR_NONE,
-    "warnings": [str],
     "phases": [{"name": str, "state": str, "seconds": MAYBE_NUMBER}],
     "bars": {
         "of": str,

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
+from airflow_roir.engine.compact.progress import standings
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.database import Database, execute, sqlstate
@@ -20,7 +21,7 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.bars import bars
 from airflow_roir.engine.snapshot.bottleneck import at_work, held_up
-from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, cut, read
+from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, cut, rows
 from airflow_roir.engine.snapshot.parts import Delta, Error, Event, Pause, PhaseOf
 from airflow_roir.engine.snapshot.shards import standing
 from airflow_roir.engine.snapshot.throttle import read_throttle
@@ -69,17 +70,19 @@ HOW_FAR = re.compile(r"at [0-9.]+ %: ")
 def progress(database: Database, index: str | None = None, operation_id: int | None = None) -> OperationStatus:
     """How far the latest operation of an index is, or the operation of that id; with neither, the newest of all.
 
-    With all details, in one short transaction that changes nothing. Raises NotFound, SchemaVersionMismatch.
+    With all details, but without what a list of operations says of each: warnings, long pauses, who shares its scan. In
+    one short transaction that changes nothing. Raises NotFound, SchemaVersionMismatch.
     """
     with database.transaction() as connection:
         check_schema(connection)
         execute(connection, PATIENCE)
         if operation_id is None:
             operation_id = _newest(connection, index)
-        found = read(connection, [operation_id])
+        found = rows(connection, [operation_id])
         if not found:
             raise NotFound(f"there is no operation {operation_id}")
-        return look(connection, found[0])
+        swapped = standings(connection, [operation_id]) if found[0].kind == Kind.COMPACT else {}
+        return look(connection, replace(found[0], compaction=swapped.get(operation_id)))
 
 
 def _newest(connection: Connection, index: str | None) -> int:

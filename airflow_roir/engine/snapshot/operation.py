@@ -27,7 +27,7 @@ from airflow_roir.engine.snapshot.parts import Delta, Error, Event, HeldUp, Paus
 from airflow_roir.engine.snapshot.shards import ShardStanding
 from airflow_roir.errors import NotFound
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import Status
+from airflow_roir.operation import Kind, Phase, Status
 from airflow_roir.options import LIVE_OPTIONS
 
 # What a paused operation is called until its run and its workers have left.
@@ -155,8 +155,8 @@ class OperationStatus:
         return 0.0 if moment is None else (self.now - moment).total_seconds()
 
     def as_dict(self, whole: bool = False) -> dict[str, Any]:
-        """For JSON: moments in ISO 8601, and each option by its name. whole: with what `details.look` has found."""
-        left_out = INTERNAL if whole else {*INTERNAL, *DETAILS}
+        """For JSON: moments in ISO 8601, and each option by its name. whole: as `details.progress` has it."""
+        left_out = INTERNAL | (OF_LISTS if whole else DETAILS)
         facts = {name: value for name, value in plain_fields(self).items() if name not in left_out}
         options: dict[str, Any] = facts.pop("options")
         return facts | options
@@ -165,9 +165,13 @@ class OperationStatus:
 NAMES = [one.name for one in fields(OperationStatus)]
 OF_ROW = NAMES[: NAMES.index("shares_scan_of")]
 INTERNAL = frozenset(OF_ROW[OF_ROW.index("generation_id") :])
+OF_LISTS = frozenset(["shares_scan_of", "long_pause", "warnings"])
 DETAILS = frozenset(["now", *NAMES[NAMES.index("phases") :]])
 
-ROWS = "SELECT * FROM roir.shown_operation WHERE operation_id = ANY (%(ids)s) ORDER BY index"
+ROWS = f"""
+SELECT {", ".join(f's."{name}"' for name in OF_ROW)} FROM roir.shown_operation s
+ WHERE s.operation_id = ANY (%(ids)s) ORDER BY s.index
+"""
 # The newest operation of an index, or of each.
 NEWEST = """
 SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -214,19 +218,23 @@ def newest(connection: Connection, index_id: int | None) -> list[OperationStatus
 
 def read(connection: Connection, ids: Sequence[int]) -> list[OperationStatus]:
     """Operations, by the names of their indexes, in the caller's transaction; details are left out."""
-    # All of them are read at once, where there is more than one to tell of.
-    pauses = long_pause.long_pauses(connection, ids[0] if len(ids) == 1 else None)
+    found = rows(connection, ids)
+    building = [one.operation_id for one in found if one.status == Status.RUNNING and one.phase == Phase.BUILD]
+    paused = [one.operation_id for one in found if one.status == Status.PAUSED]
+    compactions = [one.operation_id for one in found if one.kind == Kind.COMPACT]
+    # Asked of those alone that may have it: a look at a build once a second is to stay cheap.
+    shared = sharing.others(connection, building) if building else {}
+    pauses = long_pause.long_pauses(connection, paused[0] if len(paused) == 1 else None) if paused else []
     texts = {one.operation_id: one.text for one in pauses}
-    shared = sharing.others(connection, ids)
-    compactions = standings(connection, ids)
+    swapped = standings(connection, compactions) if compactions else {}
     return [
         replace(
             one,
             shares_scan_of=shared.get(one.operation_id, ()),
-            compaction=compactions.get(one.operation_id),
+            compaction=swapped.get(one.operation_id),
             long_pause=texts.get(one.operation_id),
         )
-        for one in rows(connection, ids)
+        for one in found
     ]
 
 
