@@ -46,7 +46,7 @@ def role(database: Database, dsn: str, stranger: str) -> str:
 def test_a_role_that_watches_may_ask_all_that_monitoring_asks(dsn: str, stranger: str, role: str) -> None:
     run_sql(dsn, *grants("watcher", role))
     user = steps.session(stranger)
-    [queries, *_] = blocks(section("operations.md", "Monitoring"))
+    [queries, *_] = blocks(section("monitor.md", "SQL"))
     statements = [one for one in re.sub(r"--.*", "", queries).split(";") if one.strip()]
     assert len(statements) == 5
     found = [sql(user, statement) for statement in statements]

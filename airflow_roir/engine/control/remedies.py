@@ -1,4 +1,4 @@
-"""What to do next about an error of an operation, in a line; docs/operations.md "What to do when" says more."""
+"""What to do next about an error of an operation, in a line; docs/troubleshooting.md says more."""
 
 from __future__ import annotations
 
