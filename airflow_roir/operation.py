@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 # The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
 FORMAT_VERSION = 2
@@ -86,20 +88,68 @@ class Transition:
     reason: str
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A phase in its place in the order of an operation's phases.
+
+    until: why it ends. final: it needs no other process, is short, and mostly waits for locks. It takes up a place in
+    the queue, but waits for none, since it would only capture for longer.
+    percent: at its begin. grows: by how much the percentage grows with `done`, which is SQL: a share, of what
+    `roir.percent_of` is given. copies: rows are copied or compared in it. pieces: those that are shown of it, a key of
+    `snapshot/bars.py`.
+    """
+
+    phase: Phase
+    until: str
+    pieces: str
+    percent: int = 0
+    grows: int = 0
+    done: str | None = None
+    copies: bool = False
+    final: bool = False
+
+
 # The phases of an operation in their order, but for `done`.
-OF_A_BUILD = (Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH)
-PHASES_OF = {
-    Kind.CREATE: OF_A_BUILD,
-    Kind.REBUILD: OF_A_BUILD,
-    Kind.VERIFY: (Phase.SUM, Phase.CHECK),
-    Kind.COMPACT: (Phase.COMPACT,),
+BUILD_ORDER = (
+    Placed(Phase.BUILD, "every range is copied", "ranges", 0, 60, "copied", copies=True),
+    Placed(Phase.SEAL, "every segment has its index", "segments", 60, 25, "sealed"),
+    Placed(Phase.FOLD, "nothing but ghosts and what writers hold is left in the delta", "segments", 85, final=True),
+    Placed(Phase.PUBLISH, "the view shows the generation", "units", 87, 12, "compared", final=True),
+)
+ORDER = {
+    Kind.CREATE: BUILD_ORDER,
+    Kind.REBUILD: BUILD_ORDER,
+    Kind.VERIFY: (
+        Placed(Phase.SUM, "every side is summed", "units", 0, 99, "compared", copies=True),
+        Placed(Phase.CHECK, "every suspicious row is compared", "units", 0, 99, "compared", copies=True),
+    ),
+    Kind.COMPACT: (
+        Placed(Phase.COMPACT, "every unit is swapped in or left", "compactions", 0, 99, "compared", copies=True),
+    ),
 }
-# What needs no other process: short, and mostly waits for locks. It takes up a place in the queue, but waits for none,
-# since it would only capture for longer.
-FINAL = (Phase.FOLD, Phase.PUBLISH)
-_WORKING = tuple(dict.fromkeys(phase for phases in PHASES_OF.values() for phase in phases))
+PLACED = {one.phase: one for order in ORDER.values() for one in order}
+PHASES_OF = {kind: tuple(one.phase for one in order) for kind, order in ORDER.items()}
+OF_A_BUILD = PHASES_OF[Kind.CREATE]
+FINAL = tuple(phase for phase, one in PLACED.items() if one.final)
 # What may take hours of copying, sorting or comparing.
-LONG = tuple(phase for phase in _WORKING if phase not in FINAL)
+LONG = tuple(phase for phase in PLACED if phase not in FINAL)
+_WORKING = tuple(PLACED)
+
+
+def following(phase: Phase) -> Phase:
+    """The phase after one that isn't the last of its operation."""
+    order = next(order for order in PHASES_OF.values() if phase in order)
+    return order[order.index(phase) + 1]
+
+
+def _steps() -> Iterator[Transition]:
+    """From each phase to the next, and from the last one to the end."""
+    for order in dict.fromkeys(ORDER.values()):
+        for one, following in pairwise(order):
+            yield Transition(Verb.ADVANCE, Status.RUNNING, one.phase, Status.RUNNING, following.phase, one.until)
+        last = order[-1]
+        yield Transition(Verb.COMPLETE, Status.RUNNING, last.phase, Status.COMPLETED, Phase.DONE, last.until)
+
 
 TRANSITIONS: tuple[Transition, ...] = (
     *(
@@ -118,31 +168,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         Transition(Verb.PAUSE, Status.RUNNING, phase, Status.PAUSED, phase, "a user or a failure stops it")
         for phase in _WORKING
     ),
-    Transition(Verb.ADVANCE, Status.RUNNING, Phase.BUILD, Status.RUNNING, Phase.SEAL, "every range is copied"),
-    Transition(Verb.ADVANCE, Status.RUNNING, Phase.SEAL, Status.RUNNING, Phase.FOLD, "every segment has its index"),
-    Transition(
-        Verb.ADVANCE,
-        Status.RUNNING,
-        Phase.FOLD,
-        Status.RUNNING,
-        Phase.PUBLISH,
-        "nothing but ghosts and what writers hold is left in the delta",
-    ),
-    Transition(Verb.ADVANCE, Status.RUNNING, Phase.SUM, Status.RUNNING, Phase.CHECK, "every side is summed"),
-    Transition(
-        Verb.COMPLETE, Status.RUNNING, Phase.CHECK, Status.COMPLETED, Phase.DONE, "every suspicious row is compared"
-    ),
-    Transition(
-        Verb.COMPLETE, Status.RUNNING, Phase.COMPACT, Status.COMPLETED, Phase.DONE, "every unit is swapped in or left"
-    ),
-    Transition(
-        Verb.COMPLETE,
-        Status.RUNNING,
-        Phase.PUBLISH,
-        Status.COMPLETED,
-        Phase.DONE,
-        "the view shows the generation",
-    ),
+    *_steps(),
     *(
         Transition(Verb.FAIL, status, phase, Status.FAILED, phase, "to continue would give a wrong result")
         for status in (Status.RUNNING, Status.PAUSED)

@@ -9,12 +9,42 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from airflow_roir.generation_state import ARROWS, STATE_COLUMNS  # noqa: E402 - found by the path above
-from airflow_roir.operation import TRANSITIONS  # noqa: E402
+from airflow_roir.operation import ORDER, PLACED, TRANSITIONS, Placed  # noqa: E402
 
 SQL = """\
 -- The state machines of the control tables, made from airflow_roir/operation.py and airflow_roir/generation_state.py by
 -- `make arrows`: edit those. CHECKs say which states there are; these triggers say which state follows which, whoever
--- writes it. Users' statements change none of these columns. A test tries every pair of states.
+-- writes it. Users' statements change none of these columns. A test tries every pair of states. What else SQL knows of
+-- phases is here, too.
+
+ALTER TABLE roir.operation
+    ADD CONSTRAINT operation_phase
+        CHECK (phase IN ({all_phases})),
+    ADD CONSTRAINT operation_phase_of_kind
+        CHECK (phase = 'done' OR (kind, phase) IN ({of_kinds}));
+
+-- The phases of each kind in their order. copies: rows are copied or compared in it.
+CREATE FUNCTION roir.phases() RETURNS TABLE (kind text, n integer, phase text, copies boolean)
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    VALUES {ordered}
+$$;
+
+-- Which part of all work each phase is taken for. Only that it grows is promised: `seconds_left` is measured. A phase
+-- that isn't known raises.
+CREATE FUNCTION roir.percent_of(kind text, status text, phase text, copied double precision, sealed double precision,
+                                compared double precision)
+RETURNS numeric LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    percent double precision;
+BEGIN
+    IF status = 'completed' THEN
+        RETURN 100.0;
+    END IF;
+    CASE phase
+{percents}
+    END CASE;
+    RETURN trunc(percent::numeric, 1);
+END $$;
 
 CREATE FUNCTION roir.arrows() RETURNS TABLE (machine text, was text, becomes text)
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -66,13 +96,30 @@ def arrows_sql() -> str:
         for one in TRANSITIONS
         if one.phase is not one.to_phase
     ]
+    ordered = [
+        (kind.value, n, one.phase.value, one.copies) for kind, order in ORDER.items() for n, one in enumerate(order)
+    ]
     others += [(one.table, one.was, one.becomes) for one in ARROWS]
     return SQL.format(
         in_each_phase=",\n                   ".join(map(str, in_each)),
         phases=phases,
+        all_phases=", ".join(f"'{phase}'" for phase in (*phases, "done")),
+        of_kinds=(",\n" + " " * 51).join(str((kind, phase)) for kind, _, phase, _ in ordered),
+        ordered=",\n           ".join(map(_values, ordered)),
+        percents="\n".join(map(_percent, PLACED.values())),
         others=",\n           ".join(map(str, others)),
         triggers="\n".join(_trigger(table, columns) for table, columns in STATE_COLUMNS.items()),
     )
+
+
+def _values(row: tuple[str, int, str, bool]) -> str:
+    kind, n, phase, copies = row
+    return f"('{kind}', {n}, '{phase}', {str(copies).lower()})"
+
+
+def _percent(one: Placed) -> str:
+    grown = f" + {one.grows} * {one.done}" if one.done else ""
+    return f"        WHEN '{one.phase.value}' THEN percent := {one.percent}{grown};"
 
 
 def _trigger(table: str, columns: tuple[str, ...]) -> str:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine.apart import CopierApart, apart
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
-from airflow_roir.engine.control import operations, sign_of_life
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.control.run import Run, check_epoch, read_control
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
@@ -31,7 +31,7 @@ from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.engine.work.turn import share_of
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
-from airflow_roir.operation import Phase, Verb
+from airflow_roir.operation import Phase
 from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange
 
@@ -258,9 +258,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         if left:
             raise InvariantViolated(f"index {run.index}: {left} ranges are not done yet; resume the operation")
         physical.forget_hashes(connection, row.generation_id)
-        sign_of_life.tick(connection, run.operation_id, run.epoch)
-        operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
-        operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "seal")
+        operations.advance(connection, row, run.epoch, run.owner)
 
 
 PHASE = PhaseWork(

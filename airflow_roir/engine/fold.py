@@ -17,7 +17,7 @@ from airflow_roir.engine.apply_delta import Folded, Folding, left_in_delta, wait
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
-from airflow_roir.engine.control import operations, sign_of_life
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.control.run import Run, read_control, read_running
@@ -26,7 +26,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import InvariantViolated
-from airflow_roir.operation import Phase, Verb
+from airflow_roir.operation import Phase
 
 # Blocks of the delta per transaction, one to two thousand rows: a writer of one of them waits for that long (some
 # 40 ms) at the most.
@@ -161,10 +161,8 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         if folded.in_last_pass and left_in_delta(connection, row.generation_id):
             _cut(connection, row)
             return
-        sign_of_life.tick(connection, run.operation_id, run.epoch)
-        operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
-        detail = f"publish; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
-        operations.record_event(connection, row.index_id, row.id, run.owner, "phase", detail)
+        said = f"; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
+        operations.advance(connection, row, run.epoch, run.owner, said)
 
 
 PHASE = PhaseWork(

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
-from airflow_roir.engine.control import operations, sign_of_life
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import Database, execute, sqlstate
@@ -25,7 +25,7 @@ from airflow_roir.engine.unique import duplicates
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
 from airflow_roir.generation_state import SegmentStatus
-from airflow_roir.operation import Phase, Verb
+from airflow_roir.operation import Phase
 
 # A sort in memory is what makes a bulk B-tree build fast; half a million entries fit into this.
 SORT_MEMORY_KB = 262_144
@@ -236,9 +236,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         ).scalar_one()
         if left != (refused if census else 0) or not (left or physical.is_sealed(connection, row.generation_id)):
             raise InvariantViolated(f"index {run.index}: {left} segments are not sealed yet; resume the operation")
-        sign_of_life.tick(connection, run.operation_id, run.epoch)
-        operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
-        operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "fold")
+        operations.advance(connection, row, run.epoch, run.owner)
 
 
 PHASE = PhaseWork(

@@ -1,6 +1,62 @@
 -- The state machines of the control tables, made from airflow_roir/operation.py and airflow_roir/generation_state.py by
 -- `make arrows`: edit those. CHECKs say which states there are; these triggers say which state follows which, whoever
--- writes it. Users' statements change none of these columns. A test tries every pair of states.
+-- writes it. Users' statements change none of these columns. A test tries every pair of states. What else SQL knows of
+-- phases is here, too.
+
+ALTER TABLE roir.operation
+    ADD CONSTRAINT operation_phase
+        CHECK (phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact', 'done')),
+    ADD CONSTRAINT operation_phase_of_kind
+        CHECK (phase = 'done' OR (kind, phase) IN (('create', 'build'),
+                                                   ('create', 'seal'),
+                                                   ('create', 'fold'),
+                                                   ('create', 'publish'),
+                                                   ('rebuild', 'build'),
+                                                   ('rebuild', 'seal'),
+                                                   ('rebuild', 'fold'),
+                                                   ('rebuild', 'publish'),
+                                                   ('verify', 'sum'),
+                                                   ('verify', 'check'),
+                                                   ('compact', 'compact')));
+
+-- The phases of each kind in their order. copies: rows are copied or compared in it.
+CREATE FUNCTION roir.phases() RETURNS TABLE (kind text, n integer, phase text, copies boolean)
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    VALUES ('create', 0, 'build', true),
+           ('create', 1, 'seal', false),
+           ('create', 2, 'fold', false),
+           ('create', 3, 'publish', false),
+           ('rebuild', 0, 'build', true),
+           ('rebuild', 1, 'seal', false),
+           ('rebuild', 2, 'fold', false),
+           ('rebuild', 3, 'publish', false),
+           ('verify', 0, 'sum', true),
+           ('verify', 1, 'check', true),
+           ('compact', 0, 'compact', true)
+$$;
+
+-- Which part of all work each phase is taken for. Only that it grows is promised: `seconds_left` is measured. A phase
+-- that isn't known raises.
+CREATE FUNCTION roir.percent_of(kind text, status text, phase text, copied double precision, sealed double precision,
+                                compared double precision)
+RETURNS numeric LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    percent double precision;
+BEGIN
+    IF status = 'completed' THEN
+        RETURN 100.0;
+    END IF;
+    CASE phase
+        WHEN 'build' THEN percent := 0 + 60 * copied;
+        WHEN 'seal' THEN percent := 60 + 25 * sealed;
+        WHEN 'fold' THEN percent := 85;
+        WHEN 'publish' THEN percent := 87 + 12 * compared;
+        WHEN 'sum' THEN percent := 0 + 99 * compared;
+        WHEN 'check' THEN percent := 0 + 99 * compared;
+        WHEN 'compact' THEN percent := 0 + 99 * compared;
+    END CASE;
+    RETURN trunc(percent::numeric, 1);
+END $$;
 
 CREATE FUNCTION roir.arrows() RETURNS TABLE (machine text, was text, becomes text)
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -18,10 +74,10 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     VALUES ('operation', 'running build', 'running seal'),
            ('operation', 'running seal', 'running fold'),
            ('operation', 'running fold', 'running publish'),
+           ('operation', 'running publish', 'completed done'),
            ('operation', 'running sum', 'running check'),
            ('operation', 'running check', 'completed done'),
            ('operation', 'running compact', 'completed done'),
-           ('operation', 'running publish', 'completed done'),
            ('generation', 'building capture', 'building direct'),
            ('generation', 'building direct', 'active active'),
            ('generation', 'active active', 'retired active'),

@@ -17,18 +17,6 @@ CREATE TABLE roir.progress_sample (
     PRIMARY KEY (operation_id, at)
 );
 
--- Which part of all work each phase is taken for. Only that it grows is promised: `seconds_left` is measured.
-CREATE FUNCTION roir.percent_of(kind text, status text, phase text, copied double precision, sealed double precision,
-                                compared double precision)
-RETURNS numeric LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN status = 'completed' THEN 100.0
-                ELSE trunc(CASE phase WHEN 'build' THEN 60 * copied
-                                      WHEN 'seal' THEN 60 + 25 * sealed
-                                      WHEN 'fold' THEN 85
-                                      WHEN 'publish' THEN 87 + 12 * compared
-                                      ELSE 99 * compared END::numeric, 1) END
-$$;
-
 -- One row per verification. compared: which part of its work is done; comparing: which part is under way.
 CREATE VIEW roir.verification_work AS
 SELECT y.operation_id,
@@ -155,7 +143,7 @@ BEGIN
                         AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
                         AND x.worked > w.worked - greatest(10, 0.35 * w.in_phase) AS fits
               FROM unnest(samples) x WHERE x.phase = o.phase) s;
-    IF o.status = 'running' AND o.phase IN ('build', 'sum', 'check', 'compact') THEN
+    IF o.status = 'running' AND EXISTS (SELECT FROM roir.phases() x WHERE x.phase = o.phase AND x.copies) THEN
         rows_per_second := recent.rows / nullif(recent.seconds, 0);
     END IF;
     IF o.kind IN ('verify', 'compact') THEN
@@ -167,7 +155,7 @@ BEGIN
         RETURN;
     END IF;
     sealing := coalesce((o.phase_seconds ->> 'seal')::float8, 0);
-    FOREACH p IN ARRAY ARRAY['build', 'seal', 'fold', 'publish'] LOOP
+    FOR p IN SELECT x.phase FROM roir.phases() x WHERE x.kind = o.kind ORDER BY x.n LOOP
         CONTINUE WHEN likely IS NULL AND p <> o.phase;
         taken := CASE WHEN p = o.phase THEN w.in_phase ELSE 0 END;
         IF p = 'build' THEN
@@ -188,8 +176,10 @@ BEGIN
             predicted := coalesce((earlier_seconds ->> p)::float8 * scale,
                                   CASE p WHEN 'seal' THEN 1.05 * copying
                                          WHEN 'fold' THEN 0.3 + delta_rows / 30000.0
-                                         ELSE 0.3 + CASE WHEN compares THEN 0.25 * copying + 0.2 * sealing
-                                                         ELSE 0 END END);
+                                         WHEN 'publish' THEN 0.3 + CASE WHEN compares
+                                                                        THEN 0.25 * copying + 0.2 * sealing
+                                                                        ELSE 0 END
+                                         ELSE 0.3 END);
             -- Of an empty table too.
             predicted := greatest(predicted, 0.1);
             doubt := CASE WHEN earlier_seconds ? p THEN 0.25 ELSE 0.4 END;

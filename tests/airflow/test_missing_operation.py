@@ -18,6 +18,7 @@ from airflow_roir.assets import published_alias
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.control import operations, requests
+from airflow_roir.operation import PHASES_OF
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.options import BuildOptions
@@ -30,7 +31,7 @@ OWN, OTHER = "airflow rebuild_index run_1", "airflow rebuild_index run_0"
 TASKS: dict[str, Any] = {"build": BuildIndexOperator, "finalize": FinalizeIndexBuildOperator}
 # As a template renders what isn't there, and as the output of a task gives it.
 IDS = ("gone", "None", "unset", "given")
-PHASES = {"create": "build", "rebuild": "build", "verify": "sum", "compact": "compact"}
+PHASES = {kind.value: phases[0].value for kind, phases in PHASES_OF.items()}
 STATES = ("running", "paused", "failed", "aborting", "completed", "aborted")
 # Who began the operation, and who drives it.
 PARTS = ("own", "other", "adopted")

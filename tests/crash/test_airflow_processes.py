@@ -16,12 +16,13 @@ import pytest
 
 from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.database import Database
+from airflow_roir.operation import OF_A_BUILD
 from servers.airflow import StandaloneAirflow, processes_of
 from servers.postgres import embedded_postgres
 from tests.crash.scene import BATCH_ROWS, Scene, some, wait_until
 
 DAG = "rebuild_index"
-PHASES = ["prepare", "build", "seal", "fold", "publish"]
+PHASES = ["prepare", *(phase.value for phase in OF_A_BUILD)]
 # By SIGQUIT Airflow shows where a task is, and the task goes on.
 SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"]
 DAGS = Path(__file__).parents[2] / "dags"

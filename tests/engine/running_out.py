@@ -22,7 +22,7 @@ from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
 from airflow_roir.errors import WorkerFailed
-from airflow_roir.operation import Phase
+from airflow_roir.operation import LONG, OF_A_BUILD, Phase
 from airflow_roir.options import BuildOptions
 from airflow_roir.spark import task
 from tests.conftest import run_sql
@@ -184,7 +184,7 @@ class Life:
             return
         run = start_run(database, "ix", "test", take_over=True, report=self.said.append)
         with driving(database, run):
-            for phase in ("build", "seal"):
+            for phase in (one for one in OF_A_BUILD if one in LONG):
                 [(now,)] = sql(steps.session(self.dsn), "SELECT phase FROM roir.operation ORDER BY id DESC LIMIT 1")
                 if now != phase:
                     continue

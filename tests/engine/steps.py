@@ -20,6 +20,7 @@ from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.work.phase_work import PhaseWork, Step
+from airflow_roir.operation import FINAL, OF_A_BUILD, Phase
 from airflow_roir.options import BuildOptions
 from tests.comparison import Comparison, compare
 from tests.conftest import run_sql
@@ -233,8 +234,17 @@ def fold_and_publish(database: Database, run: Run) -> None:
 
 def finish_all(database: Database, run: Run) -> None:
     """Everything from the start of build to publish."""
-    build_all(database, run)
-    seal_all(database, run)
+    through(database, run)
+
+
+def through(database: Database, run: Run) -> None:
+    """The phases of a build that are left: the long ones by one worker, the last ones as a run has them."""
+    phase = Phase(operations.find_operation(database, run.index).phase)
+    for one in OF_A_BUILD[OF_A_BUILD.index(phase) :]:
+        if one not in FINAL:
+            for _ in lifecycle.PHASES[one].work(database, run, 0):
+                pass
+            lifecycle.PHASES[one].finish(database, run, lambda line: None)
     lifecycle.run_phases(database, run)
 
 

@@ -22,6 +22,7 @@ from airflow_roir.errors import (
     OperationRunning,
     SourceChanged,
 )
+from airflow_roir.operation import OF_A_BUILD
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.interposed import before
@@ -239,7 +240,7 @@ def test_a_fold_and_a_publish_of_an_operation_that_has_failed_say_why(database: 
 
 
 # How often a run of that kind ends a phase, or all of it.
-PHASES_ENDED = [("build", 4), ("verify", 1), ("compact", 1)]
+PHASES_ENDED = [("build", len(OF_A_BUILD)), ("verify", 1), ("compact", 1)]
 
 
 @pytest.mark.parametrize(("kind", "end"), [(kind, 1 + end) for kind, ends in PHASES_ENDED for end in range(ends)])

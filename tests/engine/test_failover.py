@@ -47,12 +47,7 @@ def read(both: Pair, query: str) -> list[tuple[object, ...]]:
 def go_on(database: Database) -> None:
     """As the next run does; the index is right."""
     run = start_run(database, "ix", "next", take_over=True)
-    phase = operations.find_operation(database, "ix").phase
-    if phase == "build":
-        steps.build_all(database, run)
-    if phase in ("build", "seal"):
-        steps.seal_all(database, run)
-    lifecycle.run_phases(database, run)
+    steps.through(database, run)
     steps.assert_exact(database)
 
 

@@ -13,13 +13,14 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, clean_up, lifecycle, seal
+from airflow_roir.engine import clean_up, lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import driving, heartbeat, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import RoirError
+from airflow_roir.operation import LONG, Phase
 from airflow_roir.spark import task
 from servers.killable import Server
 from tests.conftest import run_sql
@@ -140,12 +141,12 @@ def carry(database: Database, begun: Callable[[], object] = lambda: None) -> Non
     run = start_run(database, "ix", "test", take_over=True)
     begun()
     with driving(database, run), heartbeat(database, run):
-        while (phase := database.retry(lambda: operations.find_operation(database, "ix").phase)) in ("build", "seal"):
+        while (phase := database.retry(lambda: operations.find_operation(database, "ix").phase)) in LONG:
             for metrics in task.work(database, run, phase, 0):
                 if metrics.error is not None:
                     raise RoirError(metrics.error)
-            finish = build.finish if phase == "build" else seal.finish
-            database.retry(lambda finish=finish: finish(database, run))  # type: ignore[misc]
+            finish = lifecycle.PHASES[Phase(phase)].finish
+            database.retry(lambda finish=finish: finish(database, run, lambda line: None))  # type: ignore[misc]
         lifecycle.run_phases(database, run)
 
 

@@ -22,6 +22,7 @@ from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.engine.work.worker import session_name
 from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
+from airflow_roir.operation import Phase
 from airflow_roir.options import LIVE, MAX_PARALLELISM
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -445,3 +446,13 @@ def test_a_look_at_ten_thousand_ranges_is_as_many_statements_and_few_bars(databa
             execute(connection, "EXPLAIN SELECT * FROM roir.operation_work WHERE operation_id = 1").scalars()
         )
     assert (plan.count("on scan_range x"), plan.count("Only Scan Backward")) == (1, 1), "and the highest number"
+
+
+def test_a_phase_that_sql_does_not_know_has_no_percentage(dsn: str, database: Database) -> None:
+    """Else it would be taken for the comparison of a verification."""
+    user = steps.session(dsn)
+    for phase in Phase:
+        if phase is not Phase.DONE:
+            assert sql(user, "SELECT roir.percent_of('create', 'running', %s, 0, 0, 0) < 100", phase.value) == [(True,)]
+    with pytest.raises(psycopg2.errors.CaseNotFound):
+        sql(user, "SELECT roir.percent_of('create', 'running', 'nothing', 0, 0, 0)")

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, clean_up, lifecycle, switch
+from airflow_roir.engine import abort, clean_up, switch
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import status
@@ -158,11 +158,7 @@ def test_the_operation_goes_on_from_where_it_stood(archive: Archive, point: str)
         found = status(database)[0]
         if found.status == "running":
             run = start_run(database, "ix", "test", take_over=True)
-            if found.phase == "build":
-                steps.build_all(database, run)
-            if found.phase in ("build", "seal"):
-                steps.seal_all(database, run)
-            lifecycle.run_phases(database, run)
+            steps.through(database, run)
         else:
             assert point in ("published", "cleaned")
         run_sql(dsn, "DELETE FROM t WHERE id % 11 = 0", "TRUNCATE t1")

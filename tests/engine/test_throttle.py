@@ -11,7 +11,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import build, fold, lifecycle, seal, switch
+from airflow_roir.engine import build, fold, seal, switch
 from airflow_roir.engine.compact import worker as compacter
 from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.operations import read_operation
@@ -350,7 +350,7 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
     if phase == "compact":
         compacter.finish(governed, run)
     elif phase != "verify alone":
-        finish(governed, run, phase)
+        steps.through(governed, run)
     steps.assert_exact(governed)
 
 
@@ -363,15 +363,6 @@ def with_a_hold(work: Callable[..., Any], hold: Callable[[], object]) -> Callabl
         return result
 
     return held
-
-
-def finish(database: Database, run: Run, phase: str) -> None:
-    """The rest of a build."""
-    if phase == "build":
-        steps.build_all(database, run)
-    if phase in ("build", "seal"):
-        steps.seal_all(database, run)
-    lifecycle.run_phases(database, run)
 
 
 def test_segments_are_smaller_under_a_throttle_since_no_worker_rests_within_one(database: Database, dsn: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, install, lifecycle
+from airflow_roir.engine import abort, clean_up, install
 from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
@@ -170,12 +170,7 @@ def test_an_unfinished_operation_goes_on_after_init(database: Database, dsn: str
     assert status(database)[0].status == "running"
     run_sql(dsn, "UPDATE t SET k = 'newer' WHERE id % 7 = 0")
     run = start_run(database, "ix", "test", take_over=True)
-    phase = status(database)[0].phase
-    if phase == "build":
-        steps.build_all(database, run)
-    if phase in ("build", "seal"):
-        steps.seal_all(database, run)
-    lifecycle.run_phases(database, run)
+    steps.through(database, run)
     run_sql(dsn, "DELETE FROM t WHERE id % 11 = 0", "TRUNCATE t2")
     steps.assert_exact(database)
     assert clean_up.clean_up(database).warnings == []

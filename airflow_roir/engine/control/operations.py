@@ -15,7 +15,7 @@ from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationPaused, RoirError
-from airflow_roir.operation import TRANSITIONS, Status, Verb
+from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, following
 
 OperationRow = Row[Any]
 
@@ -271,6 +271,13 @@ def _refusal(connection: Connection, row: OperationRow, verb: Verb, epoch: int |
     return IllegalTransition(
         f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"
     )
+
+
+def advance(connection: Connection, row: OperationRow, epoch: int, owner: str, said: str = "") -> None:
+    """Take an operation to its next phase, and write that into its history. said: what there is to say of it."""
+    sign_of_life.tick(connection, row.id, epoch)
+    move(connection, row, Verb.ADVANCE, epoch=epoch)
+    record_event(connection, row.index_id, row.id, owner, "phase", following(Phase(row.phase)).value + said)
 
 
 def complete(connection: Connection, row: OperationRow, epoch: int) -> None:

@@ -27,7 +27,7 @@ from airflow_roir.engine.snapshot.shards import standing
 from airflow_roir.engine.snapshot.throttle import read_throttle
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT
 from airflow_roir.errors import NotFound
-from airflow_roir.operation import BUILDS, PHASES_OF, Kind, Phase, Status
+from airflow_roir.operation import BUILDS, PHASES_OF, PLACED, Kind, Phase, Status
 
 MOST_SAMPLES = 240
 MOST_EVENTS = 20
@@ -140,11 +140,11 @@ def look(connection: Connection, one: OperationStatus) -> OperationStatus:
 
 def _pieces(one: OperationStatus) -> tuple[str, int]:
     """What is worked on, piece by piece, and how many pieces there are."""
-    if one.kind == Kind.COMPACT:
-        return "compactions", one.compactions
-    if one.kind == Kind.VERIFY or (one.phase == Phase.PUBLISH and one.verification_id is not None):
-        return "units", one.units
-    return ("ranges", one.ranges) if one.phase in (Phase.BUILD, Phase.DONE) else ("segments", one.segments)
+    phase = PHASES_OF[Kind(one.kind)][0] if one.phase == Phase.DONE else Phase(one.phase)
+    of = PLACED[phase].pieces
+    if phase == Phase.PUBLISH and one.verification_id is None:
+        of = PLACED[Phase.SEAL].pieces
+    return of, getattr(one, of)
 
 
 def _phases(one: OperationStatus) -> tuple[PhaseOf, ...]:

@@ -7,11 +7,10 @@ from datetime import datetime
 
 from airflow_roir.definition import argument
 from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus
-from airflow_roir.operation import BY_DUPLICATES, QUEUED, Kind, Status
+from airflow_roir.operation import BY_DUPLICATES, PLACED, QUEUED, Kind, Status
 from airflow_roir.quantity import counted, duration, left, rate
 
-# Phases in which rows are copied or compared.
-OF_ROWS = ("build", "sum", "check", "compact")
+OF_ROWS = tuple(phase.value for phase, one in PLACED.items() if one.copies)
 
 
 @dataclass(frozen=True)

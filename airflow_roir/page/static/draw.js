@@ -3,7 +3,6 @@
 import { DASH, bytes, clock, count, duration, el, many, mark, put, short } from "./page.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const NAMES = { ranges: ["range", "ranges"], segments: ["segment", "segments"], units: ["unit", "units"], compactions: ["compaction", "compactions"] };
 const NAME_OF = { sum: "compare sums", check: "compare rows" };
 // More cells than this are too narrow for a number.
 const NUMBERED = 48;
@@ -63,7 +62,7 @@ export class Pieces {
   /** idle: nobody works, so what a worker has left isn't being worked on. */
   show(bars, idle = false) {
     const items = (bars?.items ?? []).map((item) => (idle ? { ...item, workers: [], state: item.state === "working" ? "waiting" : item.state } : item));
-    const [one, more] = NAMES[bars?.of] ?? ["piece", "pieces"];
+    const more = bars?.of ?? "pieces", one = more.slice(0, -1);
     put(this.title, more.replace(/^./, (first) => first.toUpperCase()));
     put(this.sum, bars ? `${count(bars.done)} of ${count(bars.count)} done` : "");
     this.node.classList.toggle("nothing", items.length === 0);
