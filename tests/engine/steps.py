@@ -14,7 +14,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import apply_delta, build, fold, lifecycle, prepare, publish, seal, switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
-from airflow_roir.engine.control import requests
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import Run, start_run
