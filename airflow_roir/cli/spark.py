@@ -75,7 +75,7 @@ class CommandSpark:
         log = spark_log(operation_id)
         self._waiting_log = None
         self._ordered = (index, owner)
-        wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log}
+        wish: dict[str, Any] = {"take_over": take_over, "lift_pause": False, "log": log}
         self._driver.order(driver_order(index, owner, operation=operation_id, **wish))
         return self._driver
 

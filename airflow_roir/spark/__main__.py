@@ -100,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--owner", help="the name of this run in roir status")
     parser.add_argument("--master", help="Spark master URL, local[n], or sc://… for Spark Connect")
     parser.add_argument("--take-over", action="store_true", help="take over even from a run that is alive")
-    parser.add_argument("--keep-pause", action="store_true", help="end at once if the operation is paused")
+    parser.add_argument(
+        "--no-lift-pause", dest="lift_pause", action="store_false", help="end at once if the operation is paused"
+    )
     parser.add_argument("--spark-log", type=Path, metavar="FILE", help="where Spark's own log goes, by default here")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     parser.add_argument(
@@ -157,7 +159,7 @@ def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, v
             SparkPools(spark, log),
             lambda line: report(line, voice),
             take_over=options.take_over,
-            lift_pause=not options.keep_pause,
+            lift_pause=options.lift_pause,
             operation=options.operation,
             phases=LONG,
         )

@@ -60,14 +60,14 @@ def driver_order(
     owner: str,
     *,
     take_over: bool = False,
-    keep_pause: bool = False,
+    lift_pause: bool = True,
     log: Path | None = None,
     operation: int | None = None,
 ) -> list[str]:
     """What a driver is told of one operation.
 
-    owner: how the run is named to others. take_over: fence a run that still seems alive, at once. keep_pause: whoever
-    starts the driver has lifted an older pause already, so that one found by the driver is a newer wish. log: the file
+    owner: how the run is named to others. take_over: fence a run that still seems alive, at once. lift_pause: False if an
+    older pause was lifted before the driver started, so that one that the driver finds is a newer wish. log: the file
     that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines. operation:
     the id of the only operation that it may drive, as of `start_run`.
     """
@@ -76,8 +76,8 @@ def driver_order(
         order += ["--operation", str(operation)]
     if take_over:
         order.append("--take-over")
-    if keep_pause:
-        order.append("--keep-pause")
+    if not lift_pause:
+        order.append("--no-lift-pause")
     if log is not None:
         order += ["--spark-log", str(log)]
     return order

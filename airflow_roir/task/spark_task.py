@@ -127,7 +127,7 @@ class SparkDrivingOperator(DrivingOperator):
                 requests.resume(database, self.index, owner, row.id)
             # A fresh heartbeat under our own name is that of a try which was killed moments ago.
             take_over, log = row.owner == owner, spark_log(row.id, log_folder_of(ti))
-            wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log, "operation": row.id}
+            wish: dict[str, Any] = {"take_over": take_over, "lift_pause": False, "log": log, "operation": row.id}
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
         command = driver_command(target, driver_order(self.index, owner, **wish))

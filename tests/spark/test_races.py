@@ -92,7 +92,7 @@ def test_a_killed_jvm_pauses_with_the_reason_and_the_next_run_goes_on(database: 
 def test_a_pause_before_the_driver_is_up_is_kept_and_costs_no_spark(database: Database) -> None:
     operation = prepared(database)
     requests.pause(database, "ix", "me", "second thoughts")
-    with Running(database, "spark://127.0.0.1:1", keep_pause=True) as driver:
+    with Running(database, "spark://127.0.0.1:1", lift_pause=False) as driver:
         assert driver.wait() == 3, driver.said
     assert "paused by me: second thoughts" in driver.said
     assert operation_status(database, operation.operation_id).status == "paused"

@@ -82,8 +82,8 @@ def start_run(
 ) -> Run:
     """Take over an operation that is paused, or whose run has died, and fence everything older at once.
 
-    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
-    this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept. report:
+    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if an older
+    pause was lifted before the run, so that a pause that it finds is a newer wish, and is kept. report:
     says what is waited for. operation: the id of the only operation that this run may drive; None is the latest of the
     index.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
