@@ -66,10 +66,10 @@ def driver_order(
 ) -> list[str]:
     """What a driver is told of one operation.
 
-    owner: how the run is named to others. take_over: fence a run that still seems alive, at once. lift_pause: False if an
-    older pause was lifted before the driver started, so that one that the driver finds is a newer wish. log: the file
-    that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines. operation:
-    the id of the only operation that it may drive, as of `start_run`.
+    owner: how the run is named to others. take_over: fence a run that still seems alive, at once. lift_pause: False if
+    an older pause was lifted before the driver started, so that one that the driver finds is a newer wish. log: the
+    file that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines.
+    operation: the id of the only operation that it may drive, as of `start_run`.
     """
     order = ["--index", index, "--owner", owner]
     if operation is not None:

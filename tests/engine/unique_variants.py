@@ -16,7 +16,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.unique import duplicates
+from airflow_roir.engine.unique import duplicates, shared_keys
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []
@@ -32,12 +32,12 @@ def variant(broken: Variant) -> Variant:
 
 def _members(patch: pytest.MonkeyPatch, change: Callable[[Entry, str], str]) -> None:
     """The members of groups, by another query."""
-    members = duplicates._members
+    members = shared_keys.members_of
 
     def broken(job: Job, *arguments: Any) -> str:
         return change(job.entry, members(job, *arguments))
 
-    patch.setattr(duplicates, "_members", broken)
+    patch.setattr(shared_keys, "members_of", broken)
 
 
 @variant

@@ -19,7 +19,7 @@ from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.locks import lock_table
 from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.unique import duplicates
+from airflow_roir.engine.unique import duplicates, shared_keys
 from airflow_roir.errors import LockNotAcquired
 
 # Of any name: found by the tables' oids.
@@ -157,7 +157,7 @@ class _Put:
         for place, spots in found.items():
             listed = ", ".join(f"'{spot}'" for spot in spots)
             these = f"FROM {place} x WHERE x.ctid = ANY (ARRAY[{listed}]::tid[])"
-            regular = f" AND x.{duplicates.REGULAR}" if store else ""
+            regular = f" AND x.{shared_keys.REGULAR}" if store else ""
             query = f"SELECT EXISTS (SELECT {these}{regular} AND ({has_row}))"
             reads = [*_names(self.connection, self.source), self.rows.name]
             if owner.rows(self.connection, self.source, query, "held boolean", reads=reads).scalar_one():
@@ -196,7 +196,7 @@ def record(
     ).scalars()
     stores = [f"SELECT {every} FROM {physical.base(generation_id)} x"]
     if mode == DIRECT:
-        stores.append(f"SELECT {every} FROM {physical.delta(generation_id)} x WHERE x.{duplicates.REGULAR}")
+        stores.append(f"SELECT {every} FROM {physical.delta(generation_id)} x WHERE x.{shared_keys.REGULAR}")
     key = ", ".join(entry.physical(entry.key_positions))
     for pattern in patterns.all():
         if any(pattern[i] == "1" for i in entry.apart_positions):
@@ -207,7 +207,7 @@ def record(
             f"SELECT {of}, false FROM m JOIN ({store}) x ON {same.replace('n.', 'm.')} WHERE ({has_row})"
             for store in stores
         )
-        texts = duplicates.texts(entry, entry.key_positions, "l.")
+        texts = shared_keys.texts(entry, entry.key_positions, "l.")
         of_l = ", ".join(entry.physical(entry.key_positions, prefix="l."))
         query = (
             f"WITH {given}, m AS MATERIALIZED (SELECT * FROM n WHERE {_pattern(entry)} = '{pattern}'), "
@@ -215,7 +215,7 @@ def record(
             f"u ({every}, own) GROUP BY {every}), "
             f"l AS (SELECT *, count(*) OVER (PARTITION BY {key}) AS sharing FROM live) "
             f"SELECT min({texts}::text) OVER (PARTITION BY {of_l})::jsonb AS shared_key, {texts} AS key, "
-            f"{duplicates.primary_key(source, entry, 'l.')} AS primary_key, l.own FROM l WHERE l.sharing > 1"
+            f"{shared_keys.primary_key(source, entry, 'l.')} AS primary_key, l.own FROM l WHERE l.sharing > 1"
         )
         found, values = owner.relation(
             connection, source, query, "shared_key jsonb, key jsonb, primary_key jsonb, own boolean", reads=reads

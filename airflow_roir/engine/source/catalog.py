@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +11,9 @@ from sqlalchemy import Connection, Row
 from airflow_roir.definition import IndexDefinition, QualifiedName, argument, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.locks.locks import lock_table
+from airflow_roir.engine.source import refusals
 from airflow_roir.engine.source.source import Column, Source
-from airflow_roir.errors import InvalidInput, NotFound, RightMissing, RoirError
-
-_RELATION_KINDS = {
-    "v": "a view",
-    "m": "a materialized view",
-    "f": "a foreign table",
-    "S": "a sequence",
-    "i": "an index",
-    "I": "an index",
-    "c": "a composite type",
-    "t": "a TOAST table",
-}
-
+from airflow_roir.errors import NotFound, RoirError
 
 RELATION = """
 SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::text AS persistence,
@@ -38,11 +27,14 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::t
          WHERE l.relpersistence = 'u' LIMIT 1) AS unlogged
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 """
+
+
 FIND_RELATION = f"""{RELATION}
  WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s)
  ORDER BY array_position(%(schemas)s::text[], n.nspname::text)
  LIMIT 1
 """
+
 
 COLUMNS = """
 SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typtype::text = 'd' AS domain,
@@ -74,6 +66,7 @@ SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typ
  ORDER BY a.attnum
 """
 
+
 PRIMARY_KEY = """
 SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname AS operator_schema,
        (SELECT coalesce(bool_and(so.oprname = (ARRAY['<', '<=', '=', '>=', '>'])[sa.amopstrategy]), false)
@@ -94,6 +87,7 @@ SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname 
  ORDER BY k.position
 """
 
+
 SIZE = """
 WITH leaf AS (
     SELECT c.oid, c.reltuples, c.relpages, pg_relation_size(c.oid) AS bytes
@@ -108,6 +102,7 @@ SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
                                    ELSE 0 END), 0)::bigint END AS rows
   FROM leaf
 """
+
 
 PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) ORDER BY relation"
 
@@ -166,39 +161,18 @@ def look(connection: Connection, name: QualifiedName) -> tuple[Source | None, li
     row = _find(connection, name)
     key = _primary_key(connection, row)
     full = QualifiedName(row.nspname, row.relname)
-    problems = [*_relation_problems(full, row, row.owned), *_key_problems(full, key)]
+    problems = [*refusals.relation_problems(full, row, row.owned), *refusals.key_problems(full, key)]
     return (_read(connection, row, key), problems) if row.kind in ("r", "p") else (None, problems[:1])
 
 
 def _checked(connection: Connection, row: Row[Any], owned: bool) -> Source:
     full = QualifiedName(row.nspname, row.relname)
-    for problem in _relation_problems(full, row, owned):
+    for problem in refusals.relation_problems(full, row, owned):
         raise problem
     key = _primary_key(connection, row)
-    for problem in _key_problems(full, key):
+    for problem in refusals.key_problems(full, key):
         raise problem
     return _read(connection, row, key)
-
-
-def _key_problems(full: QualifiedName, key: Sequence[Row[Any]]) -> Iterator[RoirError]:
-    if not key:
-        yield InvalidInput(
-            f"table {full} has no primary key; an index needs one to identify rows. Add one: ALTER TABLE {full} "
-            "ADD PRIMARY KEY (…)"
-        )
-        return
-    if key[0].amname != "btree":
-        yield InvalidInput(f"table {full} has a temporal primary key, which is no B-tree; roir doesn't support that")
-    elif not all(k.by_signs for k in key):
-        yield InvalidInput(
-            f"table {full} has a primary key of a type that < and > don't order (hstore), so roir can't scan it"
-        )
-    if not key[0].indisvalid:
-        yield InvalidInput(
-            f"table {full} has a primary key that is not valid: not every partition has it (ALTER TABLE ONLY … ADD "
-            "PRIMARY KEY), so there may be duplicates. Add it to each partition, and attach their indexes: "
-            "ALTER INDEX … ATTACH PARTITION"
-        )
 
 
 def _primary_key(connection: Connection, row: Row[Any]) -> Sequence[Row[Any]]:
@@ -317,44 +291,6 @@ def source_if_there(connection: Connection, index_id: int, check: bool = False) 
         return source_of_index(connection, index_id, check)
     except NotFound:
         return None
-
-
-def _relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterator[RoirError]:
-    kind = getattr(row, "kind", "")
-    if kind not in ("r", "p"):
-        what = _RELATION_KINDS.get(kind, "no table")
-        yield InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
-    # Of our own tables the faces alone are sources.
-    ours = name.schema == "roir_data" and not name.name.startswith("shape_")
-    if (
-        ours
-        or name.schema in ("pg_catalog", "information_schema", "roir")
-        or (name.schema or "").startswith("pg_toast")
-    ):
-        yield InvalidInput(f"{name} is a system table; it can't be indexed")
-    if getattr(row, "persistence", "p") == "t":
-        yield InvalidInput(f"table {name} is temporary: no other session sees its rows. Make it an ordinary table")
-    if getattr(row, "persistence", "p") == "u":
-        yield InvalidInput(
-            f"table {name} is unlogged; a crash would empty it, and the index wouldn't notice. Use ALTER TABLE "
-            f"{name} SET LOGGED"
-        )
-    if unlogged := getattr(row, "unlogged", None):
-        yield InvalidInput(
-            f"partition {unlogged} of table {name} is unlogged; a crash would empty it, and the index wouldn't "
-            f"notice. Use ALTER TABLE {unlogged} SET LOGGED"
-        )
-    if kind == "p" and getattr(row, "relispartition", False):
-        yield InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
-    if kind == "r" and getattr(row, "has_children", False):
-        yield InvalidInput(
-            f"table {name} has inheritance children; its triggers don't see their rows, so it can't be indexed"
-        )
-    if not owned:
-        yield RightMissing(
-            f"table {name} belongs to {getattr(row, 'owner', '?')}; only a member of that role can capture its "
-            "writes. Connect as one"
-        )
 
 
 def _max_bytes(typlen: int, base_name: str, typmod: int) -> int | None:

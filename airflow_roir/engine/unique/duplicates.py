@@ -20,20 +20,21 @@ from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import entry as entries
 from airflow_roir.engine.generation import physical, visibility
-from airflow_roir.engine.generation.entry import Entry, is_null
 from airflow_roir.engine.locks.locks import lock_table
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source
-from airflow_roir.entry_state import EntryState
+from airflow_roir.engine.unique import shared_keys
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 from airflow_roir.quantity import shared
 
-REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
 LOCATED = 10_000
 
+
 WITH_MEMBERS = "WITH member AS MATERIALIZED ({members})"
+
+
 WRITTEN = """
 INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, phase)
 SELECT %(operation)s, m.shared_key, m.key, m.primary_key, o.phase FROM member m, roir.operation o
@@ -41,22 +42,36 @@ SELECT %(operation)s, m.shared_key, m.key, m.primary_key, o.phase FROM member m,
     ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL
     DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
 """
+
+
 # What was found before and isn't among these members is healed; a group of one is none.
 HEALED = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp()
  WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
+
+
 WRITE = WITH_MEMBERS + WRITTEN
+
+
 # Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
 RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED}"
+
+
 UNHEALED = """
 SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
+
+
 # Transactions before this one have ended, and this statement sees what they wrote.
 SEEN = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
+
+
 LOOKED = "UPDATE roir.generation SET looked_xid = %(xid)s WHERE id = %(generation)s"
+
+
 # The mark of the last look, as what a row's xmin is compared with; null where it tells nothing (any more).
 MARK = """
 SELECT CASE WHEN g.looked_xid::xid8 <= pg_snapshot_xmax(pg_current_snapshot())
@@ -100,17 +115,14 @@ def look(connection: Connection, job: Job) -> int:
     since = "true" if mark is None else f"age(d.xmin) <= age('{int(mark)}'::xid)"
     _scan_once(connection, job)
     # A condition per pattern of NULLs, since only that can use an index.
-    patterns = (
-        execute(connection, f"SELECT DISTINCT {_pattern(job.entry)} FROM {delta} d WHERE d.{REGULAR} AND {since}")
-        .scalars()
-        .all()
-    )
+    pattern_of, key = shared_keys.pattern_of(job.entry), shared_keys.key_of(job.entry, "d.")
+    written = f"FROM {delta} d WHERE d.{shared_keys.REGULAR} AND {since}"
+    patterns = execute(connection, f"SELECT DISTINCT {pattern_of} {written}").scalars().all()
     for pattern in patterns:
         if any(pattern[i] == "1" for i in job.entry.apart_positions):
             continue
-        candidates = f"SELECT DISTINCT {_key(job.entry, 'd.')} FROM {delta} d WHERE d.{REGULAR} AND {since} AND "
-        candidates += f"{_pattern(job.entry)} = '{pattern}'"
-        execute(connection, WRITE.format(members=_members(job, candidates, pattern, shown)), values)
+        candidates = f"SELECT DISTINCT {key} {written} AND {pattern_of} = '{pattern}'"
+        execute(connection, WRITE.format(members=shared_keys.members_of(job, candidates, pattern, shown)), values)
     _heal(connection, job, values, shown)
     # What is hidden may be shown again without being written: it must be looked at then.
     if shown is None:
@@ -123,7 +135,7 @@ def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
     It tells of none that it is healed: the other row may be in the delta by now, older than the mark of the last look.
     """
-    members = _in_segment(job, ordinal, visibility.shown(connection, job.source, job.generation_id))
+    members = shared_keys.in_segment(job, ordinal, visibility.shown(connection, job.source, job.generation_id))
     execute(connection, WRITE.format(members=members), {"operation": job.run.operation_id})
 
 
@@ -141,7 +153,7 @@ def record_hashes(
     key_hash: SQL by an entry `x`. The segment has no index yet, so it is looked where they are: from each of the blocks
     on, over `span` of them.
     """
-    members = _by_hash(job, ordinal, key_hash, visibility.shown(connection, job.source, job.generation_id))
+    members = shared_keys.by_hash(job, ordinal, key_hash, visibility.shown(connection, job.source, job.generation_id))
     values = {"operation": job.run.operation_id, "hashes": list(hashes), "most": LOCATED}
     values |= {"blocks": list(blocks), "span": span}
     # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
@@ -244,7 +256,9 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str |
     entry = job.entry
     candidates, bound = _known(connection, job, known)
     found = [
-        _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern, shown)
+        shared_keys.members_of(
+            job, f"SELECT * FROM ({candidates}) d WHERE {shared_keys.pattern_of(entry)} = '{pattern}'", pattern, shown
+        )
         for pattern in sorted({"".join("1" if value is None else "0" for value in key) for key in known})
     ]
     members = " UNION ALL ".join(f"({one})" for one in found)
@@ -267,126 +281,6 @@ def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -
     collated = ((f"c{i + 1}", entry.columns[i].collation) for i in entry.key_positions)
     columns = ", ".join(f"r.{name} COLLATE {by} AS {name}" if by else f"r.{name}" for name, by in collated)
     return f"SELECT DISTINCT {columns} FROM {item}", bound
-
-
-def _members(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
-    """SQL: the live entries that share one of the keys of `candidates`, of one pattern, as `_sharing` has them.
-
-    shown: that of `hidden.shown`.
-    """
-    entry = job.entry
-    base, delta = physical.base(job.generation_id), physical.delta(job.generation_id)
-    nulls = {i: pattern[i] == "1" for i in entry.key_positions}
-
-    def has_key(prefix: str) -> str:
-        return " AND ".join(
-            entry.same_column(i, f"{prefix}c{i + 1}", f"k.c{i + 1}", nulls[i]) for i in entry.key_positions
-        )
-
-    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
-    seen = f" AND {shown}" if shown else ""
-    live = (
-        f"SELECT {of} FROM candidate k JOIN {base} x ON {has_key('x.')} "
-        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.', nulls)}){seen} "
-        f"UNION ALL SELECT {of} FROM candidate k JOIN {delta} x ON {has_key('x.')} WHERE x.{REGULAR}{seen}"
-    )
-    return f"WITH candidate AS MATERIALIZED ({candidates}), live AS MATERIALIZED ({live}) {_sharing(job, 'live')}"
-
-
-def _in_segment(job: Job, ordinal: int, shown: str | None) -> str:
-    """As `_members`, of all entries of a segment that the delta doesn't touch."""
-    entry = job.entry
-    name, delta = physical.segment(job.generation_id, ordinal), physical.delta(job.generation_id)
-    apart = "".join(f" AND NOT ({is_null(f'x.c{i + 1}')})" for i in entry.apart_positions)
-    apart += f" AND {shown}" if shown else ""
-    return (
-        f"WITH live AS (SELECT x.* FROM {name} x "
-        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.')}){apart}) {_sharing(job, 'live')}"
-    )
-
-
-def _sharing(job: Job, live: str) -> str:
-    """SQL: `shared_key`, `key` and `primary_key` of those of some live entries that share a key, be it only equal."""
-    return sharing(job.source, job.entry, live)
-
-
-def sharing(source: Source, entry: Entry, live: str) -> str:
-    """As `_sharing`, of the entries of one generation."""
-    key = texts(entry, entry.key_positions, "l.")
-    return (
-        f"SELECT min({key}::text) OVER (PARTITION BY {_key(entry, 'l.')})::jsonb AS shared_key, {key} AS key, "
-        f"{primary_key(source, entry, 'l.')} AS primary_key "
-        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM {live} x) l "
-        "WHERE l.sharing > 1"
-    )
-
-
-def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
-    """As `_members`, of the keys with some hashes among a segment's entries, at most 10,000 rows."""
-    entry = job.entry
-    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
-    nullable = [i for i in entry.nullable_positions if i < entry.key]
-    whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
-    # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
-    seen = f" AND {shown}" if shown else ""
-    no_null = dict.fromkeys(entry.key_positions, False)
-    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", no_null, seen)]
-    if nullable and not entry.apart_positions:
-        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, seen))
-    name = physical.segment(job.generation_id, ordinal)
-    return (
-        "WITH place AS MATERIALIZED (SELECT ('(' || b || ',0)')::tid AS low, "
-        "('(' || b + %(span)s || ',0)')::tid AS high FROM unnest(%(blocks)s::bigint[]) b), "
-        f"here AS MATERIALIZED (SELECT x.* FROM place p CROSS JOIN LATERAL (SELECT {of} FROM ONLY {name} x "
-        f"WHERE x.ctid >= p.low AND x.ctid < p.high AND ({key_hash}) = ANY (%(hashes)s::int8[]){seen} OFFSET 0) x "
-        f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
-    )
-
-
-def _live_of(job: Job, here: str, nulls: dict[int, bool], seen: str) -> str:
-    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys.
-
-    seen: SQL that a row `x` isn't hidden, after AND.
-    """
-    entry, delta = job.entry, physical.delta(job.generation_id)
-    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
-    same_key = " AND ".join(
-        entry.same_column(i, f"x.c{i + 1}", f"k.c{i + 1}", nulls.get(i)) for i in entry.key_positions
-    )
-    return (
-        f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
-        f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
-        f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {_key(entry, '')} FROM ({here}) y) k JOIN {delta} x "
-        f"ON {same_key} WHERE x.{REGULAR}{seen})"
-    )
-
-
-def _key(entry: Entry, prefix: str) -> str:
-    return ", ".join(entry.physical(entry.key_positions, prefix=prefix))
-
-
-def _pattern(entry: Entry) -> str:
-    """SQL for which columns of a delta row's key are NULL, as a string of 0s and 1s."""
-    return entry.null_pattern(entry.key_positions, "d.")
-
-
-def primary_key(source: Source, entry: Entry, prefix: str) -> str:
-    """SQL for the texts of an entry's primary key, as a JSON array."""
-    names = [column.source for column in entry.columns]
-    return texts(entry, [names.index(name) for name in source.primary_key], prefix)
-
-
-def texts(entry: Entry, positions: Sequence[int], prefix: str) -> str:
-    """SQL for the lossless texts of columns, as a JSON array."""
-    return f"jsonb_build_array({', '.join(_text(entry, i, prefix) for i in positions)})"
-
-
-def _text(entry: Entry, i: int, prefix: str) -> str:
-    column, name = entry.columns[i], f"{prefix}c{i + 1}"
-    if column.oid_alias:
-        return f"{name}::oid::text"
-    # As `Column.text`; but a NULL stays one.
-    return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END" if "." in column.cast else f"{name}::text"
 
 
 def groups(connection: Connection, operation_id: int) -> tuple[int, int]:

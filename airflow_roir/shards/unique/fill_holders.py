@@ -12,7 +12,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.locks.locks import Attempts, Drain
 from airflow_roir.engine.source import catalog
-from airflow_roir.engine.unique import duplicates
+from airflow_roir.engine.unique import duplicates, shared_keys
 from airflow_roir.shards.announce import intents
 from airflow_roir.shards.announce.intents import Shape
 from airflow_roir.shards.unique.holders import contested, same, table, whole
@@ -119,7 +119,7 @@ def list_shared(connection: Connection, generation_id: int, source_oid: int, ope
     execute(connection, BY_INDEX)
     in_two, shape = IN_TWO.format(**_names(connection, generation_id)), _shape(connection, generation_id)
     source = catalog.read_source_by_oid(connection, source_oid, check=False)
-    members = duplicates.sharing(source, shape.entry, f"({in_two})")
+    members = shared_keys.sharing(source, shape.entry, f"({in_two})")
     execute(connection, duplicates.RENEW.format(members=members), {"operation": operation_id})
     position = source.primary_key.index(shape.entry.columns[shape.shard].source)
     execute(connection, LOCATED, {"operation": operation_id, "position": position})
