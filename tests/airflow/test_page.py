@@ -18,7 +18,8 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import DuplicatesFound
 from airflow_roir.options import BuildOptions
-from airflow_roir.page.app import MOST_BYTES, create_app
+from airflow_roir.page.access import MOST_BYTES
+from airflow_roir.page.app import create_app
 from servers.airflow import ApiServer
 from servers.postgres import embedded_postgres
 from tests.engine import steps

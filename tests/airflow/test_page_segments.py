@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from airflow_roir.engine.compact.segment import Segment
-from airflow_roir.page.segments import MOST_SEGMENTS, shown_segments
+from airflow_roir.page.lookups import MOST_SEGMENTS, shown_segments
 
 pytestmark = pytest.mark.sample(1)
 

@@ -18,70 +18,42 @@ from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFoun
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, following
 
 OperationRow = Row[Any]
-
-
 LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
-
-
 LIVE_INDEXES = """
 SELECT * FROM roir.index
  WHERE name = %(name)s AND schema_name = coalesce(%(schema)s, schema_name) AND dropped_at IS NULL
 """
-
-
 ACTIVE_GENERATION = "SELECT * FROM roir.generation WHERE index_id = %(index)s AND status = 'active'"
-
-
 NEWEST_OPERATION = "SELECT * FROM roir.operation WHERE index_id = %(index)s ORDER BY id DESC LIMIT 1"
-
-
 OPERATION = "SELECT * FROM roir.operation WHERE id = %(operation)s"
-
-
 OPERATION_OF = """
 SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE o.id = %(operation)s AND i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
 """
-
-
 # also: what else the arrow changes.
 MOVE = """
 UPDATE roir.operation SET status = %(to_status)s, phase = %(to_phase)s{also}
  WHERE id = %(operation)s AND status = ANY (%(statuses)s) AND phase = %(phase)s AND epoch = coalesce(%(epoch)s, epoch)
 """
-
-
 PAUSE = "SELECT roir.pause_operation(%(operation)s, %(epoch)s, %(actor)s, %(reason)s, %(reason)s)"
-
-
 RECORD_EVENT = """
 INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
 VALUES (%(index)s, %(operation)s, %(actor)s, %(action)s, %(detail)s)
 """
-
-
 END_OF_PAUSED = """
 UPDATE roir.operation SET heartbeat_at = NULL, ticked_at = NULL
  WHERE id = %(operation)s AND owner = %(owner)s AND status = 'paused'
 """
-
-
 NEWEST_CENSUS = """
 SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
    AND (o.options ->> 'census')::boolean AND o.status IN ('aborting', 'aborted')
  ORDER BY o.id DESC LIMIT 1
 """
-
-
 LAST_EVENT = """
 SELECT * FROM roir.event WHERE operation_id = %(operation)s AND action = %(action)s ORDER BY id DESC LIMIT 1
 """
-
-
 IS_ACTOR = "SELECT EXISTS (SELECT FROM roir.event WHERE operation_id = %(operation)s AND actor = %(actor)s)"
-
-
 EVENTS = "SELECT * FROM roir.event WHERE index_id = %(index)s ORDER BY id"
 
 
@@ -131,8 +103,6 @@ KEPT = (
     "index {index}: its view is dropped; its entries are kept, and maintained, for what SERIALIZABLE transactions have "
     "read: roir clean-up drops them, or names the transaction that they are kept for"
 )
-
-
 IS_KEPT = """
 SELECT coalesce(bool_and(status = 'retired'), false) FROM roir.generation
  WHERE index_id = %(index)s AND status <> 'dropped'

@@ -14,11 +14,7 @@ from airflow_roir.operation import Status
 
 # A run writes its heartbeat every few seconds; after this long without one it is taken for dead, as `roir.tick` has it.
 HEARTBEAT_FRESH_S = 30
-
-
 NOTE_WAIT = "UPDATE roir.operation SET notice = %(line)s WHERE id = %(operation)s AND epoch = %(epoch)s"
-
-
 END_OF_WAIT = """
 UPDATE roir.operation SET notice = NULL
  WHERE id = %(operation)s AND epoch = %(epoch)s AND starts_with(notice, %(waiting)s)

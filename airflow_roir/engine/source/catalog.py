@@ -27,15 +27,11 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::t
          WHERE l.relpersistence = 'u' LIMIT 1) AS unlogged
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 """
-
-
 FIND_RELATION = f"""{RELATION}
  WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s)
  ORDER BY array_position(%(schemas)s::text[], n.nspname::text)
  LIMIT 1
 """
-
-
 COLUMNS = """
 SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typtype::text = 'd' AS domain,
        format_type(b.oid, b.typmod) AS type, format_type(b.oid, -1) AS cast,
@@ -65,8 +61,6 @@ SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typ
  WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attnum
 """
-
-
 PRIMARY_KEY = """
 SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname AS operator_schema,
        (SELECT coalesce(bool_and(so.oprname = (ARRAY['<', '<=', '=', '>=', '>'])[sa.amopstrategy]), false)
@@ -86,8 +80,6 @@ SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname 
  WHERE i.indrelid = %(oid)s AND i.indisprimary
  ORDER BY k.position
 """
-
-
 SIZE = """
 WITH leaf AS (
     SELECT c.oid, c.reltuples, c.relpages, pg_relation_size(c.oid) AS bytes
@@ -102,8 +94,6 @@ SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
                                    ELSE 0 END), 0)::bigint END AS rows
   FROM leaf
 """
-
-
 PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) ORDER BY relation"
 
 

@@ -30,11 +30,7 @@ from airflow_roir.quantity import shared
 
 # How many rows' partitions one look finds out.
 LOCATED = 10_000
-
-
 WITH_MEMBERS = "WITH member AS MATERIALIZED ({members})"
-
-
 WRITTEN = """
 INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, phase)
 SELECT %(operation)s, m.shared_key, m.key, m.primary_key, o.phase FROM member m, roir.operation o
@@ -42,36 +38,22 @@ SELECT %(operation)s, m.shared_key, m.key, m.primary_key, o.phase FROM member m,
     ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL
     DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
 """
-
-
 # What was found before and isn't among these members is healed; a group of one is none.
 HEALED = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp()
  WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
-
-
 WRITE = WITH_MEMBERS + WRITTEN
-
-
 # Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
 RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED}"
-
-
 UNHEALED = """
 SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
-
-
 # Transactions before this one have ended, and this statement sees what they wrote.
 SEEN = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
-
-
 LOOKED = "UPDATE roir.generation SET looked_xid = %(xid)s WHERE id = %(generation)s"
-
-
 # The mark of the last look, as what a row's xmin is compared with; null where it tells nothing (any more).
 MARK = """
 SELECT CASE WHEN g.looked_xid::xid8 <= pg_snapshot_xmax(pg_current_snapshot())

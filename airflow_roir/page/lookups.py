@@ -1,0 +1,115 @@
+"""What the routes of the pages look up in Airflow and in the databases, once for all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.compact.segment import Segment, worst_first
+from airflow_roir.engine.snapshot.words import State, state_of
+from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
+from airflow_roir.page import databases
+from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
+from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
+
+# Of several databases the others are shown all the same.
+SEVERAL_S = 4.0
+
+
+async def the_run(looks: Looks, dag_id: str, run_id: str) -> Run:
+    """The DAG run that a page is about."""
+    return await looks.look(AIRFLOW, ("run", dag_id, run_id), lambda: read_run(dag_id, run_id))
+
+
+async def connections(looks: Looks) -> list[str]:
+    """The ids of the connections that the pages may look into."""
+    return await looks.look(AIRFLOW, "connections", databases.connection_ids)
+
+
+async def operations_found(looks: Looks, run: Run) -> tuple[list[Found], list[str]]:
+    """The run's operations, in the connection that its form names or in all; and what can't be looked at."""
+    ids = [run.connection] if run.connection else await connections(looks)
+    found: list[Found] = []
+    troubles: list[str] = []
+
+    async def look(connection_id: str) -> None:
+        def work() -> list[Found]:
+            with databases.reading(connection_id) as database:
+                return operations_of(database, connection_id, run)
+
+        key = ("operations", run.dag_id, run.run_id, run.adopted)
+        try:
+            found.extend(await looks.look(connection_id, key, work, SEVERAL_S))
+        except DBAPIError as error:
+            troubles.append(databases.trouble(connection_id, error))
+        except NoAnswer as reason:
+            troubles.append(str(reason))
+        except (SchemaVersionMismatch, NotFound, InvalidInput) as reason:
+            # In a DAG of ours the form names it; elsewhere it is a database that has nothing to do with the run.
+            if run.is_ours:
+                troubles.append(str(reason))
+
+    await asyncio.gather(*map(look, ids))
+    return sorted(found, key=lambda one: (not one.drives, not one.at_work, -one.operation)), sorted(troubles)
+
+
+def choose(found: list[Found], kind: str, connection: str | None, operation: int | None) -> Found | None:
+    """The operation that is asked for, or else the first of that kind, or of any."""
+    if operation is not None:
+        return next((one for one in found if (one.operation, one.connection) == (operation, connection)), None)
+    of_kind = [one for one in found if not kind or kind == (one.kind if one.kind in ("verify", "compact") else "build")]
+    return next(iter(of_kind or found), None)
+
+
+def progress_of(connection_id: str, operation: int) -> dict[str, Any]:
+    """An operation's progress and state, for JSON."""
+    from airflow_roir.engine.snapshot.details import progress
+
+    with databases.reading(connection_id) as database:
+        one = progress(database, operation_id=operation)
+    return one.as_dict(whole=True) | {"state": shown_state(state_of(one))}
+
+
+def shown_state(state: State) -> dict[str, str]:
+    """Without the text, which tells how long ago something was: nothing is sent again for that."""
+    return {"name": state.name, "word": state.word, "note": state.note}
+
+
+def duplicates_of(connection_id: str, operation: int, after: int) -> dict[str, Any]:
+    """A page of an operation's duplicates, those after an id."""
+    from airflow_roir.engine.unique import duplicate_report
+
+    with databases.reading(connection_id) as database:
+        return duplicate_report.page(database, operation, after)
+
+
+def indexes_of(connection_id: str) -> list[dict[str, Any]]:
+    """All indexes of a connection's database, with the runs of their operations."""
+    from airflow_roir.engine.snapshot.index import indexes
+
+    with databases.reading(connection_id) as database:
+        found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
+        runs = runs_of(database, [one["operation"] for one in found if one["operation"] is not None])
+    return [one | {"run": runs.get(one["operation"])} for one in found]
+
+
+# An index may have hundreds; those that would give most back if they were built now are worth a row.
+MOST_SEGMENTS = 20
+
+
+def shown_segments(found: Sequence[Segment]) -> dict[str, Any] | None:
+    """For JSON; None if nothing is published."""
+    if not found:
+        return None
+    rows = [one.rows for one in found if one.rows is not None]
+    needed = [one.needed for one in found if one.needed is not None]
+    return {
+        "count": len(found),
+        "rows": sum(rows) if len(rows) == len(found) else None,
+        "bytes": sum(one.bytes for one in found),
+        "needed": sum(needed) if len(needed) == len(found) else None,
+        "worst": [one.as_dict() for one in worst_first(found)[:MOST_SEGMENTS]],
+    }
