@@ -18,6 +18,7 @@ from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFoun
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, following
 
 OperationRow = Row[Any]
+
 LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
 LIVE_INDEXES = """
 SELECT * FROM roir.index
