@@ -41,6 +41,8 @@ class Option:
 
     live: it changes while an operation lives, and is a column of the operation's row. begins: what the row begins with
     if it isn't given. in_store: the Task State Store has it. apart: only indexes over shards have it.
+    slows: where it is given, workers do less than they could. `roir.slowed_by` has what is given of these: such an
+    operation doesn't say how fast others would be, and shares a scan only with those that are slowed down alike.
 
     flag: of the command line, if that isn't its name. offered: to users; else it is the engine's own. planned: `roir
     plan` looks at it. title: its label in a form; None if no form has it. form: what a form says in place of `help`.
@@ -58,6 +60,7 @@ class Option:
     choices: Mapping[str, str] | None = None
     example: str | None = None
     live: bool = False
+    slows: bool = False
     begins: int | None = None
     in_store: bool = True
     apart: bool = False

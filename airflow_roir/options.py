@@ -200,6 +200,7 @@ class BuildOptions(WorkOptions):
         zero="no limit",
         empty="no limit",
         live=True,
+        slows=True,
         planned=True,
         title="Rate limit, rows per second",
     )

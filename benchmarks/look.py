@@ -35,7 +35,7 @@ SELECT id, i, 'public.item'::regclass::oid, 100 * (i %% 10), i %% 3 = 0, 1.5, CA
 """
 SAMPLES = """
 INSERT INTO roir.progress_sample
-SELECT id, clock_timestamp() - i * interval '2 seconds', 'build', 0, 0, 0, 0, 2, NULL
+SELECT id, clock_timestamp() - i * interval '2 seconds', 'build', 0, 0, 0, 0, 2
   FROM roir.operation, generate_series(1, 200) i
 """
 

@@ -34,6 +34,12 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     VALUES {rows}
 $$;
 
+-- The options that are given and let workers do less than they could.
+CREATE FUNCTION roir.slowed_by(o roir.operation) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object({slowing}))
+$$;
+
 -- What change_options has made of an operation's row is written, with what the governor grants and the notice.
 CREATE FUNCTION roir.write_options(o roir.operation) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -72,6 +78,7 @@ def live_options_sql() -> str:
     return SQL.format(
         columns=",\n    ".join(map(_column, options)),
         rows=",\n           ".join(_row(place, one, one.name in everywhere) for place, one in enumerate(options, 1)),
+        slowing=_wrapped((f"'{one.name}', o.{one.name}" for one in options if one.slows), 48),
         sets=_wrapped((f"{name} = o.{name}" for name in LIVE), 11),
         parameters=_wrapped((f"{one.name} {_type(one)} DEFAULT NULL" for one in options), 28),
         wishes=_wrapped((f"'{name}', {name}" for name in LIVE), 8),

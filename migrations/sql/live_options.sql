@@ -31,6 +31,12 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
            (10, 'abort_after_s', 1, 31536000, 'never', false, false)
 $$;
 
+-- The options that are given and let workers do less than they could.
+CREATE FUNCTION roir.slowed_by(o roir.operation) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object('max_rows_per_second', o.max_rows_per_second))
+$$;
+
 -- What change_options has made of an operation's row is written, with what the governor grants and the notice.
 CREATE FUNCTION roir.write_options(o roir.operation) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$

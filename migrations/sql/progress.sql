@@ -13,7 +13,7 @@ CREATE TABLE roir.progress_sample (
     share double precision NOT NULL,
     worked double precision NOT NULL,
     parallelism integer NOT NULL,
-    max_rows_per_second integer,
+    slowed_by jsonb NOT NULL DEFAULT '{}',
     PRIMARY KEY (operation_id, at)
 );
 
@@ -120,6 +120,7 @@ DECLARE
     -- Of the copying of all rows, without the rests of a rate limit: what the other phases are like.
     copying double precision := w.batch_seconds / greatest(w.copied, 0.001) / o.parallelism;
     scale double precision := o.rows_estimate / nullif(earlier_rows, 0)::float8;
+    slowing jsonb := roir.slowed_by(o);
     recent record;
     rate double precision;
     taken double precision;
@@ -140,7 +141,7 @@ BEGIN
            w.worked - min(s.worked) FILTER (WHERE s.fits) AS share_seconds
       INTO recent
       FROM (SELECT x.*, x.parallelism = o.parallelism
-                        AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
+                        AND x.slowed_by = slowing
                         AND x.worked > w.worked - greatest(10, 0.35 * w.in_phase) AS fits
               FROM unnest(samples) x WHERE x.phase = o.phase) s;
     IF o.status = 'running' AND EXISTS (SELECT FROM roir.phases() x WHERE x.phase = o.phase AND x.copies) THEN
@@ -223,8 +224,8 @@ BEGIN
         RETURN NULL;
     END IF;
     INSERT INTO roir.progress_sample (operation_id, phase, rows, percent, share, worked, parallelism,
-                                      max_rows_per_second)
-    SELECT NEW.id, NEW.phase, w.rows, w.percent, w.copied, w.worked, NEW.parallelism, NEW.max_rows_per_second
+                                      slowed_by)
+    SELECT NEW.id, NEW.phase, w.rows, w.percent, w.copied, w.worked, NEW.parallelism, roir.slowed_by(NEW)
       FROM roir.operation_work w WHERE w.operation_id = NEW.id
     ON CONFLICT DO NOTHING;
     SELECT count(*), min(s.at) INTO samples, first FROM roir.progress_sample s WHERE s.operation_id = NEW.id;

@@ -240,7 +240,7 @@ def test_a_limit_out_of_reach_and_a_worker_between_two_statements_hold_nothing_u
     run_sql(
         dsn,
         "INSERT INTO roir.progress_sample "
-        "SELECT id, clock_timestamp(), 'build', 0, 0, 0, 0, 2, 1000000000 FROM roir.operation",
+        "SELECT id, clock_timestamp(), 'build', 0, 0, 0, 0, 2, roir.slowed_by(o) FROM roir.operation o",
     )
     worker = step(database, run)
     idle = psycopg2.connect(dsn, application_name=session_name(run, 1))
@@ -362,7 +362,7 @@ def test_samples_stay_few_whatever_the_operation_lasts(database: Database, dsn: 
             execute(
                 connection,
                 "INSERT INTO roir.progress_sample SELECT id, clock_timestamp() - interval '1 day' * (3 - %(days)s) "
-                "+ i * interval '5 minutes', 'build', 1000 * %(days)s + i, 10 * %(days)s, 0, 300 * i, 2, NULL "
+                "+ i * interval '5 minutes', 'build', 1000 * %(days)s + i, 10 * %(days)s, 0, 300 * i, 2 "
                 "FROM roir.operation, generate_series(1, 250) i",
                 {"days": days},
             )

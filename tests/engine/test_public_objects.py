@@ -14,7 +14,7 @@ import pytest
 from airflow_roir.engine import clean_up, lifecycle
 from airflow_roir.engine.health import faults
 from airflow_roir.operation import Phase, Status
-from airflow_roir.options import VerifyOptions
+from airflow_roir.options import LIVE_OPTIONS, VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.public import World, documented
@@ -196,9 +196,7 @@ VALUES = {
 STATUSES = tuple(status.value for status in Status)
 PHASES = tuple(phase.value for phase in Phase)
 HIS = ("status", "paused_at", "paused_by", "pause_reason", "queued_at", "queued_seen_at", "notice", "phase_seconds",
-       "ticked_at", "heartbeat_at", "working_since", "parallelism", "batch_rows", "max_rows_per_second",
-       "shard_parallelism", "max_duration_s", "priority", "warn_after_s", "abort_after_s", "windows", "throttle",
-       "granted", "granted_at")  # fmt: skip
+       "ticked_at", "heartbeat_at", "working_since", *LIVE_OPTIONS, "granted", "granted_at")  # fmt: skip
 
 
 @pytest.mark.parametrize("grants", ["documented", "old"])

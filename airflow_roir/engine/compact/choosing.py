@@ -31,7 +31,7 @@ SELECT o.rows_estimate AS rows, s.worked * o.parallelism AS seconds
  CROSS JOIN LATERAL (SELECT coalesce((o.phase_seconds ->> 'build')::float8, 0)
                           + coalesce((o.phase_seconds ->> 'seal')::float8, 0) AS worked) s
  WHERE o.index_id = %(index)s AND o.kind IN ('create', 'rebuild') AND o.status = 'completed'
-   AND o.max_rows_per_second IS NULL AND o.rows_estimate >= %(telling)s AND s.worked > 0
+   AND roir.slowed_by(o) = '{}' AND o.rows_estimate >= %(telling)s AND s.worked > 0
    AND (SELECT coalesce(sum(l.seconds), 0) FROM roir.throttle_time l WHERE l.operation_id = o.id) <= 0.1 * s.worked
  ORDER BY o.id DESC LIMIT %(most)s
 """

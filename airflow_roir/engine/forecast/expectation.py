@@ -29,7 +29,7 @@ SELECT coalesce(o.index_id = %(index)s, false) AS same, o.rows_estimate AS rows,
        extract(epoch FROM o.finished_at - o.started_at)::float8 - s.worked AS beside
   FROM roir.operation o
  CROSS JOIN LATERAL (SELECT coalesce(sum(e.value::float8), 0) AS worked FROM jsonb_each_text(o.phase_seconds) e) s
- WHERE o.kind IN ('create', 'rebuild') AND o.status = 'completed' AND o.max_rows_per_second IS NULL
+ WHERE o.kind IN ('create', 'rebuild') AND o.status = 'completed' AND roir.slowed_by(o) = '{}'
    AND NOT EXISTS (SELECT FROM roir.event x
                     WHERE x.operation_id = o.id
                       AND (x.action IN ('pause', 'resume', 'error', 'adopt') OR x.action LIKE 'change %%'))

@@ -25,12 +25,12 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import LabelsRenamed, RightMissing, SourceChanged
 
 # SQL: x shares the cut of o, is another one, and what is copied for the one may be copied for the other, now. Whoever
-# has another rate limit or throttle would pass this one's, and what is on hold gets nothing.
+# is slowed down by something else would pass this one's limits, and what is on hold gets nothing.
 TOGETHER = f"""
 (x.scan_of = coalesce(o.scan_of, o.id) OR x.id = coalesce(o.scan_of, o.id)) AND x.id <> o.id
 AND x.status = 'running' AND x.phase = 'build'
 AND abs(extract(epoch FROM clock_timestamp() - x.heartbeat_at)) < {sign_of_life.HEARTBEAT_FRESH_S}
-AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
+AND roir.slowed_by(x) = roir.slowed_by(o)
 AND x.throttle = o.throttle AND roir.granted(x) IS DISTINCT FROM 0
 """
 # r, of another operation, is the same piece as p and stands where p stands.
