@@ -164,7 +164,7 @@ class IndexDefinition:
     unique: no two rows of the source may have the same key, over all its partitions, or shards. nulls_not_distinct: nor
     the same NULLs (docs/architecture.md#uniqueness). In a rebuild both may be left out: the index knows them itself.
 
-    shards: the servers that have the table, of an index apart from it (docs/architecture.md#apart); a rebuild keeps
+    shards: the servers that have the table, of an index apart from it (docs/architecture-shards.md); a rebuild keeps
     those that it has, unless it names others. shard_column: the view's column that tells the shard; None is `shard`.
 
     `source` and `key` are empty for the rebuild of an index that exists: it knows them itself.

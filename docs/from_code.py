@@ -219,7 +219,7 @@ def as_list(_app: Sphinx, _what: str, _name: str, _obj: object, _options: object
             made.append(line)
     text = "\n".join(made)
     lines[:] = re.sub(
-        r"docs/(\w+)\.md#([\w-]+)", lambda m: f"`{m.group(1)} <../{m.group(1)}.html#{m.group(2)}>`__", text
+        r"docs/([\w-]+)\.md#([\w-]+)", lambda m: f"`{m.group(1)} <../{m.group(1)}.html#{m.group(2)}>`__", text
     ).split("\n")
 
 

@@ -1,4 +1,4 @@
-"""A shard as the index server knows it, and how it is reached (docs/architecture.md#apart)."""
+"""A shard as the index server knows it, and how it is reached (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
--- Strict reads of an index apart from its source (docs/architecture.md#apart).
+-- Strict reads of an index apart from its source (docs/architecture-shards.md).
 
 -- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin again; NULL
 -- on a standby.

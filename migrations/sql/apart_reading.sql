@@ -1,5 +1,5 @@
 -- Reads of an index apart from its source at the levels that say how fresh they are
--- (docs/architecture.md#reading-apart).
+-- (docs/architecture-shards.md#reads).
 
 -- What a relation shows, if it is the view of an index.
 CREATE FUNCTION roir.shown(index regclass, OUT generation bigint, OUT name text, OUT apart boolean)

@@ -1,4 +1,4 @@
-"""What the model of an index apart from its source consists of (docs/architecture.md#apart).
+"""What the model of an index apart from its source consists of (docs/architecture-shards.md).
 
 A shard's tables hold PostgreSQL's row versions (`mvcc.py`); what is committed has number 0, for all statements are
 READ COMMITTED and begin anew after a wait. The index server's transactions are one step each: they lock their lane.

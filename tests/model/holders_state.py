@@ -1,4 +1,4 @@
-"""What the model of an index that is unique over shards consists of (docs/architecture.md#unique-over-shards).
+"""What the model of an index that is unique over shards consists of (docs/architecture-shards.md#unique-over-shards).
 
 A shard is what is committed there; what is in flight is its user's. The index server's statements are one step each:
 what a transaction of it has done is its own until it ends, and locks are named by their keys. How outboxes are shipped

@@ -1,4 +1,4 @@
-"""Intents: when they may go, and that strict reads miss nothing and make nothing up (docs/architecture.md#apart)."""
+"""Intents: when they may go, and that strict reads miss nothing and make nothing up (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 By the shard's server: a deferred trigger of the outbox writes them through postgres_fdw, whose remote transaction
 commits just before its own. By a client: it writes them itself (`airflow_roir.announcing`), and the same trigger
-refuses the commit if it hasn't (docs/architecture.md#apart).
+refuses the commit if it hasn't (docs/architecture-shards.md).
 """
 
 from __future__ import annotations

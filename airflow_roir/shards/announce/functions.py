@@ -1,4 +1,4 @@
-"""The functions by which a shard announces (docs/architecture.md#apart).
+"""The functions by which a shard announces (docs/architecture-shards.md).
 
 Both decide by the rows of the outbox that this very transaction wrote, at its commit.
 """

@@ -1,4 +1,4 @@
-"""Intents: on the index server, the entries that transactions of a shard may be changing (docs/architecture.md#apart).
+"""Intents: on the index server, the entries that transactions of a shard may be changing (docs/architecture-shards.md).
 
 Each was committed here before the transaction that it names commits in its shard. It goes once the truth of its entry
 was applied, as of a snapshot in which that transaction had ended.
@@ -242,7 +242,7 @@ def readers_view(generation_id: int) -> str:
 
 
 def _create_view(connection: Connection, generation_id: int, entry: Entry) -> None:
-    """The view by which strict readers see the intents (docs/architecture.md#reading-apart).
+    """The view by which strict readers see the intents (docs/architecture-shards.md#reads).
 
     Whoever may read the index may read it: it asks for that, and whether strict reads are possible, once per query.
     """

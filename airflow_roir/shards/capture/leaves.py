@@ -4,7 +4,7 @@ so the shipper does.
 Entries of a leaf that is gone are deleted by its bounds (`bounds.py`), which the primary key holds; where only the
 shard can tell what is within them it is asked, and touches these entries. Then the rows that are within these bounds
 now are touched, and all rows of a leaf that came. Touches come after the deletion, so nothing is lost, wherever a
-shipper dies: what isn't written down as followed is followed again (docs/architecture.md#apart).
+shipper dies: what isn't written down as followed is followed again (docs/architecture-shards.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The capture of a shard: the outbox of a generation, and the triggers that touch entries in it.
 
-A touch says that an entry may have changed, nothing more; the visit asks the source (docs/architecture.md#apart). So
+A touch says that an entry may have changed, nothing more; the visit asks the source (docs/architecture-shards.md). So
 its order doesn't matter, and neither does which event of a row comes last.
 """
 

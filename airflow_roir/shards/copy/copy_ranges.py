@@ -1,6 +1,6 @@
 """Reads the ranges of shards: a worker's sessions there, and the batches that it copies into the base by COPY.
 
-Rows and watermark are committed together on the index server; the shard is only read (docs/architecture.md#apart).
+Rows and watermark are committed together on the index server; the shard is only read (docs/architecture-shards.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prepare over shards: lanes on the index server first, then the capture in each shard (docs/architecture.md#apart)."""
+"""Prepare over shards: lanes on the index server first, then capture in each shard (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 

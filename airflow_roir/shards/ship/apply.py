@@ -1,4 +1,4 @@
-"""Applies what a visit found to the generation, in one transaction of the index server (docs/architecture.md#apart)."""
+"""Applies what a visit found to the generation, in one transaction of its server (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A visit: some rows of an outbox, and the truth about each, in one snapshot of the shard (docs/architecture.md#apart).
+"""A visit: some rows of an outbox and the truth about each, in one snapshot of a shard (docs/architecture-shards.md).
 
 One message of the simple protocol, outside of any transaction block: the server ends the transaction by itself before
 it answers. So whoever is cut off, killed or stopped in between holds nothing there.

@@ -2,7 +2,7 @@
 
 Who announces an index or publishes a rebuild calls `enforce_index` or `keep_on`. The steps wait and decide; if one
 fails, all are ended. What they do to holders in a transaction is in `fill_holders.py`
-(docs/architecture.md#unique-over-shards).
+(docs/architecture-shards.md#unique-over-shards).
 """
 
 from __future__ import annotations

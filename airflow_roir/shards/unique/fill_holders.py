@@ -1,5 +1,5 @@
 """Fills the holders of an index that has keys already, and sorts those that two shards may have
-(docs/architecture.md#unique-over-shards).
+(docs/architecture-shards.md#unique-over-shards).
 
 The statements of `enforce.py`, which decides when they run: each function is a part of its caller's transaction.
 """

@@ -1,7 +1,7 @@
 """Holders: on the index server, which shard may have a key of an index that is unique over shards.
 
 A holder comes with the first intent that names its key, and goes once the index server has neither an entry nor an
-intent of that key in that shard (docs/architecture.md#unique-over-shards).
+intent of that key in that shard (docs/architecture-shards.md#unique-over-shards).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A unique index over shards: which tables it can be over, and whether it is enforced (docs/architecture.md#apart)."""
+"""A unique index over shards: which tables it can be over, and whether it is enforced (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 

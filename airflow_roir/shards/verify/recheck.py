@@ -1,4 +1,4 @@
-"""Looks at single entries on both sides, so that what differs really does (docs/architecture.md#apart).
+"""Looks at single entries on both sides, so that what differs really does (docs/architecture-shards.md).
 
 No snapshot spans both sides. What a shard shows is compared with what the index server has at that moment only where
 the shard's outbox doesn't name the entry: all that it says was applied then. And nothing else may have been applied

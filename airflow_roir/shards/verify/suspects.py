@@ -1,4 +1,4 @@
-"""Suspects: on the index server, identities and hashes of what may differ (docs/architecture.md#apart)."""
+"""Suspects: on the index server, identities and hashes of what may differ (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 
