@@ -126,7 +126,7 @@ MORE = {
     "shards": "shards.md#build",
     "scan": "architecture.md#scan",
     "covering": "architecture.md#covering",
-    "with": "operations.md#several-indexes-of-one-table",
+    "with": "plan.md#several-indexes-of-one-table",
     "ignore-row-security": "rights.md#row-level-security",
     "ignore-publications": "upgrade.md#publications",
     "segment-size": "operations.md#segments",
