@@ -36,14 +36,6 @@ class SegmentStatus(str, Enum):
     SEALED = "sealed"
 
 
-class PartitionStatus(str, Enum):
-    """What a generation has of a partition: its rows' entries, entries to be removed, entries to be shown later."""
-
-    PRESENT = "present"
-    LEAVING = "leaving"
-    JOINING = "joining"
-
-
 class UnitStatus(str, Enum):
     """How far a unit of a compaction is: what it does now, or that it has ended, or was left out."""
 

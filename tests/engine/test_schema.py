@@ -16,7 +16,7 @@ from airflow_roir.engine.schema import schema
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
-from airflow_roir.generation_state import CaptureMode, GenerationStatus, PartitionStatus, SegmentStatus, UnitStatus
+from airflow_roir.generation_state import CaptureMode, GenerationStatus, SegmentStatus, UnitStatus
 from airflow_roir.operation import Kind, Phase, Status
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -34,7 +34,6 @@ STATES: dict[str, type[Enum]] = {
     "operation_phase": Phase,
     "operation_status": Status,
     "segment_status": SegmentStatus,
-    "source_partition_status": PartitionStatus,
     "compaction_unit_status": UnitStatus,
 }
 CHECKED = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = %(name)s AND contype = 'c'"

@@ -20,7 +20,6 @@ from airflow_roir.generation_state import (
     STATE_COLUMNS,
     CaptureMode,
     GenerationStatus,
-    PartitionStatus,
     SegmentStatus,
     UnitStatus,
 )
@@ -46,7 +45,7 @@ STATES = {
     "operation": [f"{status.value} {phase.value}" for status, phase in OPERATION_STATES],
     "generation": ["building capture", "building direct", "active active", "retired active", "dropped none"],
     "segment": [status.value for status in SegmentStatus],
-    "source_partition": [status.value for status in PartitionStatus],
+    "source_partition": ["present", "leaving", "joining"],
     "scan_range": ["false", "true"],
     "verification_unit": ["false", "true"],
     "compaction_unit": [status.value for status in UnitStatus],

@@ -15,7 +15,7 @@ import psycopg2
 
 from airflow_roir.errors import Fenced
 from airflow_roir.shards.ship.feed import InShard, LaneShipper
-from airflow_roir.shards.ship.poll import Visit
+from airflow_roir.shards.ship.poll import Acknowledged, Visit
 from tests.shards.laid import Laid
 
 KEYS = ("a", "b", "c", None)
@@ -93,6 +93,8 @@ class Schedule:
         self.writers = {name: Writer(laid, name, self.rng) for name in laid.shards.names}
         self.shippers: list[LaneShipper] = []
         self.visits: dict[int, Visit] = {}
+        # By id: what the last visit of each was to acknowledge.
+        self.applied: dict[int, Acknowledged | None] = {}
         self.born = 0
 
     def run(self, steps: int) -> None:
@@ -129,12 +131,13 @@ class Schedule:
     def ship(self, shipper: LaneShipper) -> str:
         """The next step of a shipper."""
         if shipper.claimed is None:
+            self.applied.pop(id(shipper), None)
             return f"claims: {shipper.claim(take_over=self.rng.random() < 0.5)}"
         found = self.visits.pop(id(shipper), None)
         if found is not None:
-            shipper.apply(found)
+            self.applied[id(shipper)] = shipper.apply(found).done
             return f"applies {found.there} without {found.gone}"
-        if shipper.to_acknowledge is not None and self.rng.random() < 0.5:
+        if self.applied.pop(id(shipper), None) is not None and self.rng.random() < 0.5:
             shipper.acknowledge()
             return "acknowledges"
         self.visits[id(shipper)] = shipper.visit()

@@ -87,11 +87,6 @@ class LaneShipper:
         assert self._route is not None
         return self._route
 
-    @property
-    def to_acknowledge(self) -> Acknowledged | None:
-        """What was applied and is still in the outbox."""
-        return self._done
-
     def claim(self, take_over: bool = False, above: int = 0) -> bool:
         """Take the lane; False if somebody else has it. What is remembered of an earlier claim is forgotten."""
         self.began, self._after, self._done = None, 0, None
