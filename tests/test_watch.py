@@ -23,6 +23,7 @@ import pytest
 
 from airflow_roir.engine import abort, drop
 from airflow_roir.engine.control import requests
+from airflow_roir.engine.control.run import heartbeat
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -114,8 +115,11 @@ def running(database: Database, dsn: str) -> Any:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_the_view_fits_the_terminal_and_leaves_it_as_it_was(dsn: str, running: Any, columns: int) -> None:
-    with watching(dsn, columns) as terminal:
+def test_the_view_fits_the_terminal_and_leaves_it_as_it_was(
+    database: Database, dsn: str, running: Any, columns: int
+) -> None:
+    """However long the command takes to begin, the run is alive."""
+    with heartbeat(database, running), watching(dsn, columns) as terminal:
         written = terminal.until("Ctrl-C")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end() == 130
@@ -140,8 +144,8 @@ def test_without_colour_nothing_is_coloured(dsn: str, running: Any) -> None:
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_draw_gets_lines(dsn: str, running: Any, term: str) -> None:
-    with watching(dsn, 80, TERM=term) as terminal:
+def test_a_terminal_that_cannot_draw_gets_lines(database: Database, dsn: str, running: Any, term: str) -> None:
+    with heartbeat(database, running), watching(dsn, 80, TERM=term) as terminal:
         written = terminal.until("running, driven by test")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end() == 130
@@ -152,7 +156,8 @@ def test_it_ends_by_itself_when_nothing_runs_and_leaves_the_last_state(
     database: Database, dsn: str, running: Any
 ) -> None:
     with watching(dsn) as terminal:
-        terminal.until("running, driven by test")
+        with heartbeat(database, running):
+            terminal.until("running, driven by test")
         requests.pause(database, NAME, "me", "lunch")
         run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
         assert terminal.end() == 0
@@ -200,9 +205,10 @@ def test_a_server_that_does_not_answer_is_waited_for_and_said(database: Database
     """The database takes no connections for a while, as while a server restarts."""
     name = psycopg2.extensions.parse_dsn(dsn)["dbname"]
     steps.make_table(dsn)
-    steps.begin(database)
+    _, run = steps.begin(database)
     with watching(dsn) as terminal:
-        terminal.until("running, driven by test")
+        with heartbeat(database, run):
+            terminal.until("running, driven by test")
         run_sql(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         try:
             terminal.until("no answer since")

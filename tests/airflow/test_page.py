@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, prepare
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import admission, operations
 from airflow_roir.engine.control.run import start_run
-from airflow_roir.errors import DuplicatesFound
+from airflow_roir.errors import DuplicatesFound, OperationQueued
 from airflow_roir.options import BuildOptions
 from airflow_roir.page.access import MOST_BYTES
 from airflow_roir.page.app import create_app
@@ -203,6 +203,26 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     assert shop.run("SELECT status FROM roir.operation") == [("aborted",)]
     assert shop.run("SELECT 1 FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace") == []
     assert page.change("user", "workers", run, named | {"parallelism": 3}).status_code in (404, 409)
+
+
+@pytest.mark.slow
+def test_an_operation_that_waits_for_its_turn_is_shown_as_waiting(
+    page: Page, shop: Any, build: tuple[str, dict[str, Any]]
+) -> None:
+    run, named = build
+    other = IndexDefinition.parse("public.item_by_kind", "public.item", ["kind"])
+    prepare.prepare(shop.database, other, BuildOptions(), "cli")
+    admission.set_most(shop.database, 1)
+    start_run(shop.database, "public.item_by_kind", "cli")
+    with pytest.raises(OperationQueued, match="place 1 of 1"):
+        start_run(shop.database, INDEX, f"airflow {DAG} {run}")
+    shown = page.ask("viewer", "GET", "/api/run", params={"dag_id": DAG, "run_id": run}).json()
+    assert shown["chosen"]["operation"] == named["operation"]
+    assert shown["progress"]["state"] == {
+        "name": "queued",
+        "word": "Waiting",
+        "note": "It begins once others have ended",
+    }
 
 
 @pytest.mark.slow
