@@ -124,7 +124,7 @@ def _begin(
         BUILDS,
         options,
         actor,
-        lambda: _new(database, definition, options, actor, report, foresee),
+        lambda existing: _new(database, definition, options, actor, report, foresee),
         report,
         check,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.compact.action import Action
@@ -101,13 +101,13 @@ def begin(
     """
     name = parse_name(index, "index")
 
-    def new() -> BegunOperation:
+    def new(found: Row[Any] | None) -> BegunOperation:
         if not actions:
             raise InvalidInput(f"index {name}: nothing was chosen to compact")
         chosen = [ordinal for action in actions for ordinal in action.ordinals]
         if len(set(chosen)) < len(chosen):
             raise InvalidInput(f"index {name}: a segment is in two actions; each can be in one")
-        return begin_over_active(database, index, Kind.COMPACT, Phase.COMPACT, options, actor, write, report)
+        return begin_over_active(database, found, Kind.COMPACT, Phase.COMPACT, options, actor, write, report)
 
     def write(connection: Connection, begun: OverActive) -> tuple[int, str]:
         generation = begun.generation.id

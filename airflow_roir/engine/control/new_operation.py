@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import QualifiedName, argument, parse_name
+from airflow_roir.definition import QualifiedName, argument
 from airflow_roir.engine.control import live_options, operations, sign_of_life
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database, execute, to_json
@@ -84,14 +84,14 @@ def begin_or_adopt(
     kinds: Collection[Kind],
     options: WorkOptions,
     actor: str,
-    begin: Callable[[], BegunOperation],
+    begin: Callable[[Row[Any] | None], BegunOperation],
     report: Callable[[str], None],
     check: Callable[[Connection, OperationRow, Row[Any]], object] = lambda connection, row, index: None,
 ) -> BegunOperation:
     """Begin an operation, or adopt the unfinished one of the index; of that only the options of LIVE_OPTIONS change.
 
-    find: the index's row, None if there is none yet. kinds: of operations that may be adopted. begin: makes a new one,
-    by transactions of its own. check: raises if the unfinished one isn't what was asked for.
+    find: the index's row, None if there is none yet. kinds: of operations that may be adopted. begin: makes a new one
+    of the index that was found, by transactions of its own. check: raises if the unfinished one isn't that asked for.
     Raises OperationRunning (one of another kind is unfinished, or another run drives it), OperationFailed (it must be
     aborted first), LockNotAcquired as `begin_over_active`.
     """
@@ -115,24 +115,25 @@ def begin_or_adopt(
         operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
         return BegunOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
 
-    def adopted() -> BegunOperation | None:
+    def look() -> tuple[Row[Any] | None, BegunOperation | None]:
         with database.transaction() as connection:
             check_schema(connection, writes=True)
             index = find(connection)
             if index is None or unfinished(connection, index) is None:
-                return None
+                return index, None
             attempts = _attempts(database, connection, index, "adopt")
-        return attempts.run(adopt, report)
+        return index, attempts.run(adopt, report)
 
-    if (found := adopted()) is not None:
-        return found
-    try:
-        return begin()
-    except IntegrityError:
-        # Somebody else has begun an operation of this index meanwhile.
-        if (found := adopted()) is None:
-            raise
-        return found
+    index, adopted = look()
+    if adopted is None:
+        try:
+            return begin(index)
+        except IntegrityError:
+            # Somebody else has begun an operation of this index meanwhile.
+            _, adopted = look()
+            if adopted is None:
+                raise
+    return adopted
 
 
 def _refuse_ended(row: OperationRow, name: QualifiedName) -> None:
@@ -191,7 +192,7 @@ def insert_operation(
 
 def begin_over_active(
     database: Database,
-    index: str,
+    index: Row[Any] | None,
     kind: Kind,
     phase: Phase,
     options: WorkOptions,
@@ -201,16 +202,19 @@ def begin_over_active(
 ) -> BegunOperation:
     """Begin an operation over the generation that readers see, in one transaction.
 
-    write: writes its units in that, and returns about how many rows they have, and what its event says.
+    index: as `begin_or_adopt` has found it, and checked the schema. write: writes its units in that transaction, and
+    returns about how many rows they have, and what its event says.
     It waits in short attempts while the index's partitions or its table are changed. Raises LockNotAcquired, which
     names who holds them, after a minute; InvalidInput as `insert_operation`; NotFound if nothing is published;
     OperationRunning if readers don't see that generation any more; IntegrityError if another operation of the index has
     just begun.
     """
 
+    assert index is not None
+    name = operations.index_name(index)
+
     def insert(connection: Connection) -> BegunOperation:
-        found = operations.find_index(connection, parse_name(index, "index"))
-        name = str(operations.index_name(found))
+        found = operations.find_index(connection, name)
         generation = operations.active_generation(connection, found)
         source = catalog.read_source_by_oid(connection, found.source_oid)
         operation_id = insert_operation(
@@ -235,10 +239,8 @@ def begin_over_active(
         rows, detail = write(connection, OverActive(operation_id, found, generation, source))
         execute(connection, SET_ROWS, {"operation": operation_id, "rows": rows})
         operations.record_event(connection, found.id, operation_id, actor, kind.value, detail)
-        return BegunOperation(operation_id, generation.id, name, kind.value, adopted=False)
+        return BegunOperation(operation_id, generation.id, str(name), kind.value, adopted=False)
 
     with database.transaction() as connection:
-        check_schema(connection, writes=True)
-        found = operations.find_index(connection, parse_name(index, "index"))
-        attempts = _attempts(database, connection, found, kind.value)
+        attempts = _attempts(database, connection, index, kind.value)
     return attempts.run(insert, report)

@@ -28,7 +28,7 @@ from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.metrics.families import FAMILIES, Samples
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot import shards
-from airflow_roir.engine.snapshot.index import GONE
+from airflow_roir.engine.snapshot.index import GONE, verifications
 from airflow_roir.engine.snapshot.operation import OperationStatus, rows
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
@@ -45,20 +45,14 @@ OF_FEW = ("replica_lag", "replica_delay", "slot_wal", "slot_room", "free_space",
 REFUSED = ("42501", "28000", "28P01")
 
 INDEXES = """
-SELECT i.id, i.schema_name, i.name AS bare_name, i.is_unique, g.published_at IS NOT NULL AS published, g.ghosts,
+SELECT clock_timestamp() AS now, i.id, i.schema_name, i.name AS bare_name,
+       i.is_unique, g.published_at IS NOT NULL AS published, g.ghosts,
        extract(epoch FROM clock_timestamp() - g.published_at)::float8 AS age,
        CASE WHEN g.unique_mode IS NOT NULL THEN roir.unique_problem(g.id) IS NULL END AS enforced,
        (SELECT count(*) FROM roir.generation x WHERE x.index_id = i.id AND x.status <> 'dropped') AS generations,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest
   FROM roir.index i LEFT JOIN roir.generation g ON g.index_id = i.id AND g.status = 'active'
  WHERE i.dropped_at IS NULL ORDER BY i.id
-"""
-# The newest that has ended, of what readers see.
-VERIFIED = """
-SELECT DISTINCT ON (v.index_id) v.index_id, extract(epoch FROM clock_timestamp() - v.finished_at)::float8 AS age,
-       v.missing + v.extra + v.different + v.corrupt + v.damaged + v.duplicate - v.mended AS wrong
-  FROM roir.verification v JOIN roir.generation g ON g.id = v.generation_id AND g.status = 'active'
- WHERE v.finished_at IS NOT NULL ORDER BY v.index_id, v.finished_at DESC, v.id DESC
 """
 COMPACTED = """
 SELECT o.index_id,
@@ -200,11 +194,12 @@ class _Look:
             self._samples.add("roir_index_ghosts", row.ghosts, index)
 
     def _verifications(self, indexes: Sequence[Row[Any]]) -> None:
-        names = {row.id: _index_name(row) for row in indexes}
-        for row in execute(self._connection, VERIFIED):
-            if row.index_id in names:
-                self._samples.add("roir_index_verification_age_seconds", max(0.0, row.age), names[row.index_id])
-                self._samples.add("roir_index_discrepancies", max(0, row.wrong), names[row.index_id])
+        found = verifications(self._connection, [row.id for row in indexes])
+        for row in indexes:
+            if (one := found.get(row.id)) is not None:
+                age = max(0.0, (row.now - one.at).total_seconds())
+                self._samples.add("roir_index_verification_age_seconds", age, _index_name(row))
+                self._samples.add("roir_index_discrepancies", one.wrong, _index_name(row))
 
     def _compactions(self, indexes: Sequence[Row[Any]]) -> None:
         names = {row.id: _index_name(row) for row in indexes}

@@ -215,7 +215,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     )
     leaves = _grouped(execute(connection, LEAVES, {"sources": sorted({row.source_oid for row in rows})}).all())
     sizes = relation_sizes(connection, [oid for of in (stores, leaves) for oids in of.values() for oid in oids])
-    verified = {row.index_id: _verified(row) for row in execute(connection, VERIFIED, {"indexes": ids})}
+    verified = verifications(connection, ids)
     behind = lags(connection, ids)
     gone = _grouped(execute(connection, GONE, {"indexes": ids}).all())
 
@@ -281,6 +281,11 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
             )
         )
     return found
+
+
+def verifications(connection: Connection, index_ids: Sequence[int]) -> dict[int, Verified]:
+    """The last verification of what readers see, by index; of those that have one."""
+    return {row.index_id: _verified(row) for row in execute(connection, VERIFIED, {"indexes": list(index_ids)})}
 
 
 def _grouped(rows: Sequence[Row[Any]]) -> dict[int, list[Any]]:

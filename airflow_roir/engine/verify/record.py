@@ -42,7 +42,7 @@ def begin(
     mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput; what `begin_or_adopt` raises.
     """
 
-    def new() -> BegunOperation:
+    def new(row: Row[Any] | None) -> BegunOperation:
         if not options.is_partial:
             _await_writers(database, index)
         tables = _tables(database, index, options)
@@ -64,7 +64,7 @@ def begin(
             return rows, f"generation {generation.id}, {mode}"
 
         phase = Phase.CHECK if options.is_partial else Phase.SUM
-        return begin_over_active(database, index, Kind.VERIFY, phase, options, actor, write, report)
+        return begin_over_active(database, row, Kind.VERIFY, phase, options, actor, write, report)
 
     asked = parse_name(index, "index")
     return begin_or_adopt(
