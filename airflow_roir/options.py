@@ -2,7 +2,8 @@
 
 The fields are what the commands take (`cli/given.py`), the operators (`task/given.py`) and the forms of the DAGs
 (`task/forms.py`), what SQL knows of options that change while an operation lives (migrations/sql/live_options.sql), and
-the tables of docs/operations.md; `make options` writes the last two. So a new option is a field here, and its use.
+the tables of docs/reference/options.md; `make options` writes the last two. So a new option is a field here, and its
+use.
 """
 
 from __future__ import annotations

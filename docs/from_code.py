@@ -45,7 +45,7 @@ def commands() -> Iterator[str]:
     yield from _parameters([p for p in application.params if p.name != "help"])
     for name, command in application.commands.items():
         arguments = [str(parameter.name).upper() for parameter in command.params if parameter.opts[0][0] != "-"]
-        yield f"## roir {name}\n\n{inspect.cleandoc(command.help or '')}\n"
+        yield f"### roir {name}\n\n{inspect.cleandoc(command.help or '')}\n"
         yield f"```sh\n{' '.join(['roir', name, *arguments, '[options]'])}\n```\n"
         yield from _parameters(command.params)
 

@@ -1,7 +1,8 @@
-"""Writes what is made from the declared options, SQL and tables of the guide: `make options`. Tests compare."""
+"""Writes the SQL of live options, and the tables of the docs that are made from code: `make options`. Tests compare."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 import sys
@@ -15,6 +16,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from airflow_roir import cli  # noqa: E402 - found by the path above
+from airflow_roir.engine.compact.bloat import Bloat  # noqa: E402
+from airflow_roir.engine.compact.segment import Segment  # noqa: E402
+from airflow_roir.engine.metrics.families import DATABASE, FAMILIES, INDEX, OPERATION  # noqa: E402
+from airflow_roir.engine.snapshot.index import Generation, IndexFacts, Verified  # noqa: E402
+from airflow_roir.engine.snapshot.operation import OperationStatus  # noqa: E402
+from airflow_roir.engine.snapshot.overview import Overview  # noqa: E402
+from airflow_roir.engine.snapshot.shards import ShardLag  # noqa: E402
 from airflow_roir.option import Kind, Option  # noqa: E402
 from airflow_roir.options import LIVE, VerifyOptions, options_of  # noqa: E402
 
@@ -171,6 +179,80 @@ def form_table() -> str:
     return _table(("form field", "parameter", "meaning"), rows)
 
 
+# The tables of fields that `roir status --json` has, by whose docstrings say what they mean.
+DESCRIBED = {
+    "index": (IndexFacts,),
+    "operation": (OperationStatus, Overview.as_dict),
+    "generation": (Generation,),
+    "verified": (Verified,),
+    "bloat": (Bloat,),
+    "shard": (ShardLag.as_dict,),
+    "segment": (Segment,),
+}
+# An index's rows are its own field, and its segments a list that `--segments` prints.
+LEFT_OUT = {("bloat", "rows"), ("index", "segments")}
+# `names: what they are`, at the start of a line; what is continued is indented.
+FIELD = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n {4}.*)*)", re.MULTILINE)
+
+
+def fields_of(*described: Any) -> dict[tuple[str, ...], str]:
+    """The fields that docstrings list, with what they mean."""
+    found = {}
+    for one in described:
+        for names, meaning in FIELD.findall(inspect.getdoc(one) or ""):
+            found[tuple(names.split(", "))] = re.sub(r"\s+", " ", meaning).removesuffix(".")
+    return found
+
+
+def fields_table(name: str) -> str:
+    """The fields of an object of `roir status --json`."""
+    rows = []
+    for names, meaning in fields_of(*DESCRIBED[name]).items():
+        shown = LIVE if names == ("options",) else [one for one in names if (name, one) not in LEFT_OUT]
+        if shown:
+            rows.append((", ".join(f"`{one}`" for one in shown), _linked(meaning)))
+    return _table(("field", "meaning"), rows)
+
+
+def _linked(text: str) -> str:
+    return re.sub(r" \(docs/([\w/-]+\.md(?:#[\w-]+)?)\)", r" ([more](\1))", text)
+
+
+def exit_codes_table() -> str:
+    """The exit codes, as `roir --help` has them."""
+    told = re.sub(r"\s+", " ", cli.EXIT_CODES).strip().removeprefix("Exit codes: ").removesuffix(".")
+    return _table(("exit code", "meaning"), (part.split(" ", 1) for part in told.split("; ")))
+
+
+def commands_table() -> str:
+    """Every command with the first sentence of its help."""
+    application: Any = typer.main.get_command(cli.app)
+    return _table(
+        ("command", "does"),
+        (
+            (f"`roir {name}`", re.split(r"(?<=\.)\s", inspect.cleandoc(command.help or ""))[0].removesuffix("."))
+            for name, command in application.commands.items()
+        ),
+    )
+
+
+def metrics_table(of: str) -> str:
+    """The metrics of the database, the indexes or the operations."""
+    common = {*DATABASE, *INDEX, *OPERATION}
+    return _table(
+        ("metric", "labels", "meaning"),
+        (
+            (
+                f"`{name}`",
+                ", ".join(f"`{label}`" for label in family.labels if label not in common),
+                family.help.removesuffix("."),
+            )
+            for name, family in FAMILIES.items()
+            if family.of == of
+        ),
+    )
+
+
 def _meaning(text: str, name: str) -> str:
     more = MORE.get(name.removesuffix("-s"))
     text = text.replace("|", "\\|").replace("*", "\\*")
@@ -201,7 +283,15 @@ def page(path: Path, text: str, tables: dict[str, str]) -> str:
 
 def files(with_airflow: bool = True) -> dict[Path, str]:
     """Every file with what belongs into it. with_airflow: the form, too, which needs Airflow to be read."""
-    tables = {"options": options_table()} | ({"form": form_table()} if with_airflow else {})
+    tables = {
+        "options": options_table(),
+        "commands": commands_table(),
+        "exit-codes": exit_codes_table(),
+        **{f"fields-{name}": fields_table(name) for name in DESCRIBED},
+        **{f"metrics-{of}": metrics_table(of) for of in ("database", "index", "operation")},
+    }
+    if with_airflow:
+        tables["form"] = form_table()
     pages = {path: path.read_text() for folder in ("docs", "docs/reference") for path in (ROOT / folder).glob("*.md")}
     for name in tables:
         assert any(f"<!-- made: {name} -->" in text for text in pages.values()), f"no page has a place for {name}"

@@ -1,4 +1,4 @@
-"""The metrics' names: in the guide and in the dashboard as in the code."""
+"""The metrics' names in the dashboard are the code's; `make options` writes the table of the docs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,10 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine.metrics.families import FAMILIES, INDEX, OPERATION, Family
+from airflow_roir.engine.metrics.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "dashboard.json").read_text())
-
-
-def test_the_table_of_metrics_is_the_codes() -> None:
-    guide = (ROOT / "docs" / "operations.md").read_text()
-    rows = re.findall(r"^\| `(roir_\w+)` \| (\w+)((?:, `\w+`)*) \| (.+) \|$", guide, re.MULTILINE)
-    described = {name: (of, tuple(re.findall(r"`(\w+)`", more)), text) for name, of, more, text in rows}
-    assert described == {name: (of.of, own_labels(of), of.help) for name, of in FAMILIES.items()}
-
-
-def own_labels(family: Family) -> tuple[str, ...]:
-    """Without those that all of an operation, or of an index, have."""
-    common = OPERATION if family.of == "operation" else INDEX
-    return tuple(label for label in family.labels if label not in common)
 
 
 def queries() -> Iterator[str]:

@@ -19,11 +19,17 @@ LEAST_WIN_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class Bloat:
-    """Bytes of a generation's tables and B-trees. None: it can't be known, and `note` says why.
+    """How much of a generation's tables and B-trees holds no entry. None: it can't be known, and `note` says why.
 
-    bytes: free or dead, and what a fresh B-tree leaves free isn't counted; share: of the tables' size, 0 to 1. ghosts:
-    leftovers of the build, until the next clean-up. win_bytes, win_share: what a rebuild would win, 0 below 256 kB.
-    rows: entries, about. exact: measured by pgstattuple, else estimated. TOAST counts neither way.
+    TOAST counts neither way.
+
+    rows: entries, about.
+    bytes, share: what is free or dead, in bytes and as a share of the tables' size, 0 to 1. The room that a fresh
+        B-tree leaves free isn't counted.
+    ghosts: leftovers of the build, until the next clean-up.
+    win_bytes, win_share: what a rebuild would win; 0 below 256 kB.
+    exact: whether pgstattuple measured it; else it is an estimate.
+    note: what isn't known, and why.
     """
 
     rows: int | None

@@ -12,13 +12,21 @@ from typing import Any
 class Segment:
     """One segment. None: it can't be known, and `note` says why.
 
-    ordinal: its number, 0 is the default segment, of NULLs. lower, upper: its bounds as texts, null is unbounded.
-    rows: live entries, about. heap_bytes, tree_bytes: of its table and of its B-trees, as they are; heap_needed,
-    tree_needed: as they would be if built now. leaf_density: how full the B-tree's leaves are, 0 to 1. dead_rows: dead
-    entries that no vacuum has taken yet, about. scans: index scans since `since`; rows_read: entries that these
-    returned; blocks_read, blocks_hit: of table and trees, from outside and inside of shared_buffers. since: when the
-    counters began. sealed_at: when its B-tree was built. growth: its rows by the median of its siblings'. exact:
-    measured by pgstattuple, else estimated.
+    ordinal, name: its number and its table; segment 0 has the entries with a NULL in the columns that cut the segments.
+    lower, upper: it has the keys from `lower` on and below `upper`; null is unbounded.
+    rows: live entries, about; null if they weren't counted yet.
+    heap_bytes, tree_bytes: the sizes of its table and of its B-trees, without TOAST and maps. Segment 0 of a unique
+        index has two trees.
+    heap_needed, tree_needed: the same, if the segment were built now.
+    leaf_density: how full the leaves of its trees are, 0 to 1, dead entries included; 0.9 right after a build.
+    dead_rows: dead entries that no vacuum has removed yet, about.
+    scans, rows_read: index scans since `since`, and the entries that they returned. Writes look up entries, too.
+    blocks_read, blocks_hit: blocks of its table and trees, from outside and inside of `shared_buffers`.
+    since: when these counters began: at the seal, at the last reset of the statistics, or after a crash.
+    sealed_at: when its tree was built.
+    growth: its rows divided by the median of the others'; null of segment 0, and if the others are empty.
+    exact: whether pgstattuple measured it; else it is an estimate.
+    note: what isn't known, and why.
     """
 
     ordinal: int

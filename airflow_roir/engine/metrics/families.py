@@ -1,4 +1,4 @@
-"""The metrics of `roir metrics`: their names, what they mean, their labels. docs/operations.md has the same table.
+"""The metrics of `roir metrics`: their names, what they mean, their labels. docs/reference/metrics.md has them.
 
 Each label has few values at a time: indexes that aren't dropped, of each the newest build, verification and compaction,
 and words of this package. Names of replicas are the user's.

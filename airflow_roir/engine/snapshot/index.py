@@ -92,7 +92,14 @@ SELECT g.index_id, c.name
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation that has tables. status: building, active (what readers see) or retired. bytes: all it takes."""
+    """One generation that has tables.
+
+    id: its number, which is in the names of its tables.
+    status: `building`, `active` (what readers see) or `retired`.
+    bytes: all that it takes.
+    published_at, retired_at: when readers began and stopped to see it.
+    drop_after: when the clean-up may drop it.
+    """
 
     id: int
     status: str
@@ -106,9 +113,14 @@ class Generation:
 class Verified:
     """The last verification of the generation that readers see.
 
-    part: all; sample; slice; or time limit, if that ended it. corrupt: B-trees that amcheck or a lookup refused.
+    at: when it ended.
+    rows: source rows that were compared.
+    missing, extra, different: rows without an entry, entries without a row, entries with other values.
+    corrupt: B-trees that amcheck or a lookup refused.
+    damaged: heap and B-tree disagree, or the index's view shows other rows.
     duplicate: rows without an entry in a unique index, whose key another row has.
     repaired: of all these, those that are right now.
+    part: what was compared: `all`, `sample`, `slice`, or `time limit` if that ended it.
     """
 
     at: datetime
@@ -146,16 +158,30 @@ class Verified:
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """One index. Sizes in bytes, with the B-trees; source_bytes: the table's rows with TOAST, without its indexes.
+    """One index.
 
-    state: published, building (for the first time) or not published. source is None if the table was dropped.
-    rows: entries, about. generation, published_at, age_seconds: of what readers see. revert_until: when the replaced
-    generation is dropped. verified: None if what readers see was never verified. operation: the unfinished one.
-    bloat: None if nothing is published. apart: the table is in shards, and source_bytes isn't known here; shards: how
-    far each of them is behind; announced_by: who announces their writes, `server`, `client` or None; strict_problem:
-    why the index can't be read strictly, None if it can. unique_since: of what readers see, from when on no two shards
-    have a key; unique_problem: why they may. Both are None of an index that isn't unique over shards. segments: of what
-    readers see, by ordinal; they aren't in `as_dict`.
+    Sizes are in bytes. docs/reference/status.md is made from this list.
+
+    index, source: the names of the index and of its source table; `source` is null if the table was dropped.
+    state: `published`, `building` (for the first time), or `not published` (a drop was killed: repeat it).
+    unique, nulls_not_distinct: whether two rows may have the same key, or the same NULLs in it.
+    rows: entries, about.
+    bytes: the size of the entries with their B-trees.
+    source_bytes: the size of the table's rows with TOAST, without its indexes; unknown over shards.
+    generation, published_at, age_seconds: what readers see, and since when.
+    revert_until: when the replaced generation is dropped (docs/operate.md#revert).
+    generations: every generation that has tables.
+    verified: the last verification of what readers see; null: never.
+    warnings: what is wrong with the index: capture triggers that don't fire, an altered table, partitions that are gone
+        (docs/troubleshooting.md#a-warning-of-roir-status-or-the-clean-up).
+    bloat: what holds no entry, and what a rebuild would win; null if nothing is published.
+    operation: the number of the unfinished operation.
+    apart: whether the table is in shards (docs/shards.md).
+    shards: how far each shard is behind, for each generation (docs/shards.md#ship).
+    announced_by: who announces the writes of shards (docs/shards.md#strict): `server` or `client`; null: neither.
+    strict_problem: why an index over shards can't be read strictly; null if it can.
+    unique_since, unique_problem: since when a key is unique over shards, or why it isn't (docs/shards.md#unique).
+    segments: the segments that readers see; `--segments` alone shows them.
     """
 
     index: str

@@ -42,18 +42,48 @@ SOON_MS = 1_000
 
 @dataclass(frozen=True)
 class OperationStatus:
-    """One operation. Durations in seconds: total_execution_time counts neither pauses nor Spark's start-up.
+    """One operation.
 
-    seconds_left and rows_per_second are None if there is nothing yet to derive them from; rows_per_second_now is of the
-    last seconds, and null unless it runs. seconds_left_low, seconds_left_high: between these in most builds. driven: a
-    run drives it, and has given a sign of life lately; else none has for silent_seconds. notice: whom it waits for,
-    or the last option that was refused. ended_by, end_reason: who aborted it and why. unique: of its index; then
-    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. has_duplicates: also
-    healed ones. options: those that change while it lives, as users write them. throttled: why it may not work as it
-    could, null if it may; granted: how many workers may work now, null if all. throttle_seconds: what was lost to each
-    cause, in seconds of all workers' work. shares_scan_of: the indexes that the same scan builds now. long_pause: what
-    is to be warned of a pause that lasts. compaction: how far its units are; None of other kinds.
-    warnings: of the published index (`health`), by `status` only.
+    Durations are in seconds. docs/reference/status.md is made from this list.
+
+    index, source, operation_id: the index, its source table, and the number of the operation.
+    kind: `create`, `rebuild`, `verify` or `compact`.
+    status: `running`, `paused`, `completed`, `failed`, `aborting`, `aborted`.
+    phase: `build`, `seal`, `fold`, `publish`, `sum`, `check`, `compact`, `done`.
+    percent_complete: how much of the work is done, 0 to 100; never falls. Of a build, copying counts 60, sealing 25,
+        the comparison 12.
+    rows, rows_estimate: source rows copied so far; source rows as estimated by the prepare.
+    rows_per_second: rows divided by the seconds of building or comparing.
+    rows_per_second_now: the rate of the last seconds; null unless the operation runs.
+    seconds_left: the work that is left, from the recent rate and, for later phases, from the index's last build
+        (docs/architecture.md#progress); null if nothing is known yet.
+    seconds_left_low, seconds_left_high: the bounds that contain the time left in most builds.
+    total_execution_time, phase_seconds: seconds of work, in all and by phase, without pauses and Spark's start.
+    options: the options in effect that can change while the operation lives.
+    throttled, throttled_since: why the governor holds workers back, and since when; null if it doesn't.
+    granted: how many workers may work now. 0 stops all, a fraction is a worker that rests; null: all may.
+    throttle_seconds: seconds of work of all workers that were lost to each cause.
+    ranges_done, ranges, segments_sealed, segments: how many ranges are copied and segments are sealed, of how many.
+    spark_ui: the address of Spark's page, while it is known.
+    owner: the run that drives the operation, or drove it last.
+    driven: whether that run has given a sign of life in the last half minute.
+    silent_seconds: how long ago the last sign of life was.
+    started_at, paused_at, finished_at: when it began, was last paused, ended.
+    paused_by: who paused it; or `duplicates` (rows share keys of a unique index), `governor` (a signal can't be read),
+        `window` or `max_duration` (docs/throttle.md#windows).
+    pause_reason: why it is paused.
+    long_pause: the warning of a pause that lasts too long (docs/operate.md#long-pauses); null: none.
+    ended_by, end_reason: who aborted it, and why.
+    error: why it failed.
+    notice: what it waits for (`waiting for a lock …, blocked by …`, `queued: place …`), or the last option that was
+        refused.
+    unique, census: whether the index is unique; whether the build only lists duplicates.
+    compaction: the units of a compaction: `units`, of which `done` and `left_out`, `bytes_before` and `bytes_after` of
+        those that are done, `at_hand` in words; null of other kinds.
+    shares_scan_of: the indexes that the same scan builds now.
+    duplicate_keys, duplicate_rows: keys of a unique index that several rows share, and these rows, as far as they are
+        found; healed ones aren't counted.
+    has_duplicates: whether rows have shared a key, healed ones included.
     """
 
     now: datetime
@@ -119,7 +149,7 @@ class OperationStatus:
     delta_rows: int
     queued_seconds: float | None
 
-    # By statements of their own.
+    # By statements of their own. warnings: of the published index (`health`), by `status` only.
     shares_scan_of: tuple[str, ...] = ()
     long_pause: str | None = None
     compaction: Standing | None = None

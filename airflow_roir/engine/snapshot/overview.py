@@ -47,7 +47,13 @@ class Overview:
         return [wait for wait in self.waits if wait.index not in known]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: two parts."""
+        """For JSON: two parts. Of an operation it adds what a look has found:
+
+        workers_alive, held_up: the workers at work, and `by` and `text` of what holds the operation up; null once
+            it has ended.
+        waits: locks that roir's own sessions wait for: `command`, `index`, `wanted` (the table or view), `blocked_by`
+            (process, application, user, age and state of each transaction), `waiter`, `since`.
+        """
         first = {wait.index: wait for wait in reversed(self.not_begun()) if wait.index is not None}
         return {
             "indexes": [one.as_dict() for one in self.indexes],

@@ -86,8 +86,7 @@ def standing(connection: Connection, operation_id: int, generation_id: int, epoc
 class ShardLag:
     """One shard's part of one generation, as `roir.shard_lag` has it. Seconds are by the index server's clock.
 
-    lag_s: all that was committed in the shard so long ago is in the index; None: not shipped to the end yet. shipper:
-    who has it now; shippers: how many run in this database, maybe for other shards alone.
+    `as_dict` says what the fields mean.
     """
 
     index: str
@@ -127,7 +126,17 @@ class ShardLag:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON.
+
+        shard: its name.
+        generation: the state of the generation.
+        lag_seconds: all that was committed in the shard so long ago is in the index; null: not shipped to the end yet.
+        pending, pending_bytes, oldest_seconds: rows to ship, about; what holds them; how old the oldest one is.
+        shipped: rows that were shipped to this generation.
+        shipper, shippers: who ships it now; how many shippers run in this database, maybe for other shards alone.
+        problem: why the shard can't be worked with.
+        doubt: why entries of the shard may be wrong.
+        """
         return {
             "shard": self.shard,
             "generation": self.generation,
