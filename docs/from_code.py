@@ -16,6 +16,8 @@ from sphinx.application import Sphinx
 from airflow_roir import cli
 from airflow_roir.engine.lifecycle import PHASES
 from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.generation_state import ARROWS
+from airflow_roir.operation import TRANSITIONS, Phase
 from airflow_roir.provider import get_provider_info
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +92,61 @@ def _plain(text: str) -> str:
     """A comment as Markdown: names as code, nothing taken for markup."""
     text = re.sub(r"([\\*\[<])", r"\\\1", text)
     return re.sub(r"(?<![`\w])(roir\.\w+|[a-z]+_[a-z_]+)(?![`\w])", r"`\1`", text)
+
+
+def tables() -> Iterator[str]:
+    """The tables of schema roir, their columns with what the migrations' COMMENTs say."""
+    made = "".join(file.read_text() for file in sorted(SQL.glob("*.sql")))
+    said = {
+        name: re.sub(
+            r"\(docs/([\w-]+\.md#[\w-]+)\)",
+            r"([why](../\1))",
+            cell("".join(re.findall(r"'((?:[^']|'')*)'", text)).replace("''", "'")),
+        )
+        for name, text in re.findall(
+            r"^COMMENT ON (?:TABLE|COLUMN) roir\.(\S+) IS((?:\s*'(?:[^']|'')*')+);", made, re.M
+        )
+    }
+    bodies = dict(re.findall(r"^CREATE TABLE roir\.(\w+) \(\n(.*?)^\);", made, re.MULTILINE | re.DOTALL))
+    bodies["operation"] += "".join(re.findall(r"^    ADD (.*\n)", made, re.MULTILINE)).replace("\n", "\n    ")
+    for table in sorted(bodies):
+        yield f"## roir.{table}\n\n{said[table]}\n\n| column | type | meaning |\n| --- | --- | --- |"
+        for column, kind, rest in re.findall(
+            r"^    ([a-z_]+) ((?:double )?[a-z]+(?:\([\d, ]+\))?(?:\[\])?)(.*)", bodies[table], re.M
+        ):
+            other = re.search(r"REFERENCES roir\.(\w+)", rest)
+            meaning = [f"row of `roir.{other.group(1)}`"] if other else []
+            meaning += [said[f"{table}.{column}"]] if f"{table}.{column}" in said else []
+            yield f"| `{column}` | {kind} | {': '.join(meaning)} |"
+        yield ""
+
+
+WORKING = {one.value for one in Phase if one is not Phase.DONE}
+
+
+def transitions() -> Iterator[str]:
+    """What may happen to an operation, with the reasons."""
+    yield "| verb | from | to | because |\n| --- | --- | --- | --- |"
+    for (verb, was, target, reason), phases in _grouped().items():
+        phase = "any phase" if {*phases} == WORKING else ", ".join(f"`{one}`" for one in phases)
+        yield f"| `{verb}` | `{was}`, {phase} | {target} | {reason} |"
+    yield ""
+
+
+def _grouped() -> dict[tuple[str, str, str, str], list[str]]:
+    made: dict[tuple[str, str, str, str], list[str]] = {}
+    for one in TRANSITIONS:
+        target = f"`{one.to_status.value}`" + ("" if one.phase is one.to_phase else f", `{one.to_phase.value}`")
+        made.setdefault((one.verb.value, one.status.value, target, one.reason), []).append(one.phase.value)
+    return made
+
+
+def arrows() -> Iterator[str]:
+    """The same of the rows of other control tables."""
+    yield "| table | from | to | because |\n| --- | --- | --- | --- |"
+    for one in ARROWS:
+        yield f"| `{one.table}` | `{one.was}` | `{one.becomes}` | {one.reason} |"
+    yield ""
 
 
 def view() -> Iterator[str]:
@@ -177,6 +234,9 @@ MAKERS: dict[str, Any] = {
     "phases": phases,
     "commands": commands,
     "functions": functions,
+    "tables": tables,
+    "transitions": transitions,
+    "arrows": arrows,
     "view": view,
     "dags": dags,
     "limits": limits,

@@ -1,33 +1,25 @@
 -- Segments of a published generation that are rebuilt while it is read and written (airflow_roir/engine/compact/).
 
--- One unit: neighbouring segments that are replaced by other ones in one transaction. A worker claims it as it claims a
--- range.
 CREATE TABLE roir.compaction_unit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     operation_id bigint NOT NULL REFERENCES roir.operation (id),
     generation_id bigint NOT NULL REFERENCES roir.generation (id),
     ordinal integer NOT NULL,
     action text NOT NULL CONSTRAINT compaction_unit_action CHECK (action IN ('rewrite', 'split', 'merge')),
-    -- By their ordinals, in the order of keys: those that go, and those that come. The default one keeps its own.
     segments integer[] NOT NULL,
     parts integer[] NOT NULL,
-    -- The bounds between the parts, as texts; null until they are made.
     cuts jsonb,
-    -- Of each segment its oid, its file and how many blocks it had when it was captured.
     files jsonb,
     status text NOT NULL DEFAULT 'waiting' CONSTRAINT compaction_unit_status
         CHECK (status IN ('waiting', 'copying', 'indexing', 'folding', 'done', 'left')),
-    -- The segment, by its place in `files`, and the next block.
     watermark jsonb,
     blocks bigint NOT NULL DEFAULT '0',
     blocks_done bigint NOT NULL DEFAULT '0',
     rows bigint NOT NULL DEFAULT '0',
-    -- How often it began again, since a segment was emptied or rewritten.
     restarts integer NOT NULL DEFAULT '0',
     bytes_before bigint NOT NULL,
     bytes_after bigint,
     bytes_expected bigint,
-    -- Why it was chosen, as the model has it; what came in between.
     gain double precision,
     why text,
     note text,

@@ -2,14 +2,12 @@
 -- show. Everything is derived from committed rows, so that it can't fall; what is forgotten (the units of a
 -- verification that ended) is kept by the samples, whose greatest percentage is a mark that is never undercut.
 
--- What was seen at the beats of an operation: a few hundred rows, dense lately, thinner before.
 CREATE TABLE roir.progress_sample (
     operation_id bigint NOT NULL REFERENCES roir.operation (id),
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     phase text NOT NULL,
     rows bigint NOT NULL,
     percent numeric(4, 1) NOT NULL,
-    -- Of all rows, the part that is copied; seconds of work, without pauses; the options that were in effect.
     share double precision NOT NULL,
     worked double precision NOT NULL,
     parallelism integer NOT NULL,

@@ -45,6 +45,7 @@ TOPICS = (
     "guard",
     "restore",
     "session_settings",
+    "comments",
 )
 
 FUNCTIONS = """
