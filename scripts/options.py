@@ -137,7 +137,7 @@ MORE = {
     "with": "plan.md#several-indexes-of-one-table",
     "ignore-row-security": "rights.md#row-level-security",
     "ignore-publications": "upgrade.md#publications",
-    "segment-size": "operations.md#segments",
+    "segment-size": "compact.md#look-at-the-segments",
     "conn-id": "shards.md#set-up",
     "spark": "spark.md",
 }
