@@ -31,8 +31,8 @@ from tests.engine.steps import sql
 
 PAGE = (Path(__file__).parents[2] / "docs" / "unique.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-INDEX = "public.users_by_email"
-INSERT = "INSERT INTO public.users (joined, email) VALUES ('{}', '{}@example.com')"
+INDEX = "shop.customers_by_email"
+INSERT = "INSERT INTO shop.customers (joined, email) VALUES ('{}', '{}@example.com')"
 
 
 def plain(output: str) -> str:
@@ -44,7 +44,7 @@ def carried_on(database: Database, command: str) -> str:
     """What `roir build` and `roir resume` do, without Spark; what they say if they stop."""
     try:
         if command == "build":
-            _, run = steps.begin(database, INDEX, "public.users", "email", unique=True, segments=4)
+            _, run = steps.begin(database, INDEX, "shop.customers", "email", unique=True, segments=4)
         else:
             run = start_run(database, INDEX, "test", take_over=True)
         steps.finish_all(database, run)
@@ -91,28 +91,30 @@ def users(database: Database, dsn: str) -> str:
     created = next(block for language, block in BLOCKS if language == "sql")
     run_sql(dsn, created.split("INSERT", 1)[0].replace("IDENTITY", "IDENTITY (START WITH 100)"))
     run_sql(
-        dsn, "INSERT INTO users SELECT i, '2024-01-01', format('user%s@example.com', i) FROM generate_series(1, 9) i"
+        dsn,
+        "INSERT INTO shop.customers "
+        "SELECT i, '2024-01-01', format('user%s@example.com', i) FROM generate_series(1, 9) i",
     )
     assert not carried_on(database, "build")
     return dsn
 
 
 REFUSED = psycopg2.errors.UniqueViolation
-UPSERT = "INSERT INTO users VALUES (2, '2024-01-01', '{}@example.com') ON CONFLICT {}"
+UPSERT = "INSERT INTO shop.customers VALUES (2, '2024-01-01', '{}@example.com') ON CONFLICT {}"
 STATEMENTS: dict[str, type[psycopg2.Error] | None] = {
     INSERT.format("2025-07-01", "user1") + " ON CONFLICT (email) DO NOTHING": psycopg2.errors.InvalidColumnReference,
     INSERT.format("2025-07-01", "user1") + " ON CONFLICT DO NOTHING": REFUSED,
     UPSERT.format("user1", "DO NOTHING"): None,
     UPSERT.format("user1", "(id, joined) DO UPDATE SET email = excluded.email"): REFUSED,
     UPSERT.format("user10", "(id, joined) DO UPDATE SET email = excluded.email"): None,
-    "UPDATE users SET email = format('user%s@example.com', id + 1)": None,
-    "MERGE INTO users u USING (VALUES (2)) v (id) ON u.id = v.id "
+    "UPDATE shop.customers SET email = format('user%s@example.com', id + 1)": None,
+    "MERGE INTO shop.customers u USING (VALUES (2)) v (id) ON u.id = v.id "
     "WHEN MATCHED THEN UPDATE SET email = 'user1@example.com'": REFUSED,
-    "INSERT INTO users_2025 VALUES (200, '2025-01-01', 'user1@example.com')": REFUSED,
+    "INSERT INTO shop.customers_2025 VALUES (200, '2025-01-01', 'user1@example.com')": REFUSED,
     f"SET LOCAL session_replication_role = replica; {INSERT.format('2025-07-01', 'user1')}": REFUSED,
-    "CREATE TABLE letters (email text REFERENCES users (email))": psycopg2.errors.InvalidForeignKey,
-    "ALTER TABLE users REPLICA IDENTITY USING INDEX users_by_email": psycopg2.errors.WrongObjectType,
-    "SET CONSTRAINTS users_by_email DEFERRED": psycopg2.errors.UndefinedObject,
+    "CREATE TABLE letters (email text REFERENCES shop.customers (email))": psycopg2.errors.InvalidForeignKey,
+    "ALTER TABLE shop.customers REPLICA IDENTITY USING INDEX customers_by_email": psycopg2.errors.WrongObjectType,
+    "SET CONSTRAINTS shop.customers_by_email DEFERRED": psycopg2.errors.UndefinedObject,
 }
 
 
@@ -142,11 +144,11 @@ def test_what_a_snapshot_that_is_older_gets(users: str) -> None:
 def test_what_a_write_waits_for(users: str) -> None:
     held = {
         INSERT.format("2024-07-01", "user1"): "rollback",
-        "DELETE FROM users WHERE id = 2": "commit",
-        "UPDATE users SET email = NULL WHERE id = 3": "commit",
-        "SELECT FROM users WHERE id = 4 FOR UPDATE": "commit",
+        "DELETE FROM shop.customers WHERE id = 2": "commit",
+        "UPDATE shop.customers SET email = NULL WHERE id = 3": "commit",
+        "SELECT FROM shop.customers WHERE id = 4 FOR UPDATE": "commit",
     }
-    run_sql(users, "DELETE FROM users WHERE id = 1")
+    run_sql(users, "DELETE FROM shop.customers WHERE id = 1")
     for number, (statement, end) in enumerate(held.items(), 1):
         insert = INSERT.format("2025-07-01", f"user{number}")
         with closing(steps.session(users)) as other, closing(steps.session(users)) as user:
@@ -167,7 +169,7 @@ def test_a_role_that_may_not_read_the_key_gets_no_detail(users: str, stranger: s
     with closing(steps.session(stranger)) as user:
         [(role,)] = sql(user, "SELECT quote_ident(current_user)")
         user.commit()
-        run_sql(users, f"GRANT INSERT ON users TO {role}")
+        run_sql(users, f"GRANT USAGE ON SCHEMA shop TO {role}; GRANT INSERT ON shop.customers TO {role}")
         with pytest.raises(psycopg2.errors.UniqueViolation) as refused:
             sql(user, INSERT.format("2025-07-01", "user1"))
     assert refused.value.diag.message_detail is None
@@ -175,14 +177,14 @@ def test_a_role_that_may_not_read_the_key_gets_no_detail(users: str, stranger: s
 
 @pytest.mark.slow
 def test_triggers_that_are_disabled_are_told(database: Database, users: str) -> None:
-    trigger, _ = steps.capture_triggers(users, "users")
-    run_sql(users, f"ALTER TABLE users DISABLE TRIGGER {trigger}", INSERT.format("2025-07-01", "user1"))
+    trigger, _ = steps.capture_triggers(users, "shop.customers")
+    run_sql(users, f"ALTER TABLE shop.customers DISABLE TRIGGER {trigger}", INSERT.format("2025-07-01", "user1"))
     with database.transaction() as connection:
         [warning] = faults.warnings(connection)
     assert "is disabled" in warning
     assert "ENABLE ALWAYS TRIGGER" in warning
-    run_sql(users, f"ALTER TABLE users ENABLE ALWAYS TRIGGER {trigger}")
+    run_sql(users, f"ALTER TABLE shop.customers ENABLE ALWAYS TRIGGER {trigger}")
     found = verify(database, INDEX, VerifyOptions(repair=True))
     assert (found.missing, found.duplicate) == (0, 1)
-    run_sql(users, "DELETE FROM users_2025")
+    run_sql(users, "DELETE FROM shop.customers_2025")
     assert verify(database, INDEX).is_exact
