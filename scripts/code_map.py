@@ -14,6 +14,30 @@ What each file is for, by its own first sentence; made by `make code-map`. Where
 `engine/work/phase_work.py`, `engine/claims.py`, `engine/build.py`; then `engine/capture/row_function.py` beside
 `tests/engine/golden/plain_capture.sql`, what it renders; then `engine/seal.py`, `engine/fold.py`, `engine/publish.py`.
 [architecture.md](architecture.md) says why.
+
+## Storeys
+
+Imports go down only, also within a row where `;` parts rooms: `make lint` holds the storeys of `pyproject.toml`, which
+name every room.
+
+| storey | rooms |
+| --- | --- |
+| surfaces: each binds the engine, and decides nothing | `operators/`, `task/`, `hooks/`, `links/`, `page/`, \
+`cli/`, `spark/` |
+| an operation of any kind, and what operations leave | `engine/lifecycle.py`: all phases in one table; \
+`finalize.py`: what surrounds the last two; `clean_up.py`, `upkeep.py`, `install.py`; `abort.py` |
+| around the core, which doesn't notice when it is taken away | `metrics/`; `snapshot/`; `compact/`, `forecast/`; \
+`early/`, `governor/`, `partitions/`, `verify/` |
+| the core: the phases of a build, and what ends an index | `prepare.py`, `build.py`, `publish.py`, `drop.py`, \
+`revert.py`; `dry_run.py`, `seal.py`, `fold.py`; `apply_delta.py`, `switch.py` |
+| what the phases stand on | `apart.py`: what is asked of indexes over shards; `driver.py`; `work/`: a phase at \
+work; `claims.py`: the one protocol of workers; `scan/`, `unique/`; `health/`; `control/`; `capture/`, `readers/` |
+| foundation | `generation/`; `source/`; `locks/`, `schema/`; `database.py`, `retry/`, `sessions/` |
+| what everything speaks of; no I/O | `definition.py`, `options.py`, `operation.py`, `entry_state.py`, \
+`generation_state.py`, `scan_range.py`, `signals.py`, `errors.py` |
+
+`lifecycle.py` gives the core what is around it: early detection beside the build's workers, the comparison before the
+publish, the forecast that prepare says first. `shards/` is a package of its own.
 """
 
 

@@ -362,7 +362,6 @@ def test_settings_and_options_that_are_named_exist() -> None:
         ("older than half a minute", sign_of_life.HEARTBEAT_FRESH_S, 30),
         ("applies sixteen blocks of its part", fold.BLOCKS_PER_STEP, 16),
         ("1,024 bytes together", entry.COVERED_BYTES, 1024),
-        ("at least sixteen seconds ahead", dag_switch.LEAVE_S, 16),
         ("looks again every half minute", dag_switch.LOOK_AGAIN_S, 30),
     ],
 )

@@ -1,6 +1,6 @@
 """Every lock that an operation takes on the user's own tables and views: when, for how long, and whom it holds up.
 
-docs/architecture.md#locks has those of all commands. `tests/engine/test_forecast_locks.py` compares this with what the
+docs/reference/locks.md has those of all commands. `tests/engine/test_forecast_locks.py` compares this with what the
 server says of a build's sessions.
 """
 
