@@ -66,11 +66,12 @@ java:  ## Find Java 17+, or install it where that needs no question
 	@scripts/ensure-java
 
 .PHONY: lint
-lint: $(STAMP)  ## ruff, mypy (tests and benchmarks, too), the import contracts
+lint: $(STAMP)  ## ruff, mypy (tests and benchmarks, too), the import contracts, the English of pages and messages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/prose.py
 
 # worksteal hands each worker a contiguous half, so that module fixtures are made once, and evens out the end.
 pytest = $(with_java) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

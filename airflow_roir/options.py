@@ -80,7 +80,7 @@ class WorkOptions:
     )
     priority: int | None = number(
         None,
-        "Of those in the queue the greatest goes first",
+        "The greatest of those in the queue goes first",
         -100,
         100,
         empty="0",
@@ -262,7 +262,7 @@ class BuildOptions(WorkOptions):
         {"pause": "list all, then pause", "stop": "pause at the first"},
         planned=True,
         title="On duplicates",
-        form="Of a unique index. Resume the build once each key is left once",
+        form="For a unique index. Resume the build once each key is left once",
     )
     census: bool = truth(
         False,
@@ -272,7 +272,7 @@ class BuildOptions(WorkOptions):
     )
     shard_parallelism: int | None = number(
         None,
-        "Of an index over shards: the most workers that read one shard at the same time",
+        "The most workers of an index over shards that read one shard at the same time",
         1,
         MAX_PARALLELISM,
         zero="no limit",
@@ -283,7 +283,7 @@ class BuildOptions(WorkOptions):
     )
     max_lag_s: int = span(
         60,
-        "Of an index over shards: publish it once each shard was shipped up to so long ago",
+        "Publish an index over shards once each shard was shipped up to so long ago",
         example="60s, 10min",
         empty="60s",
         title="Longest lag at the publish",

@@ -65,8 +65,8 @@ with DAG(
             "20GB",
             type=["null", "string"],
             title="Budget of an index",
-            description="What a night may write of one index, with WAL, or how long one worker may work on it: 20GB, "
-            "30min. Empty: no limit.",
+            description="The bytes that a night may write of one index, with WAL, or how long one worker may work on "
+            "it: 20GB, 30min. Empty: no limit.",
             section=HOW,
         ),
         "budget_of_run": Param(

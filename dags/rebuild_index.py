@@ -60,8 +60,8 @@ PARAMS = {
         # Without examples: of these the form would make the only ones that can be chosen.
         items={"type": "string"},
         title="Shards",
-        description="Of an index over tables on other servers: names of shards, or ids of Airflow connections to them, "
-        "one a line: orders_0, orders_1. Empty: the table is in this database, or as in the existing index.",
+        description="For an index over tables on other servers: names of shards, or ids of Airflow connections to "
+        "them, one a line: orders_0, orders_1. Empty: the table is in this database, or as in the existing index.",
         section=WHAT,
     ),
     "unique": Param(
@@ -76,7 +76,7 @@ PARAMS = {
         False,
         type="boolean",
         title="NULLs not distinct",
-        description="Of a unique index: no two rows may have the same NULLs in the key, either.",
+        description="In a unique index, no two rows may have the same NULLs in the key, either.",
         section=WHAT,
     ),
     **fields_of(BuildOptions, how=HOW, when=WHEN),

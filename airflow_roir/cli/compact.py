@@ -44,7 +44,9 @@ def compact(
     index: Index,
     budget: Annotated[
         str | None,
-        typer.Option(help="What it may write, with WAL, or how long one worker may work: 20GB, 30min; else no limit."),
+        typer.Option(
+            help="The bytes that it may write, with WAL, or how long one worker may work: 20GB, 30min; else no limit."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what is chosen, with its figures.")] = False,
     exact: Annotated[

@@ -12,7 +12,7 @@ from airflow_roir.errors import InvalidInput
 shards = typer.Typer(help="The servers that have the tables of indexes apart.", no_args_is_help=True)
 app.add_typer(shards, name="shard")
 
-Name = Annotated[str, typer.Argument(help="The shard's name, which stands in each of its entries.")]
+Name = Annotated[str, typer.Argument(help="The shard's name, which each of its entries contains.")]
 
 
 @shards.command()

@@ -23,8 +23,8 @@ def ship(
     every: Annotated[
         str, typer.Option(help="Where nothing is written: look this often, 1s or 200ms; so fresh an index is.")
     ] = "1s",
-    shards: Annotated[str | None, typer.Option(help="Of these shards only, comma-separated.")] = None,
-    indexes: Annotated[str | None, typer.Option(help="Of these indexes only, comma-separated.")] = None,
+    shards: Annotated[str | None, typer.Option(help="Only these shards, comma-separated.")] = None,
+    indexes: Annotated[str | None, typer.Option(help="Only these indexes, comma-separated.")] = None,
     warn_age: Annotated[
         str | None, typer.Option("--warn-age", help="Warn of a shard that is so far behind: 30s, 5min.")
     ] = None,

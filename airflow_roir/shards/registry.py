@@ -263,7 +263,7 @@ def _check_name(name: str) -> None:
     fits = name == name.strip() and name.isprintable() and "," not in name
     if not name or not fits or len(name.encode()) > LONGEST_NAME:
         raise InvalidInput(
-            f"{name!r} can't be a shard's name: it stands in each of its entries. Take 1 to {LONGEST_NAME} bytes of "
+            f"{name!r} can't be a shard's name: each of its entries contains it. Take 1 to {LONGEST_NAME} bytes of "
             "printable signs, without blanks at the ends and without commas"
         )
 

@@ -49,7 +49,7 @@ def spark_of(where: str | None) -> SparkOptions:
         raise AirflowFailException(
             f"spark is {given!r}, and there is no Airflow connection of that id. Give local, local[4] or the id of a "
             "connection of type spark, or add that connection (Admin, Connections). "
-            "What was built stays: trigger a run for the same index, and it continues"
+            "All that was built stays: trigger a run for the same index, and it continues"
         ) from None
     except InvalidInput as error:
         raise AirflowFailException(str(error)) from error

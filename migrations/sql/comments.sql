@@ -29,7 +29,7 @@ COMMENT ON TABLE roir.shard IS 'A server that has tables of indexes over shards.
 COMMENT ON COLUMN roir.shard.name IS 'as users call it';
 COMMENT ON COLUMN roir.shard.dsn IS
     'how workers and feeds reach it. From an Airflow connection: as a task resolved it last. No row names a '
-    'connection, since whoever may write here could then name any';
+    'connection, since a role that may write here could then name any';
 COMMENT ON COLUMN roir.shard.index_dsn IS 'how the shard''s server reaches the index server, to announce writes';
 COMMENT ON COLUMN roir.shard.home IS
     'the token of the database that was added: another database that answers under this DSN is refused';
@@ -198,7 +198,7 @@ COMMENT ON COLUMN roir.throttle_time.cause IS 'a signal, or exhausted';
 COMMENT ON COLUMN roir.throttle_time.seconds IS 'of all workers together';
 COMMENT ON COLUMN roir.throttle_time.last_at IS 'when some was lost last';
 
-COMMENT ON TABLE roir.signal_sample IS 'What the governor read and granted: at most 360 rows of an operation.';
+COMMENT ON TABLE roir.signal_sample IS 'readings and grants of the governor: at most 360 rows of an operation.';
 COMMENT ON COLUMN roir.signal_sample.at IS 'when';
 COMMENT ON COLUMN roir.signal_sample.granted IS 'workers';
 COMMENT ON COLUMN roir.signal_sample.readings IS
@@ -300,7 +300,7 @@ COMMENT ON COLUMN roir.verification.damaged IS 'what heap and index of a table d
 COMMENT ON COLUMN roir.verification.duplicate IS 'rows without an entry, since another row has their key';
 
 COMMENT ON TABLE roir.verification_unit IS
-    'What one worker compares in one transaction. Deleted when the verification ends.';
+    'the piece that one worker compares in one transaction. Deleted when the verification ends.';
 COMMENT ON COLUMN roir.verification_unit.ordinal IS 'within its stage';
 COMMENT ON COLUMN roir.verification_unit.stage IS
     'total: sums of everything; sum: sums by bucket; check: row by row; whole: both sides in one statement';
@@ -345,7 +345,7 @@ COMMENT ON COLUMN roir.compaction_unit.note IS 'what came in between';
 COMMENT ON COLUMN roir.compaction_unit.seconds IS 'time that it took';
 
 COMMENT ON TABLE roir.suspect IS
-    'Of a verification over shards: a row or an entry of a bucket whose sums differed. Deleted once looks have '
+    'a row or an entry of a bucket whose sums differed, in a verification over shards. Deleted once looks have '
     'decided.';
 COMMENT ON COLUMN roir.suspect.unit_id IS 'the unit that found it';
 COMMENT ON COLUMN roir.suspect.lane_id IS
@@ -382,7 +382,7 @@ COMMENT ON COLUMN roir.duplicate.found_at IS 'when';
 COMMENT ON COLUMN roir.duplicate.healed_at IS 'when its key was no longer shared';
 COMMENT ON COLUMN roir.duplicate.key_hash IS 'of shared_key, which may be longer than an index takes';
 
-COMMENT ON TABLE roir.event IS 'What was done, by whom, when and why.';
+COMMENT ON TABLE roir.event IS 'who did what, when and why';
 COMMENT ON COLUMN roir.event.at IS 'several events of one transaction keep their order';
 COMMENT ON COLUMN roir.event.actor IS 'the role';
 COMMENT ON COLUMN roir.event.action IS 'what was done';

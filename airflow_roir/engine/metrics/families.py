@@ -52,7 +52,8 @@ FAMILIES: dict[str, Family] = {
     "roir_index_published": Family("1: readers see the index. 0: its first build hasn't ended.", INDEX),
     "roir_index_unique": Family("1: no two rows may have the same key.", INDEX),
     "roir_index_unique_enforced": Family(
-        "Of a unique index over shards. 1: no two shards may have the same key. 0: they may, and roir status says why.",
+        "For a unique index over shards. 1: no two shards may have the same key. 0: they may, and roir status says "
+        "why.",
         INDEX,
     ),
     "roir_index_generation_age_seconds": Family("Since when readers see this generation.", INDEX),
@@ -61,14 +62,16 @@ FAMILIES: dict[str, Family] = {
     "roir_index_verification_age_seconds": Family(
         "Since the last verification of what readers see. Missing if there was none.", INDEX
     ),
-    "roir_index_discrepancies": Family("What that verification found, less what is repaired.", INDEX),
+    "roir_index_discrepancies": Family(
+        "Differences that this verification found, less those that are repaired.", INDEX
+    ),
     "roir_index_compaction_age_seconds": Family(
         "Since the last compaction of the index ended. Missing if there was none.", INDEX
     ),
     "roir_index_compacted_units_total": Family(
         "Units of compactions that are swapped in: new segments for old.", INDEX
     ),
-    "roir_index_compacted_bytes_total": Family("What their old segments took.", INDEX),
+    "roir_index_compacted_bytes_total": Family("The size of their old segments.", INDEX),
     "roir_index_compaction_saved_bytes_total": Family(
         "How much less their new ones take, at the swap; a unit that takes more counts as 0.", INDEX
     ),
@@ -165,7 +168,8 @@ FAMILIES: dict[str, Family] = {
         "Rows that share them.", OPERATION, lambda one: one.duplicate_rows if one.unique else None
     ),
     "roir_signal_value": Family(
-        "What the governor read of a signal, in its unit. of: the worst replica or slot. Missing if it can't be read.",
+        "The governor's last reading of a signal, in its unit. of: the worst replica or slot. Missing if it can't be "
+        "read.",
         (*SIGNAL, "of"),
     ),
     "roir_signal_limit": Family("The limit that the user gave the signal, in its unit.", SIGNAL),

@@ -50,8 +50,8 @@ class OperationStatus:
     kind: `create`, `rebuild`, `verify` or `compact`.
     status: `running`, `paused`, `completed`, `failed`, `aborting`, `aborted`.
     phase: `build`, `seal`, `fold`, `publish`, `sum`, `check`, `compact`, `done`.
-    percent_complete: how much of the work is done, 0 to 100; never falls. Of a build, copying counts 60, sealing 25,
-        the comparison 12.
+    percent_complete: how much of the work is done, 0 to 100; never falls. In a build copying counts 60, sealing
+        25, the comparison 12.
     rows, rows_estimate: source rows copied so far; source rows as estimated by the prepare.
     rows_per_second: rows divided by the seconds of building or comparing.
     rows_per_second_now: the rate of the last seconds; null unless the operation runs.

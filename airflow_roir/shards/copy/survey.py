@@ -269,7 +269,8 @@ def _check_equality(
         if any(rule.startswith(rules.EQUALITY) for rule in unlike):
             raise InvalidInput(
                 f"index {definition.name}: whether values of column {quote(column)} of {one.source.name} are equal is "
-                f"told by other rules in shard {quote(one.shard.name)} than on the index server: {rules.told(unlike)}. "
+                f"decided by other rules in shard {quote(one.shard.name)} than on the index server: "
+                f"{rules.told(unlike)}. "
                 "Give both the same collation, of the same version of its library, or take a column that is equal byte "
                 'for byte, such as a generated column lower(…) of type text COLLATE "C"'
             )
