@@ -19,7 +19,8 @@ from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.health import faults
-from airflow_roir.engine.locks.locks import DENIED, MOST_VANISHED
+from airflow_roir.engine.locks.locks import MOST_VANISHED
+from airflow_roir.engine.locks.table_lock import DENIED
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.engine.schema.schema import check_schema

@@ -19,7 +19,8 @@ from airflow_roir.engine.generation.cut import make_plan
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.health import columns
 from airflow_roir.engine.locks.lock_waits import Waiter
-from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
+from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts
+from airflow_roir.engine.locks.table_lock import check_name, lock_table, telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.scan import choosing
 from airflow_roir.engine.scan.findings import Also, DryRun

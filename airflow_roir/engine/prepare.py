@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.definition import IndexDefinition, argument
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.apart import apart
-from airflow_roir.engine.capture import installation, partition_changes
+from airflow_roir.engine.capture import installation, partition_changes, trigger_gaps
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import BegunOperation, begin_or_adopt, insert_operation, unfinished
@@ -27,7 +27,8 @@ from airflow_roir.engine.dry_run import check_columns
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Piece
 from airflow_roir.engine.locks.lock_waits import Waiter
-from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.locks import Drain
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.scan import choosing, sharing
 from airflow_roir.engine.scan.findings import DryRun
@@ -246,7 +247,7 @@ def _prepare(
 
 def _check_other_builds(connection: Connection, source: Source) -> None:
     """Another build over the source, during which its capture was disabled, would not see that once it is enabled."""
-    gaps = installation.gaps(connection, source.oid)
+    gaps = trigger_gaps.gaps(connection, source.oid)
     other = execute(connection, OTHER_BUILD, {"source": source.oid}).first() if gaps else None
     if other is not None:
         name = operations.index_name(other)

@@ -16,7 +16,7 @@ from airflow_roir.engine.control.job import Job, check_fingerprint, check_partit
 from airflow_roir.engine.control.run import Run, read_running
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.locks.locks import telling_of_names
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated

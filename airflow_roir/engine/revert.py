@@ -13,7 +13,8 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.lanes import is_apart
 from airflow_roir.engine.locks.lock_waits import Waiter
-from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.locks import Drain
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.source import catalog

@@ -17,7 +17,8 @@ from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.control.run import Run, read_control, read_running
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.locks import Drain
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import IllegalTransition, LockNotAcquired
 

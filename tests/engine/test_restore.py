@@ -12,7 +12,7 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from airflow_roir.engine import abort, clean_up, drop, install
-from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture import trigger_gaps
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health.faults import replaced, warnings
 from airflow_roir.engine.partitions.sync import sync_partitions
@@ -59,10 +59,10 @@ def publish(database: Database, index: str = "ix", keys: str = "k", **options: o
     steps.finish_all(database, run)
 
 
-def gaps(database: Database, table: str = "t") -> list[installation.Gap]:
+def gaps(database: Database, table: str = "t") -> list[trigger_gaps.Gap]:
     with database.transaction() as connection:
         oid = execute(connection, f"SELECT 'public.{table}'::regclass::oid").scalar_one()
-        return installation.gaps(connection, oid)
+        return trigger_gaps.gaps(connection, oid)
 
 
 WRITES = (

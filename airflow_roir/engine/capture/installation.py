@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
+from airflow_roir.engine.capture import trigger_gaps
 from airflow_roir.engine.capture.row_function import body, function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
@@ -26,7 +26,6 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvariantViolated
 
 ROWS, TRUNCATE = "rows", "truncate"
-
 # Clones go with the trigger that they were cloned from.
 FOLLOWED = """
 SELECT tgrelid::regclass::text AS relation, quote_ident(tgname) AS name FROM pg_trigger
@@ -246,7 +245,7 @@ def install(connection: Connection, source: Source) -> None:
     execute(connection, "SELECT roir.check_source(%(oid)s::oid)", {"oid": source.oid})
     # What follows needn't be looked at by the guard: that is us.
     execute(connection, "SET LOCAL roir.own_ddl = 'on'")
-    missing = {gap.kind for gap in gaps(connection, source.oid) if gap.missing and gap.oid == source.oid}
+    missing = {gap.kind for gap in trigger_gaps.gaps(connection, source.oid) if gap.missing and gap.oid == source.oid}
     if ROWS in missing:
         execute(connection, rows_trigger(source))
     if TRUNCATE in missing:
@@ -254,7 +253,7 @@ def install(connection: Connection, source: Source) -> None:
     execute(connection, "SELECT roir.watch_truncate(%(oid)s)", {"oid": source.oid})
     # ALWAYS: the changes of a logical-replication apply worker are changes too. The source's own first, since it is
     # handed down to its partitions.
-    for gap in gaps(connection, source.oid):
+    for gap in trigger_gaps.gaps(connection, source.oid):
         execute(connection, f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}")
 
 
@@ -272,64 +271,6 @@ def truncate_trigger(source: Source) -> str:
         f"CREATE TRIGGER {truncate_trigger_name(source.oid)} AFTER TRUNCATE ON {source.sql} "
         f"FOR EACH STATEMENT EXECUTE FUNCTION {truncate_function_name(source.oid)}()"
     )
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A capture trigger that doesn't fire for every write. oid, relation: of its table; kind: `rows` or `truncate`."""
-
-    oid: int
-    relation: str
-    kind: str
-    trigger: str
-    state: str
-
-    @property
-    def missing(self) -> bool:
-        """True if there is no such trigger at all."""
-        return self.state == "missing"
-
-    def __str__(self) -> str:
-        return f"{self.trigger} on {self.relation} is {self.state}"
-
-
-# By what they call, since a trigger can be renamed. 1 is TRIGGER_TYPE_ROW. A leaf that no generation holds yet may lack
-# the trigger for TRUNCATE: it gets that when it is taken in.
-GAPS = """
-WITH relation AS (
-    SELECT %(source)s::oid AS oid, true AS followed
-    UNION ALL
-    SELECT t.relation, t.leaf AND EXISTS (
-             SELECT FROM roir.source_partition p
-              WHERE p.relation = t.relation AND p.link = t.link AND p.status = 'present')
-      FROM roir.partition_tree(%(source)s) t)
-SELECT r.oid::bigint AS oid, r.oid::regclass::text AS relation, wanted.kind,
-       coalesce(quote_ident(t.tgname), wanted.name) AS trigger,
-       CASE coalesce(t.tgenabled, ' ') WHEN ' ' THEN 'missing' WHEN 'D' THEN 'disabled' ELSE 'not ENABLE ALWAYS' END
-       AS state
-  FROM relation r
- CROSS JOIN LATERAL (VALUES ('rows', %(rows)s, 1, %(rows_function)s, true),
-                            ('truncate', %(truncate)s, 0, %(truncate_function)s, r.followed))
-       AS wanted (kind, name, row, function, here)
-  LEFT JOIN LATERAL (
-       SELECT x.tgname, x.tgenabled FROM pg_trigger x
-        WHERE x.tgrelid = r.oid AND x.tgfoid = to_regprocedure(wanted.function) AND x.tgtype & 1 = wanted.row
-        ORDER BY x.tgenabled = 'A' DESC LIMIT 1) t ON true
- WHERE wanted.here AND t.tgenabled IS DISTINCT FROM 'A'
- ORDER BY r.oid <> %(source)s::oid, 2, 3
-"""
-
-
-def gaps(connection: Connection, source_oid: int) -> list[Gap]:
-    """The capture triggers of a source and its partitions that are missing or disabled. Waits for no lock."""
-    values = {
-        "source": source_oid,
-        "rows": trigger_name(source_oid),
-        "rows_function": f"{function_name(source_oid)}()",
-        "truncate": truncate_trigger_name(source_oid),
-        "truncate_function": f"{truncate_function_name(source_oid)}()",
-    }
-    return [Gap(*tuple(row)) for row in execute(connection, GAPS, values)]
 
 
 def drop_functions(connection: Connection, source_oid: int) -> None:

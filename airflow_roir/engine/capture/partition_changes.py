@@ -18,7 +18,7 @@ from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry, is_null
-from airflow_roir.engine.locks.locks import check_name, lock_table
+from airflow_roir.engine.locks.table_lock import check_name, lock_table
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source

@@ -15,7 +15,7 @@ from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import Database, execute, has_vanished, to_json
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.locks.locks import is_number
+from airflow_roir.engine.locks.table_lock import is_number
 from airflow_roir.engine.seal import SORT_MEMORY_KB
 
 COPIED = """watermark = %(watermark)s::jsonb, rows = p.rows + %(rows)s, blocks_done = p.blocks_done + %(blocks)s,

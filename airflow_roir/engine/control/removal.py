@@ -12,7 +12,8 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.lanes import ends
 from airflow_roir.engine.locks.lock_waits import Waiter
-from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.locks import Drain
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.source import Source
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, event
 
 from airflow_roir.definition import DATA_SCHEMA, quote
-from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture import installation, trigger_gaps
 from airflow_roir.engine.capture.row_function import function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name
@@ -23,7 +23,8 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Bound
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts, telling_of_names
+from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.engine.source import catalog, owner
@@ -252,7 +253,7 @@ class _Capture:
         source = self.source
         gaps = [
             gap
-            for gap in installation.gaps(self.connection, source.oid)
+            for gap in trigger_gaps.gaps(self.connection, source.oid)
             if gap.kind == installation.ROWS or gap.oid == source.oid
         ]
         missing = {gap.kind for gap in gaps if gap.missing and gap.oid == source.oid}

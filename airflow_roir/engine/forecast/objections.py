@@ -19,7 +19,7 @@ from airflow_roir.engine.control import live_options
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.forecast import rights
 from airflow_roir.engine.forecast.rights import MissingRight
-from airflow_roir.engine.locks.locks import DENIED
+from airflow_roir.engine.locks.table_lock import DENIED
 from airflow_roir.engine.schema.schema import check_schema, check_writable
 from airflow_roir.engine.source import catalog, checks
 from airflow_roir.errors import InvalidInput, RightMissing, RoirError

@@ -11,20 +11,17 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
-from airflow_roir.engine.capture import alterations, installation
+from airflow_roir.engine.capture import alterations
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.health import columns, own_tables, partman
+from airflow_roir.engine.health import capture_faults, columns, own_tables, partman
 from airflow_roir.engine.schema import rights, tamper
 from airflow_roir.engine.source import catalog, replication
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, NotFound
-
-# Gaps that are named in one warning: a thousand leaves can be disabled by one statement.
-MOST_NAMED = 3
 
 ACTIVE = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
@@ -48,24 +45,6 @@ SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.reco
  WHERE %(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s) ORDER BY 1
 """
 VIEW_FAULTS = "SELECT roir.view_faults(%(generation)s) > 0"
-# An owner can take rights from himself. Rows are locked for a unique key, and for a primary key that is deferrable.
-READER = """
-SELECT o.rolname::text AS role,
-       concat_ws(', ', CASE WHEN NOT has_table_privilege(o.oid, s.oid, 'SELECT') THEN 'SELECT' END, CASE
-                 WHEN %(locks)s AND NOT has_any_column_privilege(o.oid, s.oid, 'UPDATE') THEN 'UPDATE' END) AS lacks,
-       s.relrowsecurity AND s.relforcerowsecurity AND NOT (o.rolsuper OR o.rolbypassrls) AS restricted
-  FROM pg_class v JOIN pg_roles o ON o.oid = v.relowner, pg_class s
- WHERE v.oid = to_regclass(%(view)s) AND s.oid = %(source)s
-"""
-# 29: AFTER INSERT OR UPDATE OR DELETE, for each row; 32: AFTER TRUNCATE.
-ALTERED_TRIGGERS = """
-SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation,
-       quote_ident(tgname) AS name
-  FROM pg_trigger
- WHERE tgfoid IN (SELECT function FROM roir.captures(%(source)s::oid))
-   AND (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
- ORDER BY tgrelid <> %(source)s::oid, 1 LIMIT 1
-"""
 # No trigger tells of their TRUNCATE before a clean-up has taken them in; nobody knows what their first transaction did.
 NEW_LEAVES = """
 SELECT c.name, EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = %(generation)s
@@ -187,13 +166,13 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
     entry = Entry.from_json(row.entry)
     unseen = tamper.changes(connection, row.id, source.sql)
-    if captured := _capture(connection, name, source):
+    if captured := capture_faults.capture_problems(connection, name, source):
         # The present state is reported first, with its remedy. The marks report the past until a verification is clean.
         found += captured
         unseen.pop(tamper.TRIGGER, None)
         unseen.pop(tamper.FUNCTION, None)
     others = columns.problems(connection, name, source, row.id, entry)
-    if lacking := _lacking(connection, name, source, row.id, entry):
+    if lacking := capture_faults.lacking(connection, name, source, row.id, entry):
         found += lacking
     # Where the columns are others, a rebuild can't make it again, and the index is to be dropped.
     elif not others and execute(connection, VIEW_FAULTS, {"generation": row.id}).scalar_one():
@@ -237,65 +216,6 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     return found + [f"index {name}: {line}" for line in more]
 
 
-def _capture(connection: Connection, name: str, source: Source) -> list[str]:
-    found = []
-    gaps = installation.gaps(connection, source.oid)
-    if gaps:
-        missing = any(gap.missing for gap in gaps)
-        more = len(gaps) - MOST_NAMED
-        named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
-        enabled = "; ".join(f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}" for gap in gaps)
-        remedy = (
-            f"rebuild the index, which makes it again: roir build {argument(name)}"
-            if missing
-            else f"{enabled}; then roir verify {argument(name)}, and if it finds a difference, "
-            f"roir build {argument(name)}"
-        )
-        found.append(f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}")
-    altered = execute(connection, ALTERED_TRIGGERS, {"source": source.oid}).first()
-    if altered is not None:
-        found.append(
-            f"index {name}: {altered.trigger} was replaced by a trigger that doesn't fire for every write. Remedy: "
-            f"DROP TRIGGER {altered.name} ON {altered.relation}; then rebuild the index, which makes it again: "
-            f"roir build {argument(name)}"
-        )
-    if alterations.is_altered(connection, source):
-        found.append(
-            f"index {name}: the capture functions of {source.sql} were altered, or belong to a former owner of the "
-            "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
-            f"verify {argument(name)}, and if it finds a difference, roir build {argument(name)}"
-        )
-    if former := installation.former_owners(connection, source.oid):
-        found.append(
-            f"index {name}: {', '.join(former)} may still write its entries, as only the owner of {source.sql} may "
-            f"({quote(source.owner)}). Run: roir clean-up, which takes these rights back; then roir "
-            f"verify {argument(name)}, and if it finds a difference, roir verify --repair {argument(name)}"
-        )
-    return found
-
-
-def _lacking(connection: Connection, name: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
-    """What keeps the owner of the view by which the capture reads from reading or locking rows: writes fail, then."""
-    locks = entry.enforced or source.pk_deferrable
-    asked = {"view": physical.source_view(generation_id), "source": source.oid, "locks": locks}
-    reader = execute(connection, READER, asked).first()
-    if reader is None:
-        return []
-    role = quote(reader.role)
-    found = []
-    if reader.lacks:
-        found.append(
-            f"index {name}: role {role}, by whose rights the capture reads {source.sql}, has lost {reader.lacks} on "
-            f"it, so writes fail. Run: GRANT {reader.lacks} ON {source.sql} TO {role}"
-        )
-    if reader.restricted:
-        found.append(
-            f"index {name}: row-level security of {source.sql} applies to role {role}, too, by whose rights the "
-            f"capture reads it, so writes fail. Run: ALTER TABLE {source.sql} NO FORCE ROW LEVEL SECURITY"
-        )
-    return found
-
-
 def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
     """What a rebuild repairs: the entries have other columns, or other values, than the source has now."""
     remedy = f"Rebuild it: roir build {argument(name)}"
@@ -322,8 +242,8 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
         ]
         new = [row.name for row in leaves if not row.half]
         if new:
-            more = len(new) - MOST_NAMED
-            named = ", ".join(new[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            more = len(new) - capture_faults.MOST_NAMED
+            named = ", ".join(new[: capture_faults.MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
             found.append(
                 f"index {name}: partitions of {source.sql} came without roir ({named}). Until they are registered, a "
                 "TRUNCATE of them is missed, and rows that they brought have no entries. "
@@ -358,8 +278,8 @@ def _leaves_of_others(connection: Connection, name: str, source: Source) -> list
     others = execute(connection, OTHERS_LEAVES, {"source": source.oid}).all() if source.partitioned else []
     if not others:
         return []
-    more = len(others) - MOST_NAMED
-    named = ", ".join(f"{row.name} belongs to {quote(row.owner)}" for row in others[:MOST_NAMED])
+    more = len(others) - capture_faults.MOST_NAMED
+    named = ", ".join(f"{row.name} belongs to {quote(row.owner)}" for row in others[: capture_faults.MOST_NAMED])
     named += f" and {more} more" if more > 0 else ""
     return [
         f"index {name}: {source.sql} belongs to {quote(source.owner)}, but these partitions don't: {named}. So "

@@ -1,11 +1,10 @@
-"""Locks on users' relations: attempts that give way, the drain of a source's writers, tables locked by name."""
+"""Locks on users' relations: attempts that give way, and the drain of a source's writers."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
+from airflow_roir.engine.locks import table_lock
 from airflow_roir.engine.locks.lock_waits import ShownWait, Waiter
 from airflow_roir.errors import LockNotAcquired
 
@@ -109,72 +109,6 @@ CANCEL = """
 SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
  WHERE a.pid = ANY (%(pids)s) AND (a.backend_type = 'autovacuum worker' OR a.usesysid IS NULL)
 """
-
-WHOSE = "SELECT to_regclass(%(name)s)::oid::bigint"
-# The name belongs to no relation, its schema is gone, or it belongs to something that can't be locked.
-NO_TABLE = ("42P01", "3F000", "42809")
-# The name belongs to a table of another role, or its schema does.
-DENIED = "42501"
-NAMED = """
-SELECT concat('"', replace(n.nspname, '"', '""'), '"."', replace(c.relname, '"', '""'), '"') = %(name)s
-       OR c.oid::regclass::text = %(name)s
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s
-"""
-
-
-def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool = False) -> None:
-    """Lock a table (oid) by its name, which it then keeps. Whatever is read or altered by name is locked by this.
-
-    After a wait the lock is on whatever has the name by then, and without a wait the name may be stale, too. The schema
-    can still be renamed: call `check_name` once more at the end. Raises LockNotAcquired if another relation, or none,
-    has the name, or it was dropped before it was named (`is_number`).
-    """
-    if is_number(sql):
-        raise LockNotAcquired(f"a table, of oid {oid}, was dropped meanwhile. Try again")
-    lock = f"LOCK TABLE {'ONLY ' if only else ''}{sql} IN {mode} MODE"
-    try:
-        found = execute(connection, f"{lock}; {WHOSE}", {"name": sql}).scalar()
-    except DBAPIError as error:
-        if sqlstate(error) not in NO_TABLE and not (sqlstate(error) == DENIED and is_renamed(connection, sql, oid)):
-            raise
-        raise _renamed(sql) from error
-    if found != oid:
-        raise _renamed(sql)
-
-
-def is_number(name: str) -> bool:
-    """True of what `regclass` shows for a relation that is gone: its number. A name of digits would have quotes."""
-    return name.isdigit()
-
-
-def check_name(connection: Connection, sql: str, oid: int) -> None:
-    """Raise LockNotAcquired if a name isn't that table's any more."""
-    if execute(connection, WHOSE, {"name": sql}).scalar() != oid:
-        raise _renamed(sql)
-
-
-def is_renamed(connection: Connection, sql: str, oid: int) -> bool:
-    """True if a table has another name by now. Asked in another session: an error has ended the transaction."""
-    with connection.engine.connect() as other:
-        return not execute(other, NAMED, {"name": sql, "oid": oid}).scalar()
-
-
-def _renamed(sql: str) -> LockNotAcquired:
-    return LockNotAcquired(f"table {sql} was renamed meanwhile. Try again")
-
-
-@contextmanager
-def telling_of_names() -> Iterator[None]:
-    """Around statements that name a source's objects: raises LockNotAcquired if a name no longer exists."""
-    try:
-        yield
-    except DBAPIError as error:
-        if not has_vanished(error):
-            raise
-        said = str(error.orig).split("\n", 1)[0]
-        raise LockNotAcquired(f"{said}: something was renamed meanwhile. Try again") from error
-
-
 # How an attempt's report begins.
 WAITING = "waiting for a lock"
 # Two seconds between attempts leave writers alone for most of the time.
@@ -293,7 +227,7 @@ class Attempts:
         if self.limit_ms > self.timeout_ms:
             names = "SELECT unnest(%(oids)s::oid[])::regclass::text"
             for name in execute(connection, names, {"oids": list(relations)}).scalars().all():
-                if not is_number(name):
+                if not table_lock.is_number(name):
                     execute(connection, f"LOCK TABLE ONLY {name} IN SHARE UPDATE EXCLUSIVE MODE")
 
     def _cancel(self, workers: Sequence[Blocker]) -> bool:
@@ -351,7 +285,7 @@ class Drain:
             done = body(connection, lambda: self.lock(connection))
             if self._locked:
                 # A lock keeps a table's name; its schema's can be another one since.
-                check_name(connection, self.sql, self.relations[0])
+                table_lock.check_name(connection, self.sql, self.relations[0])
             return done
 
         return self.attempts.run(attempt, report, exclusive)
@@ -363,7 +297,7 @@ class Drain:
         self.attempts.has_limit = True
         execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
         if self.relations:
-            lock_table(connection, self.sql, self.relations[0], "SHARE ROW EXCLUSIVE")
+            table_lock.lock_table(connection, self.sql, self.relations[0], "SHARE ROW EXCLUSIVE")
             self._locked = True
         else:
             execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")

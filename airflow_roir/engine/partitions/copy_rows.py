@@ -19,7 +19,8 @@ from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.in_batches import in_batches
-from airflow_roir.engine.locks.locks import Attempts, check_name, lock_table, telling_of_names
+from airflow_roir.engine.locks.locks import Attempts
+from airflow_roir.engine.locks.table_lock import check_name, lock_table, telling_of_names
 from airflow_roir.engine.partitions import unique_rows
 from airflow_roir.engine.scan.reader import last_key
 from airflow_roir.engine.source import owner

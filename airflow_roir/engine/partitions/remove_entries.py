@@ -20,7 +20,8 @@ from airflow_roir.engine.database import Database, execute, has_vanished
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.locks.in_batches import in_batches
 from airflow_roir.engine.locks.lock_waits import Waiter
-from airflow_roir.engine.locks.locks import Attempts, check_name
+from airflow_roir.engine.locks.locks import Attempts
+from airflow_roir.engine.locks.table_lock import check_name
 from airflow_roir.engine.readers import view
 from airflow_roir.engine.readers.old_snapshots import Holder, holders
 from airflow_roir.engine.source import catalog, owner

@@ -15,7 +15,8 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.lock_waits import Waiter
-from airflow_roir.engine.locks.locks import Attempts, telling_of_names
+from airflow_roir.engine.locks.locks import Attempts
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.partitions import copy_rows, remove_entries, unique_rows
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.readers import view

@@ -16,7 +16,7 @@ from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.database import as_it_is, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.locks.locks import lock_table
+from airflow_roir.engine.locks.table_lock import lock_table
 from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique import duplicates, shared_keys

@@ -16,7 +16,7 @@ from airflow_roir.definition import QualifiedName, argument, quote
 from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.locks.locks import WHOSE
+from airflow_roir.engine.locks.table_lock import WHOSE
 from airflow_roir.engine.readers.old_snapshots import Holder, holders
 from airflow_roir.errors import InvariantViolated, LockNotAcquired
 

@@ -16,7 +16,7 @@ from airflow_roir.definition import Scan
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.locks.locks import lock_table
+from airflow_roir.engine.locks.table_lock import lock_table
 from airflow_roir.engine.scan.carrying import Carrier
 from airflow_roir.engine.scan.reader import Stretch, reader_of, selected
 from airflow_roir.engine.source import owner

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, argument, quote
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.locks.locks import lock_table
+from airflow_roir.engine.locks.table_lock import lock_table
 from airflow_roir.engine.source import refusals
 from airflow_roir.engine.source.source import Column, Source
 from airflow_roir.errors import NotFound, RoirError

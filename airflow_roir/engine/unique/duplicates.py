@@ -20,7 +20,7 @@ from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import entry as entries
 from airflow_roir.engine.generation import physical, visibility
-from airflow_roir.engine.locks.locks import lock_table
+from airflow_roir.engine.locks.table_lock import lock_table
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine.control.job import SourceCheck
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.locks.locks import check_name, is_renamed, lock_table
+from airflow_roir.engine.locks.table_lock import check_name, is_renamed, lock_table
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.verify.job import UnitClaim, VerifyJob

@@ -23,7 +23,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import entry as entries
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import is_null
-from airflow_roir.engine.locks.locks import check_name
+from airflow_roir.engine.locks.table_lock import check_name
 from airflow_roir.engine.retry.trouble import Trouble, trouble_of
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog, owner

@@ -17,7 +17,7 @@ from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.lanes import IS_AWAY
-from airflow_roir.engine.locks.locks import check_name, telling_of_names
+from airflow_roir.engine.locks.table_lock import check_name, telling_of_names
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.verify import damage, repair

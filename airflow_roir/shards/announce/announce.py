@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.locks import Drain
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema import rights
 from airflow_roir.engine.source import catalog

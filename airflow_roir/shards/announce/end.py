@@ -9,7 +9,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.locks import Drain
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.source import catalog
 from airflow_roir.errors import RoirError

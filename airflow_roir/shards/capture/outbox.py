@@ -16,7 +16,8 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry, equality_operators
-from airflow_roir.engine.locks.locks import Drain, telling_of_names
+from airflow_roir.engine.locks.locks import Drain
+from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.schema import rights
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.source import Source

@@ -19,7 +19,7 @@ from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import Database, execute, has_vanished
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.locks.locks import lock_table
+from airflow_roir.engine.locks.table_lock import lock_table
 from airflow_roir.engine.retry.trouble import reason_of, trouble_of
 from airflow_roir.engine.scan.copier import Away, Claim, Copied, Limit
 from airflow_roir.engine.scan.reader import KeyReader, Stretch
