@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import apply_delta, build, fold, lifecycle, prepare, publish, seal, switch
-from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture.row_function import trigger_name
+from airflow_roir.engine.capture.truncate_function import truncate_trigger_name
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.job import load_job
@@ -60,7 +61,7 @@ def make_table(dsn: str, rows: int = 100, keys: int = 5) -> None:
 def capture_triggers(dsn: str, source: str = "t") -> tuple[str, str]:
     """The names of a source's capture triggers, of rows and of TRUNCATE."""
     [(oid,)] = sql(session(dsn), "SELECT %s::regclass::oid", source)
-    return installation.trigger_name(oid), installation.truncate_trigger_name(oid)
+    return trigger_name(oid), truncate_trigger_name(oid)
 
 
 def begin(

@@ -16,9 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import clean_up, drop
 from airflow_roir.engine.capture import partition_changes
-from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
-from airflow_roir.engine.capture.row_function import function_name
-from airflow_roir.engine.capture.truncate_function import truncate_function_name
+from airflow_roir.engine.capture.row_function import function_name, trigger_name
+from airflow_roir.engine.capture.truncate_function import truncate_function_name, truncate_trigger_name
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health import faults

@@ -12,9 +12,8 @@ import pytest
 from sqlalchemy import Connection
 
 from airflow_roir.engine import clean_up, install, lifecycle
-from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
-from airflow_roir.engine.capture.row_function import function_name
-from airflow_roir.engine.capture.truncate_function import truncate_function_name
+from airflow_roir.engine.capture.row_function import function_name, trigger_name
+from airflow_roir.engine.capture.truncate_function import truncate_function_name, truncate_trigger_name
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health import faults

@@ -13,9 +13,14 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine.capture import trigger_gaps
-from airflow_roir.engine.capture.row_function import body, function_name, render
+from airflow_roir.engine.capture.row_function import body, function_name, render, trigger_name
 from airflow_roir.engine.capture.target import ACTIVE, Target
-from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
+from airflow_roir.engine.capture.truncate_function import (
+    render_truncate,
+    truncate_body,
+    truncate_function_name,
+    truncate_trigger_name,
+)
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Bound, KeyRange, in_key_order
@@ -70,18 +75,6 @@ SELECT r.prosrc AS rows, t.prosrc AS truncate,
   FROM (SELECT to_regprocedure(%(rows)s) AS rows, to_regprocedure(%(truncate)s) AS truncate) f
   LEFT JOIN pg_proc r ON r.oid = f.rows LEFT JOIN pg_proc t ON t.oid = f.truncate
 """
-
-
-def trigger_name(source_oid: int) -> str:
-    """The capture trigger of rows. By the source's oid: a table and one of its partitions may both be sources."""
-    return f"roir_capture_{source_oid}"
-
-
-def truncate_trigger_name(source_oid: int) -> str:
-    """The capture trigger of TRUNCATE; each leaf has one of its own, since it isn't cloned."""
-    return f"roir_truncate_{source_oid}"
-
-
 MAINTAINED = """
 SELECT g.id, g.entry, g.capture_mode, g.scan, g.layout, i.name
   FROM roir.generation g JOIN roir.index i ON i.id = g.index_id

@@ -28,6 +28,11 @@ _IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
 _BY_INDEX = " SET enable_seqscan = off"
 
 
+def trigger_name(source_oid: int) -> str:
+    """The capture trigger of rows. By the source's oid: a table and one of its partitions may both be sources."""
+    return f"roir_capture_{source_oid}"
+
+
 def function_name(source_oid: int) -> str:
     """The capture function of a source's rows, named by the source's oid. It runs as the source's owner."""
     return f"{DATA_SCHEMA}.capture_{source_oid}"

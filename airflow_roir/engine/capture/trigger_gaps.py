@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
-from airflow_roir.engine.capture.row_function import function_name
-from airflow_roir.engine.capture.truncate_function import truncate_function_name
+from airflow_roir.engine.capture.row_function import function_name, trigger_name
+from airflow_roir.engine.capture.truncate_function import truncate_function_name, truncate_trigger_name
 from airflow_roir.engine.database import execute
 
 

@@ -9,6 +9,11 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.source.source import Source
 
 
+def truncate_trigger_name(source_oid: int) -> str:
+    """The capture trigger of TRUNCATE; each leaf has one of its own, since it isn't cloned."""
+    return f"roir_truncate_{source_oid}"
+
+
 def truncate_function_name(source_oid: int) -> str:
     """The capture function of a source's TRUNCATE. It runs as our own role, and calls nothing of the owner's."""
     return f"{DATA_SCHEMA}.truncate_{source_oid}"

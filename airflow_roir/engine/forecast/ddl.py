@@ -18,7 +18,7 @@ from airflow_roir.definition import DATA_SCHEMA, quote
 from airflow_roir.engine.capture import installation, trigger_gaps
 from airflow_roir.engine.capture.row_function import function_name, render
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
-from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name
+from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name, truncate_trigger_name
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Bound
@@ -265,7 +265,7 @@ class _Capture:
             )
             if kind in missing
         ]
-        name = installation.truncate_trigger_name(source.oid)
+        name = truncate_trigger_name(source.oid)
         function = f"{truncate_function_name(source.oid)}()"
         for leaf in self._unwatched(function):
             found += [
