@@ -34,10 +34,10 @@ from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control.job import load_job
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.driver import PhaseDriver
 from airflow_roir.engine.fold import FoldWorker, PartClaim
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.work.driver import PhaseDriver
 from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.engine.work.pool import ThreadPool
 from airflow_roir.options import BuildOptions

@@ -32,7 +32,6 @@ from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import Report, Run, driving, heartbeat, read_now, start_clock, start_run
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.driver import PhaseDriver
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.finalize import FOLD, PUBLISH
 from airflow_roir.engine.forecast import forecast
@@ -45,6 +44,7 @@ from airflow_roir.engine.snapshot.words import paused_by
 from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify import report as reports
 from airflow_roir.engine.verify.report import VerifyReport
+from airflow_roir.engine.work.driver import PhaseDriver
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.engine.work.pool import Pool, Pools, Threads
 from airflow_roir.errors import IllegalTransition, OperationPaused, RoirError, WorkerFailed

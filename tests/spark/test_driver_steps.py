@@ -12,7 +12,7 @@ from airflow_roir.engine import build
 from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.driver import PhaseDriver
+from airflow_roir.engine.work.driver import PhaseDriver
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.engine.work.worker import session_name
 from airflow_roir.spark import pool, task
