@@ -153,7 +153,7 @@ COMMENT ON COLUMN roir.operation.epoch IS
     '(docs/architecture.md#fencing)';
 COMMENT ON COLUMN roir.operation.options IS
     'the options that stay as they were given; those that may change are columns';
-COMMENT ON COLUMN roir.operation.rows_estimate IS 'rows of the source, from the statistics';
+COMMENT ON COLUMN roir.operation.rows_estimate IS 'rows of the source, as the plan estimated them';
 COMMENT ON COLUMN roir.operation.fingerprint IS
     'of what the build depends on in the catalog (docs/architecture.md#fingerprint)';
 COMMENT ON COLUMN roir.operation.format_version IS
@@ -213,7 +213,7 @@ COMMENT ON TABLE roir.progress_sample IS
     'How far an operation was at a heartbeat: at most 240 rows of an operation, dense lately, thinner before.';
 COMMENT ON COLUMN roir.progress_sample.at IS 'when';
 COMMENT ON COLUMN roir.progress_sample.phase IS 'its phase';
-COMMENT ON COLUMN roir.progress_sample.rows IS 'rows done in that phase';
+COMMENT ON COLUMN roir.progress_sample.rows IS 'rows that its phases have done';
 COMMENT ON COLUMN roir.progress_sample.percent IS 'of the whole operation';
 COMMENT ON COLUMN roir.progress_sample.share IS 'of the rows, the part that is copied';
 COMMENT ON COLUMN roir.progress_sample.worked IS 'seconds of work, without pauses';
@@ -314,7 +314,7 @@ COMMENT ON COLUMN roir.verification_unit.done IS 'it is compared';
 COMMENT ON COLUMN roir.verification_unit.rows IS 'rows or entries read';
 COMMENT ON COLUMN roir.verification_unit.seconds IS 'time that it took';
 COMMENT ON COLUMN roir.verification_unit.snapshot IS 'the snapshot that it was read in';
-COMMENT ON COLUMN roir.verification_unit.buckets IS 'whose sums these are; in stage total null';
+COMMENT ON COLUMN roir.verification_unit.buckets IS 'in stage sum: the buckets of primary keys whose sums these are';
 COMMENT ON COLUMN roir.verification_unit.counts IS 'rows of each';
 COMMENT ON COLUMN roir.verification_unit.sums IS 'sums of hashes of each';
 COMMENT ON COLUMN roir.verification_unit.lane_id IS
@@ -339,7 +339,7 @@ COMMENT ON COLUMN roir.compaction_unit.restarts IS 'how often it began again, si
 COMMENT ON COLUMN roir.compaction_unit.bytes_before IS 'size of the old segments';
 COMMENT ON COLUMN roir.compaction_unit.bytes_after IS 'size of the new segments';
 COMMENT ON COLUMN roir.compaction_unit.bytes_expected IS 'size that the choice expected';
-COMMENT ON COLUMN roir.compaction_unit.gain IS 'pages saved beyond the cost, as the choice computed it';
+COMMENT ON COLUMN roir.compaction_unit.gain IS 'pages that it saves in 30 days, as the choice computed it';
 COMMENT ON COLUMN roir.compaction_unit.why IS 'in words';
 COMMENT ON COLUMN roir.compaction_unit.note IS 'what came in between';
 COMMENT ON COLUMN roir.compaction_unit.seconds IS 'time that it took';
