@@ -37,8 +37,6 @@ NOT_YET = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
-    "docs/architecture.md",
-    "docs/architecture-shards.md",
     "docs/comparison.md",
     "docs/faq.md",
     "docs/limits.md",
@@ -121,7 +119,8 @@ def sentences_of_page(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _sentences(text: str) -> list[str]:
-    # What is code may hold any word; it counts as one. Of a link the text is read.
+    # The first words of an item that are set off are its title. What is code may hold any word; it counts as one.
+    text = re.sub(r"^\s*\*+[^*]+[.:]\*+|^\s*\*+[^*]+\*+(?=[.:])", "", text)
     text = re.sub(r"`[^`]*`", "X", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"<[^>]+>|[*]+", "", re.sub(r"\s+", " ", text)).strip()

@@ -16,14 +16,15 @@ from airflow_roir import cli, errors
 from airflow_roir.engine import database, fold
 from airflow_roir.engine.compact.bloat import Bloat
 from airflow_roir.engine.compact.segment import Segment
-from airflow_roir.engine.control import sign_of_life
+from airflow_roir.engine.control import long_pause, sign_of_life
 from airflow_roir.engine.generation import entry
+from airflow_roir.engine.retry.trouble import Trouble
 from airflow_roir.engine.snapshot.index import Generation, IndexFacts, Verified
 from airflow_roir.engine.snapshot.operation import DETAILS, INTERNAL, OperationStatus
 from airflow_roir.engine.snapshot.shards import ShardLag
 from airflow_roir.entry_state import ENTRY_STATES
 from airflow_roir.generation_state import ARROWS
-from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb
+from airflow_roir.operation import TRANSITIONS, Kind, Phase, Status, Verb
 from airflow_roir.options import BuildOptions
 from airflow_roir.task import dag_switch
 
@@ -344,6 +345,17 @@ def test_every_field_and_value_of_the_status_is_described() -> None:
     values = described["operation"]
     assert re.findall(r"\w+", values["status"]) == [status.value for status in Status]
     assert re.findall(r"\w+", values["phase"]) == [phase.value for phase in Phase]
+
+
+def test_every_action_of_an_event_is_described() -> None:
+    shown = {action for actions, _ in rows_of("action | the actor") for action in actions.split(", ")}
+    by_sql = re.findall(r"INSERT INTO roir\.event[^;]*?'([a-z ]+)'", CONTROL_SCHEMA)
+    code = "".join(file.read_text() for file in (ROOT / "airflow_roir").rglob("*.py"))
+    by_code = re.findall(r'record_event\([^"()]*(?:"governor", )?"([a-z ]+)"', code)
+    assert len(by_code) > 20
+    named = {*by_code, *by_sql} - {"change "} | {"change …", "start", "resume", long_pause.EVENT}
+    named |= {one.value for one in (*Kind, Trouble.EXHAUSTED, Trouble.CANCELLED)}
+    assert shown == named
 
 
 def test_settings_and_options_that_are_named_exist() -> None:

@@ -63,6 +63,8 @@ def test_a_rule_finds_its_sentence(rule: str, sentence: str) -> None:
         "# What you get",
         "What is a generation?",
         "What you can rely on:",
+        "- **What was lost.** Each batch counts.",
+        "- *Who announces*: each client does.",
         "```sh\nWho is told\n```",
         "    Of a block nothing is read",
         "Of course it is. The form says who may pause.",
