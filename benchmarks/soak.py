@@ -3,7 +3,7 @@
 Between them two operators do at random what they can beside users, on PostgreSQL 16 and 18 (tests/crash/test_storm.py).
 
 `make soak SECONDS=3600`, or `python -m benchmarks.soak --seconds 3600`. Results: benchmarks/results/soak.json, and a
-table for docs/reliability.md.
+table for benchmarks/results/soak.md.
 """
 
 from __future__ import annotations

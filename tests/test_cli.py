@@ -183,6 +183,7 @@ def test_partitions_go_and_come(dsn: str) -> None:
 
 
 def test_what_the_server_refuses_is_said_with_its_remedy(dsn: str) -> None:
+    """Found: a refused attach or detach didn't say the remedy. It holds: it does."""
     database = Database(dsn)
     make(dsn)
     steps.make_index(database)
@@ -309,6 +310,9 @@ def test_without_a_dsn_it_says_how_to_give_one() -> None:
 
 @pytest.mark.slow
 def test_a_pause_while_spark_starts_ends_the_command_at_once(database: Database, dsn: str, tmp_path: Path) -> None:
+    """Found: a pause while Spark starts was obeyed only once Spark was up. It holds: the starting driver is ended at
+    once, no try is used up.
+    """
     # A Java that says what it is, and never comes up.
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
@@ -357,6 +361,9 @@ def test_plan_says_what_is_missing_what_it_takes_and_prints_its_ddl(dsn: str) ->
 
 @pytest.mark.parametrize("command", ["status", "queue", "metrics", "shard list"])
 def test_an_output_that_has_no_room_is_told_in_a_line(dsn: str, command: str) -> None:
+    """Found: a traceback where the output had no room (`roir status --json > /dev/full`), or at Ctrl-C while the
+    command was imported. It holds: a line and exit code 1; it ends as any program does.
+    """
     arguments = [*command.split(), *([] if command == "metrics" else ["--json"])]
     environment = {**os.environ, "ROIR_DSN": dsn}
     with open("/dev/full", "w") as full:
@@ -368,6 +375,9 @@ def test_an_output_that_has_no_room_is_told_in_a_line(dsn: str, command: str) ->
 
 
 def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(tmp_path: Path) -> None:
+    """Found: a traceback where the output had no room (`roir status --json > /dev/full`), or at Ctrl-C while the
+    command was imported. It holds: a line and exit code 1; it ends as any program does.
+    """
     (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}

@@ -108,6 +108,7 @@ def get(address: str, names: str = "") -> str:
 
 
 def test_it_serves(database: Database, index: None) -> None:
+    """Found: `roir metrics --listen`: `/metrics?name[]=…` was an error 500. It holds: it answers with these metrics."""
     with serving(database, "127.0.0.1:0") as address:
         assert values(get(address))["roir_up"] == 1
         assert values(get(address))["roir_operation_driven"] == 1

@@ -174,6 +174,12 @@ def changed(dsn: str, *arguments: str) -> bool:
 def test_a_wrong_option_is_refused_before_the_first_change(
     shared: str, command: tuple[str, ...], option: str, no_spark: None
 ) -> None:
+    """Found: `roir resume` with a wrong `--master` changed the other options first; `roir compact` without a Java had
+    begun a compaction. It holds: looked at before anything is changed. Found: `roir build` and `roir verify` with a
+    `--throttle` that the server can't read had started Spark before they said so. It holds: looked at before Spark
+    starts. Found: a `--throttle` that the server can't read: `roir compact` measured the index first, and succeeded
+    where nothing was worth a compaction. It holds: looked at before it measures.
+    """
     for value in CASES[command][option]:
         assert not changed(shared, *command, option, value), (command, option, value)
 
@@ -186,6 +192,9 @@ def test_a_wrong_name_is_refused(shared: str, command: str) -> None:
 
 @pytest.mark.sample(1)
 def test_a_resume_that_may_not_drive_changes_no_option(shared: str, no_spark: None) -> None:
+    """Found: `roir resume --parallelism 7` of an operation that another run drives changed its options, and then
+    refused to drive it. It holds: refused first; `roir change` changes the options of what runs.
+    """
     database = Database(shared, "roir tests")
     steps.begin(database, "driven")
     before = operations.find_operation(database, "driven")

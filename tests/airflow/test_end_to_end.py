@@ -504,6 +504,9 @@ def test_a_run_whose_operation_is_unknown_fails_and_announces_nothing(
 
 @pytest.mark.slow
 def test_a_run_with_a_misspelt_key_does_nothing(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
+    """Found: a run whose conf had a misspelt key (`Parallelism`, `throtle`) ran without it, at full speed. It holds:
+    its first task fails before it changes anything, and names the nearest parameter.
+    """
     conf = {"index": "item_by_price", "table": "item", "keys": "price", "postgres_conn_id": warehouse}
     run = airflow.trigger(DAG, {**conf, "Parallelism": 4})
     wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")

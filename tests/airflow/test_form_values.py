@@ -24,6 +24,7 @@ from airflow_roir.task.form_values import number, optional_text, whole_number, y
     ],
 )
 def test_whole_numbers_are_read(value: object, read: int) -> None:
+    """Found: `2.0` for a whole number passed the form and failed in the task. It holds: it is 2."""
     assert whole_number("parallelism", value) == read
 
 

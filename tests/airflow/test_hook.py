@@ -77,11 +77,17 @@ def test_an_extra_that_libpq_does_not_know_is_named_and_the_password_is_not() ->
 
 @pytest.mark.parametrize("extra", [["sslmode"], "sslmode", 5])
 def test_extras_that_are_no_object_are_refused(extra: object) -> None:
+    """Found: an Airflow connection whose extra is a JSON list, or has `database`: a traceback, retried. It holds:
+    refused, with what is wrong.
+    """
     with pytest.raises(InvalidInput, match="must be a JSON object"):
         dsn_of(connection(extra=extra))
 
 
 def test_the_other_name_of_the_database_is_no_setting() -> None:
+    """Found: an Airflow connection whose extra is a JSON list, or has `database`: a traceback, retried. It holds:
+    refused, with what is wrong.
+    """
     with pytest.raises(InvalidInput, match="libpq doesn't know: database"):
         dsn_of(connection(extra={"database": "other"}))
 

@@ -95,6 +95,10 @@ def test_a_database_that_hangs_holds_up_no_other() -> None:
 
 
 def test_looks_that_nobody_waits_for_are_bounded_and_do_not_begin() -> None:
+    """Found: the pages' looks at a database that hangs were queued without bound, and run later though every asker had
+    left; a connection called `airflow` shared its threads with what is asked of Airflow. It holds: at most 64 wait, and
+    a look without an asker doesn't begin; Airflow has threads of its own.
+    """
     looks, freed = Looks(), threading.Event()
     hung: list[int] = []
     begun: list[int] = []
@@ -129,6 +133,10 @@ def test_looks_that_nobody_waits_for_are_bounded_and_do_not_begin() -> None:
 
 
 def test_a_connection_that_is_called_airflow_has_a_lane_of_its_own() -> None:
+    """Found: the pages' looks at a database that hangs were queued without bound, and run later though every asker had
+    left; a connection called `airflow` shared its threads with what is asked of Airflow. It holds: at most 64 wait, and
+    a look without an asker doesn't begin; Airflow has threads of its own.
+    """
     looks = Looks(fresh_s=FOR_EVER)
 
     async def ask() -> list[int]:

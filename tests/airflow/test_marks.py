@@ -361,6 +361,11 @@ def case(row: Row, airflow: StandaloneAirflow, dsn: str) -> Iterator[Case]:
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_what_its_user_sees_and_does_next(row: Row, case: Case) -> None:
+    """Found: *verify_before* was marked as success, or skipped, before it had ended: *prepare* waited for its
+    verification for ever. It holds: a verification that the run itself has left is aborted. Found: *build* was marked
+    as success before it had ended: *finalize* named `roir resume` for a remedy, and left its error as the pause's
+    reason. It holds: it names the task to clear, and changes nothing.
+    """
     go_on = case.to_the_moment()
     process = case.process() if row.moment in ("while", "published") else None
     case.do()

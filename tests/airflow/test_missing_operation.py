@@ -89,6 +89,11 @@ def test_a_task_drives_its_own_operation_or_fails(
     status: str,
     part: str,
 ) -> None:
+    """Found: a task whose *prepare* had no XCom any more (deleted, cleaned, or marked as success) took the index's
+    newest operation for its own: *finalize* said "Published" of an index that the run had not built, with an asset
+    event, of kind `verify` if that was the newest. It holds: the task drives the unfinished build that its own run has
+    begun or adopted; without one it fails and names the remedy.
+    """
     number = begin(shop, kind, status, part, task)
     asked = driver_code("raise SystemExit(9)")
     folded: list[Any] = []

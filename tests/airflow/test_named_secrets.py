@@ -103,6 +103,10 @@ def run(operator: type[BaseOperator], **more: Any) -> None:
 def test_no_other_field_chooses_a_connection(
     operator: type[BaseOperator], asked: Asked, shop: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Found: `INSERT INTO roir.shard (name, conn_id) VALUES ('x', 'prod_warehouse')`, or that name in the form's
+    *Shards*: the next task wrote the connection's DSN, with its password, into that database. It holds: the index
+    server's own connection names those of its shards; rows and forms name none.
+    """
     values = (OTHER, f"{{{{ conn.{OTHER}.password }}}}")
     choosing = set()
     for field in operator.template_fields:
@@ -123,6 +127,10 @@ def test_no_other_field_chooses_a_connection(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("spark", ["spark://127.0.0.1:9", "sc://127.0.0.1:9", OTHER])
 def test_a_spark_of_one_s_own_is_refused_before_anything_begins(spark: str, asked: Asked, shop: Any) -> None:
+    """Found: `spark://…` in the form: that Spark got the DSN with its password; a connection of any type was taken for
+    a Spark's. It holds: `local`, connections of type `spark` and `spark_connect`, and what `[roir] spark_masters`
+    lists.
+    """
     before = operations.find_operation(shop.database, INDEX).id
     verify = VerifyIndexOperator(task_id="t", index=INDEX, postgres_conn_id="warehouse", spark=spark)
     with pytest.raises(AirflowFailException, match=r"spark_masters|of type 'postgres'") as refused:

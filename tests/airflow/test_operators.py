@@ -269,6 +269,11 @@ HANGS = TAKE_UP + "import time\nprint('starting Spark')\ntime.sleep(600)"
 def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
     context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
+    """Found: a pause while Spark starts was obeyed only once Spark was up. It holds: the starting driver is ended at
+    once, no try is used up. Found: a build was paused while its Spark started, and resumed within a second or two: the
+    task had ended its driver for the pause, and noted that as an error, which paused the operation again. It holds: it
+    notes nothing.
+    """
     from airflow_roir.spark import driver_process
 
     driver_code(HANGS)

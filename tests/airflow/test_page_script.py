@@ -193,6 +193,10 @@ def test_a_switch_that_is_on_again_is_said_to_be_enough(airflow: Airflow, tab: A
 
 
 def test_an_operation_that_no_run_drives_is_not_said_to_run(airflow: Airflow, tab: Any) -> None:
+    """Found: the page of a run that had ended before its operation: "Running", "about 1 s left", a range "being worked
+    on"; of one that had ended before *prepare* was done: "This run builds and verifies no index". It holds: *Not
+    driven*, no time left, no range at work; which index the run should have worked on, and what to do.
+    """
     # The range of a worker that has gone without giving it back.
     piece = {"from": 1, "to": 1, "state": "working", "done": 0.5, "workers": [0], "rows": 5}
     airflow.progress["bars"] = {"of": "ranges", "done": 0, "count": 1, "items": [piece]}
@@ -208,6 +212,10 @@ def test_an_operation_that_no_run_drives_is_not_said_to_run(airflow: Airflow, ta
 
 
 def test_a_run_that_ended_before_it_began_says_with_which_index(airflow: Airflow, tab: Any) -> None:
+    """Found: the page of a run that had ended before its operation: "Running", "about 1 s left", a range "being worked
+    on"; of one that had ended before *prepare* was done: "This run builds and verifies no index". It holds: *Not
+    driven*, no time left, no range at work; which index the run should have worked on, and what to do.
+    """
     airflow.run["state"] = "failed"
     airflow.more |= {"progress": None, "wanted": "public.i"}
     tab.reload()

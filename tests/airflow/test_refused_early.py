@@ -248,6 +248,13 @@ LIVING = (*PAUSED, "build", "finalize")
 def test_a_wrong_value_is_refused_before_the_first_change(
     context: dict[str, Any], shop: Any, name: str, option: str
 ) -> None:
+    """Found: `ship_for` of `ship_changes` could be any number of seconds: a run with some digits too many shipped for
+    good; `warn_rows="2h"` was 7,200 rows, and a negative one always warned. It holds: a duration is at most a year, and
+    a number of rows is a number. Found: a wrong *Spark*, or a connection of a replica that isn't there, failed in the
+    task *build*, when the capture had begun. It holds: prepare looks at both; so do the commands at `--master` and
+    Java. Found: a NUL or half of a UTF-16 sign in a reason, in bounds or in another text ended a task or a command by a
+    traceback. It holds: one sentence.
+    """
     operator, right, wrong = CASES[name]
     if name in LIVING:
         PrepareIndexBuildOperator(task_id="prepare", **BUILD).execute(context)  # type: ignore[arg-type]

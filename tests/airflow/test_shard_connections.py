@@ -166,6 +166,10 @@ def by_the_form(database: Database, name: str) -> None:
 def test_no_name_of_a_row_or_of_the_form_chooses_a_connection(
     way: Callable[[Database, str], None], name: str, database: Database, connections: Connections, shard: Connection
 ) -> None:
+    """Found: `INSERT INTO roir.shard (name, conn_id) VALUES ('x', 'prod_warehouse')`, or that name in the form's
+    *Shards*: the next task wrote the connection's DSN, with its password, into that database. It holds: the index
+    server's own connection names those of its shards; rows and forms name none.
+    """
     connections.known["prod_warehouse"] = Connection(
         conn_id="prod_warehouse", conn_type="postgres", host=shard.host, login=shard.login, password="never seen"
     )

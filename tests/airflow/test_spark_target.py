@@ -47,6 +47,10 @@ FOREIGN = (
 
 @pytest.mark.parametrize("master", FOREIGN)
 def test_no_other_address_is_taken_from_a_form(master: str, allowed: None) -> None:
+    """Found: `spark://…` in the form: that Spark got the DSN with its password; a connection of any type was taken for
+    a Spark's. It holds: `local`, connections of type `spark` and `spark_connect`, and what `[roir] spark_masters`
+    lists.
+    """
     with pytest.raises((InvalidInput, AirflowNotFoundException)) as refused:
         resolve_spark(master)
     if "://" in master and ":" in master.split()[0] and master[0] in "sk":
@@ -83,6 +87,9 @@ def test_no_master_leaves_it_to_the_driver(nothing: str | None) -> None:
     ],
 )
 def test_a_connection_holds_a_master(uri: str, master: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: Spark Connect's token in a connection was an argument of the driver; a connection of type `spark_connect`
+    without a scheme was called by `spark://`. It holds: refused, with the variable that takes it; `sc://`.
+    """
     monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", uri)
     assert resolve_spark("cluster").master == master
 
@@ -117,6 +124,9 @@ def test_extras_become_settings() -> None:
     ],
 )
 def test_what_would_fail_or_show_a_secret_is_refused(fields: dict[str, Any], message: str) -> None:
+    """Found: Spark Connect's token in a connection was an argument of the driver; a connection of type `spark_connect`
+    without a scheme was called by `spark://`. It holds: refused, with the variable that takes it; `sc://`.
+    """
     given = {"conn_type": "spark", "host": "h"} | fields | {"extra": json.dumps(fields.get("extra", {}))}
     with pytest.raises(InvalidInput, match=message) as refusal:
         target_of(Connection(conn_id="cluster", **given))

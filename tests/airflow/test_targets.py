@@ -97,6 +97,10 @@ def test_the_links_of_a_mapped_task_lead_to_its_own_page(map_index: int, task: s
 
 
 def test_a_run_that_has_ended_before_its_operation_says_what_to_do(shop: Any) -> None:
+    """Found: the page of a run that had ended before its operation said "a waiting task begins within half a minute",
+    or only "interrupted"; after *Resume* there "The task continues". It holds: it says that no run drives the
+    operation, which task to clear, and that a new run continues it.
+    """
     begun = begin(shop, "i")
     ended = replace(run_of(_0=begun), state="failed")
     [found] = operations_of(shop.database, "shop", ended)
@@ -126,6 +130,10 @@ def test_a_run_that_has_ended_before_its_operation_says_what_to_do(shop: Any) ->
     ],
 )
 def test_a_run_that_has_ended_before_it_began_names_its_index(dag_id: str, state: str, missed: str | None) -> None:
+    """Found: the page of a run that had ended before its operation: "Running", "about 1 s left", a range "being worked
+    on"; of one that had ended before *prepare* was done: "This run builds and verifies no index". It holds: *Not
+    driven*, no time left, no range at work; which index the run should have worked on, and what to do.
+    """
     assert replace(run_of(dag_id), state=state, form={"index": "public.i"}).missed == missed
 
 

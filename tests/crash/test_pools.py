@@ -241,6 +241,10 @@ def test_a_pool_in_session_mode_is_as_good_as_the_server(place: Place, kind: str
 
 @pytest.mark.parametrize("kind", ["small session 1", "pgbouncer session 1"])
 def test_a_pool_that_has_no_session_left_is_told_within_the_limit(place: Place, kind: str) -> None:
+    """Found: through such a pool a build hung without a word: its driver waited for a worker's session to end, which
+    the pool kept. It holds: the driver waits for workers that Spark still has; a session's first statements have a
+    minute.
+    """
     dsn = place.pool(kind)
     database = Database(dsn, limits=Limits(first_answer_s=3.0))
     with database.connect() as first:

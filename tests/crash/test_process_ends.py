@@ -142,6 +142,9 @@ OTHERS = ["healthy", "driver stopped", "java stopped", "worker stopped", "networ
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("victim", ["command", "driver", "java"])
 def test_nobody_is_left_and_nobody_dead_is_named(family: Family, victim: str, number: str, others: str) -> None:
+    """Found: a second Ctrl-C while the first one's pause was being written cut it off: beside a driver that hung the
+    status said `running` for half a minute. It holds: the pause is written beside what waits.
+    """
     match others.split():
         case ["network", _]:
             family.proxy.stall()

@@ -177,6 +177,9 @@ def test_what_does_not_fit_is_refused(database: Database, dsn: str, load: list[s
 
 
 def test_the_last_step_without_the_copy_is_refused(database: Database, dsn: str) -> None:
+    """Found: `roir.begin_attach`, then `roir.finish_attach`, in SQL, without the copy between them: the table was
+    attached, and its rows had no entries. It holds: refused: `source_partition.copied` says whether the copy ended.
+    """
     published(database, dsn, "range")
     run_sql(dsn, *LOADED, f"SELECT roir.begin_attach('t', 't3', '{BOUNDS}')")
     with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="not all copied into the indexes"):

@@ -178,6 +178,10 @@ def shared(server: str) -> Iterator[str]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("bounds", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_is_behind_the_bounds_is_refused(shared: str, bounds: str) -> None:
+    """Found: a NUL or half of a UTF-16 sign in a reason, in bounds or in another text ended a task or a command by a
+    traceback. It holds: one sentence. Found: text behind the bounds of an attach was executed, in a field that Airflow
+    templates. It holds: the server's parser must find the bounds, and nothing else.
+    """
     dsn = shared
     with pytest.raises(InvalidInput) as refused:
         attach.attach_partition(Database(dsn), "public.t", "public.t2", bounds, "test")
@@ -192,6 +196,9 @@ def test_what_is_behind_the_bounds_is_refused(shared: str, bounds: str) -> None:
 
 
 def test_an_attach_continues_with_the_bounds_that_it_began_with(dsn: str) -> None:
+    """Found: an attach that was begun with other bounds was continued with new ones, and hid and watched by the old
+    ones; a typing error in them cancelled it. It holds: refused, and the attach stays.
+    """
     make(dsn, "int", "FROM (1) TO (2)")
     run_sql(dsn, "SELECT roir.begin_attach('t', 't2', 'FOR VALUES FROM (2) TO (9)')")
     told = r"t2 is being attached to public.t already, FOR VALUES FROM \(2\) TO \(9\).*roir.cancel_attach"

@@ -86,6 +86,9 @@ CASES: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 def test_what_is_written_into_the_bounds_takes_no_entry_away(
     database: Database, dsn: str, case: str, phase: str
 ) -> None:
+    """Found: attach: a row with the primary key of a copied one came into the default partition and went, or source or
+    default partition were truncated: the copied entries went, silently. It holds: noted; they are copied again.
+    """
     before, where, statements = CASES[case]
     run_sql(dsn, *TABLES, *before, "SELECT roir.guard()")
     stage = Stage(database, phase, include="v")
@@ -101,6 +104,9 @@ def test_what_is_written_into_the_bounds_takes_no_entry_away(
 
 @pytest.mark.parametrize("where", [BEFORE, AFTER])
 def test_a_row_that_stays_in_the_bounds_keeps_its_entry(database: Database, dsn: str, where: str) -> None:
+    """Found: attach: such a row stayed: its entry got the copied row's included values, and kept them when the attach
+    was given up. It holds: the batch rolls back.
+    """
     run_sql(dsn, *TABLES, REST)
     published(database)
     meanwhile(database, where, dsn, [COMES])
@@ -140,6 +146,10 @@ def test_a_snapshot_that_is_older_than_the_attach_takes_no_entry_away(database: 
 
 
 def test_what_left_the_bounds_before_is_removed_after_the_attach(database: Database, dsn: str) -> None:
+    """Found: attach: a clean-up that removed what had left the same bounds earlier (a partition that was detached and
+    comes back) took the copied entries, too, all of them, silently. It holds: it leaves them alone, and goes on after
+    the attach.
+    """
     run_sql(dsn, *TABLES)
     published(database)
     run_sql(
@@ -173,6 +183,9 @@ def test_another_partition_leaves_while_a_table_is_being_attached(database: Data
 
 
 def test_the_default_partition_is_attached_while_another_one_is_made(database: Database, dsn: str) -> None:
+    """Found: attach: such a row stayed: its entry got the copied row's included values, and kept them when the attach
+    was given up. It holds: the batch rolls back.
+    """
     run_sql(dsn, *TABLES)
     published(database)
     meanwhile(database, AFTER, dsn, [f"CREATE TABLE p4 PARTITION OF t {BOUNDS}", COMES])

@@ -114,6 +114,9 @@ OWNERS = {
 def test_a_new_owner_is_told_and_gets_what_the_capture_needs(
     database: Database, dsn: str, roles: tuple[str, str, str], how: str
 ) -> None:
+    """Found: `REASSIGN OWNED`, or the table and its capture function altered together: every write failed, `roir
+    status` and clean-up said nothing. It holds: a warning; a clean-up gives the new owner what the capture needs.
+    """
     first, second, _ = roles
     run_sql(dsn, PLAIN, ROWS, f"ALTER TABLE t OWNER TO {first}")
     stage = Stage(database, "active", include="v")
@@ -180,6 +183,9 @@ def test_an_owner_has_no_right_of_ours_once_the_last_index_is_dropped(
 def test_an_owner_who_is_a_superuser_no_more_goes_on_writing(
     database: Database, dsn: str, roles: tuple[str, str, str], mode: str
 ) -> None:
+    """Found: an owner who ceased to be a superuser: every write failed. It holds: rights are granted by name, whatever
+    else the owner may.
+    """
     owner = roles[0]
     run_sql(dsn, PLAIN, ROWS, f"ALTER ROLE {owner} SUPERUSER", f"ALTER TABLE t OWNER TO {owner}")
     stage = Stage(database, mode, include="v")
@@ -294,6 +300,9 @@ def test_partitions_by_the_hash_of_a_domain_are_refused(database: Database, dsn:
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_level_by_the_hash_of_a_domain_that_comes_later_is_told(database: Database, dsn: str, guarded: bool) -> None:
+    """Found: a level by the hash of a domain, added later, was registered without a word, though no entry can be told
+    to its partition. It holds: not registered, and warned of.
+    """
     run_sql(
         dsn,
         "CREATE DOMAIN number AS int",

@@ -50,6 +50,10 @@ def published(database: Database, include: str | None = "v") -> None:
 
 @pytest.mark.parametrize("how", ["raw", "roir"])
 def test_included_values_change_while_a_partition_is_out(database: Database, dsn: str, how: str) -> None:
+    """Found: included values changed while a partition was detached, then a plain `ATTACH`: the old values stayed,
+    `roir sync-partitions` and `roir status` said nothing. It holds: such a row counts as brought, and its entry is
+    written again.
+    """
     run_sql(dsn, *PARTITIONED)
     published(database)
     if how == "raw":
@@ -66,6 +70,9 @@ def test_included_values_change_while_a_partition_is_out(database: Database, dsn
 
 
 def test_more_than_a_million_subtransactions(database: Database, dsn: str) -> None:
+    """Found: a savepoint that begins a million transactions after its own: rows that it wrote twice lost their entries,
+    silently. It holds: our own transaction is recognised whatever its number.
+    """
     run_sql(dsn, *PLAIN)
     published(database)
     user = steps.session(dsn)
@@ -86,6 +93,9 @@ def test_more_than_a_million_subtransactions(database: Database, dsn: str) -> No
 
 
 def test_a_partition_made_by_a_superuser(database: Database, dsn: str, stranger: str) -> None:
+    """Found: a partition that a superuser made: `DELETE` failed in it. It holds: the partition is read by way of its
+    table.
+    """
     [(role,)] = sql(steps.session(stranger), "SELECT current_user")
     run_sql(dsn, *PARTITIONED, *(f"ALTER TABLE {t} OWNER TO {role}" for t in ("t", "p1", "p2")))
     published(database)
@@ -100,6 +110,7 @@ def test_a_partition_made_by_a_superuser(database: Database, dsn: str, stranger:
 
 
 def test_a_vacuum_elsewhere_holds_up_no_new_partition(database: Database, dsn: str) -> None:
+    """Found: under the DDL guard a new partition waited for a `VACUUM` of another new one. It holds: it doesn't."""
     run_sql(dsn, *PARTITIONED)
     published(database)
     run_sql(dsn, "CREATE TABLE p3 PARTITION OF t FOR VALUES FROM (200) TO (300)", "SELECT roir.guard()")
@@ -125,6 +136,9 @@ def test_a_leaf_is_truncated_and_an_old_snapshot_reads(database: Database, dsn: 
 
 @pytest.mark.parametrize("phase", ["prepared", "published"])
 def test_domain_over_an_enum_that_is_renamed(database: Database, dsn: str, phase: str) -> None:
+    """Found: a domain's base type renamed, an operator class in another schema (`ALTER EXTENSION … SET SCHEMA`): every
+    write failed for good. It holds: a warning; a clean-up follows the names.
+    """
     run_sql(
         dsn,
         "CREATE TYPE mood AS ENUM ('a', 'b')",
@@ -151,6 +165,10 @@ SWAP = "BEGIN; ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t; COM
 
 @pytest.mark.parametrize("options", [{"sample": 100, "repair": True}, {"repair": True}], ids=["sample", "whole"])
 def test_names_are_swapped_while_an_index_is_repaired(database: Database, dsn: str, options: dict[str, Any]) -> None:
+    """Found: tables' names exchanged in the middle of a command: a batch copied the other table's rows, a rebuild
+    didn't drain the source's writers, a removal and a repair removed right entries (`mended`). It holds: the name is
+    checked again under the lock; else the step is repeated, or the command says so and continues when you repeat it.
+    """
     run_sql(dsn, *PLAIN, "CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     published(database)
     run = verifying.begin(database, **options)
@@ -173,6 +191,10 @@ def _go_on(one: VerifyWorker) -> None:
 
 
 def test_names_are_swapped_in_the_middle_of_a_batch(database: Database, dsn: str) -> None:
+    """Found: tables' names exchanged in the middle of a command: a batch copied the other table's rows, a rebuild
+    didn't drain the source's writers, a removal and a repair removed right entries (`mended`). It holds: the name is
+    checked again under the lock; else the step is repeated, or the command says so and continues when you repeat it.
+    """
     run_sql(dsn, *PLAIN, "CREATE TABLE t_new (LIKE t INCLUDING ALL)", "INSERT INTO t_new VALUES (1000, 'other', 1)")
     _, run = steps.begin(database, include="v", ranges=1, batch_rows=20, scan="key")
     worker = steps.worker(database, run)
@@ -190,6 +212,10 @@ def test_names_are_swapped_in_the_middle_of_a_batch(database: Database, dsn: str
 
 
 def test_names_are_swapped_while_entries_of_a_partition_are_removed(database: Database, dsn: str) -> None:
+    """Found: tables' names exchanged in the middle of a command: a batch copied the other table's rows, a rebuild
+    didn't drain the source's writers, a removal and a repair removed right entries (`mended`). It holds: the name is
+    checked again under the lock; else the step is repeated, or the command says so and continues when you repeat it.
+    """
     run_sql(dsn, *PARTITIONED, "CREATE TABLE t_new (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)")
     published(database)
     run_sql(
@@ -237,6 +263,9 @@ def test_names_are_swapped_while_a_rebuild_waits_for_its_lock(database: Database
 
 @pytest.mark.parametrize("scan", ["key", "block", "auto"])
 def test_a_partitioned_table_without_partitions(database: Database, dsn: str, scan: str) -> None:
+    """Found: a partitioned table without partitions: prepare ended in the server's own error. It holds: it is indexed,
+    its partitions are picked up.
+    """
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)")
     _, run = steps.begin(database, include="v", scan=scan)
     run_sql(
@@ -287,6 +316,9 @@ def test_an_operator_classs_schema_is_renamed(database: Database, dsn: str) -> N
 
 @pytest.mark.parametrize("kind", ["create", "rebuild"])
 def test_a_clean_up_hides_from_no_build_that_writes_were_missed(database: Database, dsn: str, kind: str) -> None:
+    """Found: a rebuild during which a capture function was a stub for a while: a clean-up rendered it again, and the
+    build never knew. It holds: the build fails.
+    """
     run_sql(dsn, *PLAIN)
     if kind == "rebuild":
         published(database)
@@ -309,6 +341,9 @@ def test_a_clean_up_hides_from_no_build_that_writes_were_missed(database: Databa
     ],
 )
 def test_values_are_rewritten_while_a_table_is_being_attached(database: Database, dsn: str, how: str) -> None:
+    """Found: values of a table rewritten, or its column names exchanged, during its attach: the copied entries stayed.
+    It holds: the copy is made again.
+    """
     run_sql(
         dsn,
         *PARTITIONED,
@@ -324,6 +359,7 @@ def test_values_are_rewritten_while_a_table_is_being_attached(database: Database
 
 
 def test_two_indexed_tables_above_a_partition(database: Database, dsn: str) -> None:
+    """Found: a partition with two indexed tables above it was detached from one of them alone. It holds: from each."""
     run_sql(
         dsn,
         *PARTITIONED,

@@ -72,6 +72,7 @@ def attempt(database: Database, patience_s: int = 30) -> list[str]:
 
 
 def test_a_drain_cancels_an_autovacuum_and_names_it(vacuumed: tuple[str, Any]) -> None:
+    """Found: autovacuum starved drains, as "unknown". It holds: cancelled, and named."""
     dsn, _ = vacuumed
     reports = attempt(Database(dsn, "roir tests"))
     assert "autovacuum: VACUUM" in reports[0]
@@ -83,6 +84,7 @@ def test_a_drain_cancels_an_autovacuum_and_names_it(vacuumed: tuple[str, Any]) -
 
 @pytest.mark.slow
 def test_who_may_not_cancel_one_waits_until_the_server_does(vacuumed: tuple[str, Any]) -> None:
+    """Found: autovacuum starved drains, as "unknown". It holds: cancelled, and named."""
     dsn, watch = vacuumed
     role = f"owner_{abs(hash(dsn))}"
     run_sql(

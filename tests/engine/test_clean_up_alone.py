@@ -94,6 +94,7 @@ def walked(how: str) -> Any:
 def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
     database: Database, dsn: str, how: str
 ) -> None:
+    """Found: one broken view stopped the whole clean-up. It holds: a warning; all else is cleaned up."""
     session = steps.session(dsn)
     [(oid, role)] = sql(session, "SELECT 't'::regclass::oid, 'owner_' || current_database()")
     session.close()
@@ -202,6 +203,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("at", range(1, 180, 3))
 def test_at_no_statement_sees_anybody_that_another_one_was_faster(dsn: str, beside: str, at: int) -> None:
+    """Found: two clean-ups at once: `UndefinedTable`. It holds: the second one looks again."""
     step_beside(Database(dsn, "roir tests", IMPATIENT), dsn, beside, at)
 
 

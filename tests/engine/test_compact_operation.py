@@ -70,6 +70,7 @@ def test_outside_of_its_window_it_waits(database: Database) -> None:
 
 
 def test_it_takes_a_place_in_the_queue(dsn: str, database: Database) -> None:
+    """Found: compactions weren't queued: any number ran at once. It holds: as many as all operations may."""
     begun(database)
     run_sql(dsn, "CREATE TABLE other (id int PRIMARY KEY, k int)")
     admission.set_most(database, 1)

@@ -285,6 +285,7 @@ def test_every_statement_once(database: Database, pg: int, phase: str, shape: st
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("phase", SWEPT)
 def test_every_statement_in_every_phase(database: Database, pg: int, phase: str, shape: str, guarded: bool) -> None:
+    """Found: DDL in general. It holds: every statement in every phase: refused, harmless or warned of."""
     tried(database, pg, phase, shape, ddl.EVERYTHING, guarded)
 
 
@@ -386,6 +387,10 @@ def told(database: Database) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("how", ["generated otherwise", "dropped and added", "names swapped"])
 def test_entries_of_another_column_are_told_until_a_rebuild(database: Database, dsn: str, pg: int, how: str) -> None:
+    """Found: `ALTER COLUMN … TYPE … USING` of the same type, `SET EXPRESSION`, a column dropped and added again, names
+    exchanged: wrong and silent. It holds: the server refuses the first; the others fail a build, and are warned of
+    after the publish.
+    """
     if how == "generated otherwise" and pg < 17:
         pytest.skip("SET EXPRESSION came with PostgreSQL 17")
     make(dsn, "plain")
@@ -407,6 +412,9 @@ def test_entries_of_another_column_are_told_until_a_rebuild(database: Database, 
 
 @pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
 def test_a_leaf_that_is_truncated_where_it_is_made_leaves_no_entry(database: Database, dsn: str, phase: str) -> None:
+    """Found: a partition created, filled and truncated in one transaction left entries. It holds: its bounds are asked
+    for rows.
+    """
     make(dsn, "parts")
     stage(database, phase).connection.close()
     made = Ddl(
@@ -421,6 +429,7 @@ def test_a_leaf_that_is_truncated_where_it_is_made_leaves_no_entry(database: Dat
 
 
 def test_a_primary_key_that_is_not_valid_is_refused_and_told(database: Database, dsn: str) -> None:
+    """Found: a primary key that isn't valid was accepted. It holds: refused, and warned of."""
     make(dsn, "parts")
     only = ("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE ONLY t ADD PRIMARY KEY (id, d)")
     run_sql(dsn, *only)

@@ -96,6 +96,10 @@ def test_a_partition_that_is_detached_while_a_sync_copies_its_rows(indexed: Data
 
 
 def test_a_sync_that_was_killed_begins_anew_with_a_partition_that_was_out_since(indexed: Database, dsn: str) -> None:
+    """Found: a `roir sync-partitions` that was killed continued behind its watermark with a partition that was
+    detached, changed and attached since: changed rows stayed without entries. It holds: the partition is copied from
+    its first row on.
+    """
     run_sql(dsn, ATTACH)
     small = Database(dsn, "killed", limits=Limits(attach_rows=5))
 

@@ -91,6 +91,9 @@ SHAPES = {
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_write_is_followed_in_every_phase(database: Database, dsn: str, shape: str, phase: str) -> None:
+    """`COPY` as binary, frozen, with errors ignored, into root and leaf; `MERGE` that moves rows between leaves, by
+    source, and written again; upserts in a leaf; cursors over partitions.
+    """
     of = SHAPES[shape]
     run_sql(dsn, *of.ddl, of.refill)
     follow(database, dsn, phase, of.writes, of.refill, **of.definition)

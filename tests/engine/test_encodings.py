@@ -46,6 +46,9 @@ ENCODINGS = {"LATIN1": ("é", "UTF8"), "WIN1251": ("ж", "UTF8"), "EUC_JP": ("�
 def test_an_operation_goes_its_way_in_any_encoding(
     in_encoding: Callable[[str], str], encoding: str, default: str | None
 ) -> None:
+    """Found: databases in LATIN1 and SQL_ASCII failed. It holds: any encoding that PostgreSQL converts to UTF8;
+    SQL_ASCII keeps each byte.
+    """
     dsn = in_encoding(encoding)
     letter, client = ENCODINGS[encoding]
     if default:

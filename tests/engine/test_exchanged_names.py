@@ -386,6 +386,10 @@ FOUND = [
 def test_what_an_exchange_of_names_has_broken(
     templates: Templates, command: str, scene: str, kind: str, statement: str
 ) -> None:
+    """Found: publish, revert or clean-up replaced another user's view that took the index's name between the look and
+    the statement; detach, sync or removal did so whenever it had that name and those columns. It holds: the replaced
+    relation must be the one that was looked at; `roir.refresh_view` goes by the entries that a view shows.
+    """
     found = [at for at, one in enumerate(templates.statements(scene, command), 1) if one.startswith(statement)]
     assert found
     for at in found[:3]:

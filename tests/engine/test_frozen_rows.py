@@ -47,6 +47,7 @@ def refill(dsn: str) -> None:
 def test_a_writer_that_sees_frozen_rows_and_not_their_entries_is_exact_or_refused(
     database: Database, dsn: str, write: str, isolation: str
 ) -> None:
+    """Writers that see frozen rows and not their entries: exact, or 40001."""
     refused = []
 
     def older(mode: str) -> None:

@@ -152,6 +152,10 @@ def test_a_default_partition_leaves_with_the_rows_that_it_took(
 def test_what_bounds_were_written_by_may_be_renamed(
     database: Database, guarded: str, renames: list[str], statement: str
 ) -> None:
+    """Found: an enum's label, or a type of the partition key, was renamed: the guard refused to let partitions go, and
+    with two labels exchanged the bounds that were written down named another partition. It holds: bounds with a user's
+    type are written down as "all", which the question for the row makes exact.
+    """
     run_sql(
         guarded,
         "CREATE TYPE mood AS ENUM ('a', 'b')",
@@ -401,6 +405,9 @@ def test_the_guard_does_not_look_at_what_prepare_itself_does(database: Database,
 
 
 def test_nobody_passes_it_by_a_setting(database: Database, guarded: str) -> None:
+    """Found: a comment in `DETACH … CONCURRENTLY`, or the setting `own_ddl`, passed the DDL guard. It holds: neither
+    does.
+    """
     published(database, guarded)
     run_sql(
         guarded,
@@ -428,6 +435,9 @@ def test_nobody_passes_it_by_a_setting(database: Database, guarded: str) -> None
     ],
 )
 def test_a_statement_is_read_as_the_server_reads_it(database: Database, query: str, partition: str | None) -> None:
+    """Found: a comment in `DETACH … CONCURRENTLY`, or the setting `own_ddl`, passed the DDL guard. It holds: neither
+    does.
+    """
     with database.transaction() as connection:
         read = "SELECT partition FROM roir.detached_in_two(%(query)s)"
         assert execute(connection, read, {"query": query}).scalar_one() == partition

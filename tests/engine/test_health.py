@@ -93,6 +93,9 @@ def test_a_capture_trigger_that_does_not_fire_is_told(
 
 @pytest.mark.parametrize("filled", [False, True])
 def test_the_remedy_for_a_partition_that_came_without_roir_helps(database: Database, dsn: str, filled: bool) -> None:
+    """Found: after a plain `ATTACH` of a partition with rows status advised `roir clean-up`, which changed nothing. It
+    holds: it names `roir sync-partitions`.
+    """
     published(database, dsn)
     clean_up.clean_up(database)
     run_sql(
@@ -113,6 +116,7 @@ def test_the_remedy_for_a_partition_that_came_without_roir_helps(database: Datab
 
 @pytest.mark.parametrize("state", ["ENABLE", "DISABLE"])
 def test_the_remedy_enables_all_triggers(database: Database, dsn: str, state: str) -> None:
+    """Found: after `ENABLE TRIGGER ALL` the remedy named one of the triggers that it disarms. It holds: it names all."""
     published(database, dsn)
     run_sql(dsn, f"ALTER TABLE t {state} TRIGGER ALL")
     (warning,) = told(database)

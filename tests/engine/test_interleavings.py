@@ -215,6 +215,9 @@ def returning(isolation: str, statements: tuple[str, ...], build: bool) -> Sched
 
 @pytest.mark.parametrize("statements", RETURNS.values(), ids=RETURNS)
 def test_a_row_that_was_deleted_since_the_snapshot_comes_back(grounds: Grounds, statements: tuple[str, ...]) -> None:
+    """Found: a row deleted since the snapshot came back (upserted twice, by another row's primary key, written or
+    deleted again): its old entry stayed. It holds: the entry is that of the row's own version.
+    """
     ground = grounds(ORDINARY)
     ground.sweep(returning(isolation, statements, build=False) for isolation in OLD for _ in range(3))
     with Crossing(ground) as crossing:

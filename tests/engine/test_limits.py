@@ -74,6 +74,7 @@ EVERY = [
 def test_the_biggest_entry_that_the_server_takes_is_taken_and_one_byte_more_is_refused(
     database: Database, dsn: str, name: str, rest: str
 ) -> None:
+    """Found: an entry near the limit was refused, or accepted, by an estimate. It holds: the server is asked."""
     kind, value = VALUES[name]
     user = steps.session(dsn)
     user.autocommit = True
@@ -136,6 +137,9 @@ SPREAD = {
 def test_a_single_fat_row_of_a_small_leaf_is_always_seen(
     database: Database, dsn: str, spread: str, analyzed: bool
 ) -> None:
+    """Found: the size check saw no row of small leaves. It holds: it reads them whole, and of big ones other blocks
+    each time.
+    """
     leaves, rows, where = SPREAD[spread]
     by = " PARTITION BY LIST (p)" if leaves else ""
     user = steps.session(dsn)
@@ -156,6 +160,9 @@ def test_a_single_fat_row_of_a_small_leaf_is_always_seen(
 
 
 def test_a_big_leaf_is_sampled_by_other_blocks_each_time_and_never_by_none(database: Database, dsn: str) -> None:
+    """Found: the size check saw no row of small leaves. It holds: it reads them whole, and of big ones other blocks
+    each time.
+    """
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text)",

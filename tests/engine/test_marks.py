@@ -305,6 +305,12 @@ CASES = [
 def test_what_was_gone_for_a_while_is_refused_or_harmless_or_told(
     database: Database, dsn: str, pg: int, name: str, mode: str, guarded: bool
 ) -> None:
+    """Found: for a while a capture trigger disabled, a capture function a stub, the view of the source replaced or its
+    columns retyped under it, a generated column generated otherwise, a segment detached: no word. It holds: a mark,
+    until a verification leaves nothing wrong. Found: without event triggers, a generated column got another expression
+    (`SET EXPRESSION`), then none (`DROP EXPRESSION`): the warning ended, entries were wrong. It holds: a warning until
+    a verification leaves nothing wrong.
+    """
     gone = GONE[name]
     if pg < gone.since:
         pytest.skip(f"came with PostgreSQL {gone.since}")
@@ -342,6 +348,9 @@ DROP_AND_ADD = ("ALTER TABLE t DROP CONSTRAINT t_pkey", *SHARED, "ALTER TABLE t 
 
 
 def test_a_verification_that_leaves_nothing_wrong_ends_the_warning(database: Database, dsn: str) -> None:
+    """Found: a primary key was dropped, rows shared one, it was added again between two looks: entries missing or
+    wrong, no word. It holds: a mark, until a verification leaves nothing wrong.
+    """
     run_sql(dsn, *PLAIN, ROWS)
     Stage(database, "active", include="v").connection.close()
     run_sql(dsn, *DROP_AND_ADD)
@@ -361,6 +370,9 @@ def test_a_verification_that_leaves_nothing_wrong_ends_the_warning(database: Dat
 def test_a_column_that_is_generated_no_longer_is_told_if_its_table_was_rewritten(
     database: Database, dsn: str, shape: str, rewritten: bool
 ) -> None:
+    """Found: without event triggers, a generated column got another expression (`SET EXPRESSION`), then none (`DROP
+    EXPRESSION`): the warning ended, entries were wrong. It holds: a warning until a verification leaves nothing wrong.
+    """
     run_sql(dsn, *SHAPES[shape], ROWS)
     Stage(database, "active", include="g").connection.close()
     if rewritten:

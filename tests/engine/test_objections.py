@@ -136,6 +136,9 @@ def test_what_is_refused_is_said_at_once(dsn: str) -> None:
 
 @pytest.mark.parametrize("schema", OWN_SCHEMAS)
 def test_an_index_has_no_name_in_a_schema_of_roir_or_the_server(dsn: str, schema: str) -> None:
+    """Found: an index could have its name in the schemas `roir` and `roir_data`. It holds: refused, as in the server's
+    own.
+    """
     steps.make_table(dsn)
     [refused] = of(dsn, IndexDefinition.parse(f"{schema}.ix", "t", "k")).refused
     assert f"schema {schema} is roir's or the server's own" in refused

@@ -73,6 +73,9 @@ def assert_shown(dsn: str) -> None:
 def test_its_maintenance_runs_as_without_an_index(
     database: Database, partman: str, phase: str, retention: str, maintenance: str
 ) -> None:
+    """Found: the DDL guard refused pg_partman's `DETACH`: its maintenance made no new partitions, for no table, and
+    rows fell into the default partition. It holds: the guard takes a plain `DETACH` or `DROP` over.
+    """
     _, run = steps.begin(database, include="v")
     if phase == "published":
         steps.finish_all(database, run)
@@ -96,6 +99,9 @@ def test_its_maintenance_runs_as_without_an_index(
 
 
 def test_rows_of_the_default_partition_are_moved_out_of_it(database: Database, partman: str) -> None:
+    """Found: pg_partman's maintenance of an indexed table had fallen behind, and status was silent. It holds: status
+    names the default partition that has rows, and the call that moves them.
+    """
     steps.make_index(database, "ix", "t", "k")
     run_sql(
         partman,

@@ -390,6 +390,11 @@ ERRORS = {
 
 
 def test_errors_come_with_what_to_do(database: Database, dsn: str) -> None:
+    """Found: the page's remedy for an error went by words in a table's name: "permission denied for table connections"
+    advised to look whether PostgreSQL is up, an index called `…_by_partition_key` to run `sync-partitions`; a Spark
+    that couldn't be reached was taken for PostgreSQL. It holds: a missing right and Spark come first, and names don't
+    count.
+    """
     _, run = steps.begin(database)
     for said, what in ERRORS.items():
         assert what in remedy(said, "public.ix", failed=False)

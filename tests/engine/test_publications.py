@@ -119,6 +119,9 @@ def _lives(database: Database, dsn: str, case: Case) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: ", ".join(map(str, case)))
 def test_a_users_write_fails_only_where_it_would_without_an_index(database: Database, dsn: str, case: Case) -> None:
+    """Found: `CREATE PUBLICATION … FOR ALL TABLES` failed every write to the source. It holds: each table of entries
+    has a replica identity.
+    """
     _lives(database, dsn, case)
 
 

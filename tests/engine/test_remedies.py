@@ -216,6 +216,9 @@ ALL = [
 def test_the_remedy_of_a_warning_helps(
     database: Database, dsn: str, stranger: str, name: str, writes: str, by_hand: bool
 ) -> None:
+    """Found: a view that somebody had replaced by one with `LIMIT` or `OFFSET`: only `roir verify` found it. It holds:
+    status, too.
+    """
     case = CASES[name]
     make(dsn)
     follower = Follower(database, case)

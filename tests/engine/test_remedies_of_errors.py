@@ -140,6 +140,10 @@ def refused(scene: Scene, case: Case) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_remedy_of_a_refusal_helps(scene: Scene, name: str) -> None:
+    """Found: refusals named commands that can't be run as they stand: `roir resume`, `roir abort`, `roir build` without
+    an index, `roir drop INDEX`, `ALTER TABLE … SET LOGGED`, `ALTER TABLE … OWNER TO` "on such partitions". It holds:
+    the command with its names, quoted for a shell or for SQL.
+    """
     case = CASES[name]
     found = scene.remedies(refused(scene, case), case.fills)
     assert len(found) == case.found, found
@@ -173,6 +177,10 @@ TOLD: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize("name", TOLD)
 def test_what_the_page_says_of_an_error_helps(scene: Scene, name: str) -> None:
+    """Found: the page's remedy for an error with the word "partition" in it was `roir sync-partitions TABLE`, of
+    whatever table, and for rights of a partition, too. It holds: the command that the error itself names, with the
+    table.
+    """
     case, (words, again) = CASES[name], TOLD[name]
     refused(scene, case)
     index = "w" if again.endswith(" w") else IX

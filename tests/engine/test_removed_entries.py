@@ -123,6 +123,9 @@ READERS = {
 def test_an_older_snapshot_sees_no_entry_that_no_row_has(
     database: Database, dsn: str, way: Callable[[Database], None], reader: str
 ) -> None:
+    """Found: after the removal of a partition's entries, or of the copies of a cancelled attach, an older snapshot saw
+    entries that no row has. It holds: the view hides them until no older snapshot can exist.
+    """
     published(database, dsn)
     if way is go_back:
         steps.make_index(database, table=None, keys=None)
@@ -201,6 +204,9 @@ CALLS = [
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_who_decides_by_an_old_snapshot_is_refused(database: Database, dsn: str, call: str, isolation: str) -> None:
+    """Found: begin, end and cancel of an attach in a `REPEATABLE READ` transaction decided by its snapshot. It holds:
+    refused, as a detach was.
+    """
     published(database, dsn)
     user: Any = steps.session(dsn, isolation)
     with pytest.raises(steps.psycopg2.errors.FeatureNotSupported, match="needs a READ COMMITTED transaction"):

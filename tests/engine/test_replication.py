@@ -175,6 +175,9 @@ def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn
 
 
 def test_an_attach_names_standbys_that_do_not_tell_and_slots_that_do(primary: Server, dsn: str) -> None:
+    """Found: a standby without feedback, or a slot whose standby is away, was passed over silently. It holds: attach
+    names it, and so does the clean-up that ends a view guard.
+    """
     database = Database(dsn)
     run_sql(dsn, *PARTITIONED, "SELECT pg_create_physical_replication_slot('away', true)")
     steps.make_index(database)
@@ -327,6 +330,7 @@ def test_the_first_copy_of_a_subscription_is_followed(primary: Server, dsn: str,
 def test_a_subscriber_of_all_tables_stops_at_the_first_entry_and_goes_on_as_the_warning_says(
     primary: Server, dsn: str
 ) -> None:
+    """Found: a subscriber of all tables stopped at the first entry. It holds: prepare refuses, `roir status` warns."""
     database = Database(dsn)
     there = dsn.rsplit("/", 1)[1] + "_subscriber"
     primary.execute(f"CREATE DATABASE {there}")

@@ -214,6 +214,10 @@ UPGRADE = ("UPDATE roir.home SET schema_oid = 0", "UPDATE roir.source_partition 
 
 @pytest.mark.parametrize("shape", ["range", "two levels"])
 def test_partitions_are_known_again_after_a_pg_upgrade(database: Database, dsn: str, shape: str) -> None:
+    """Found: after `pg_upgrade` all partitions were gone and new, and the DDL guard could refuse the advised `roir
+    sync-partitions`. It holds: `roir init` knows them again, in every phase; what was detached since is still told
+    apart.
+    """
     make(dsn, shape)
     publish(database, include="v")
     _, run = steps.begin(database, table=None, keys=None)

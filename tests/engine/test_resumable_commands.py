@@ -184,12 +184,18 @@ def before(server: str, template: str) -> list[tuple[Any, ...]]:
 
 
 def test_a_drop_that_dies_is_finished_by_the_next_one_or_by_clean_up(server: str, templates: Any) -> None:
+    """Found: a drop that died left triggers that no command found. It holds: the index is found until all is gone;
+    clean-up continues.
+    """
     assert walk(server, templates(published), "drop", every=1) > 3
 
 
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_that_dies_is_finished(server: str, templates: Any, name: str) -> None:
+    """Found: a drop that died left triggers that no command found. It holds: the index is found until all is gone;
+    clean-up continues.
+    """
     walk(server, templates(COMMANDS[name][0]), name, every=1)
 
 
@@ -219,6 +225,9 @@ def test_a_drop_without_the_lock_for_its_triggers_says_what_is_left(server: str,
 def test_an_attach_that_fails_opens_the_table_again(
     server: str, templates: Any, spoil: str | None, bounds: str, said: str
 ) -> None:
+    """Found: an attach that failed left the table closed to writers. It holds: it is opened again, or the error says
+    that it isn't.
+    """
     with cloned(server, templates(published)) as database:
         if spoil:
             run_sql(database.dsn, spoil)

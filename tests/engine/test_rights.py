@@ -149,6 +149,9 @@ def test_an_error_of_ours_that_an_owner_raises_cuts_no_rows_off(scene: Scene) ->
 
 @pytest.mark.parametrize("when", ["prepared", "half built", "published"])
 def test_a_view_that_takes_the_tables_name_runs_as_the_owner(scene: Scene, when: str) -> None:
+    """Found: a view under the table's name, also read by the capture, ran the owner's functions as roir's role. It
+    holds: it runs as the owner.
+    """
     scene.as_owner(PLAIN, ROWS)
     run = build(scene, ranges=1)
     if when == "published":
@@ -176,6 +179,7 @@ def test_a_view_that_takes_the_tables_name_runs_as_the_owner(scene: Scene, when:
 
 
 def test_partitions_come_and_go_and_their_owner_gains_nothing(scene: Scene) -> None:
+    """Found: a partition that came with rows was read as our role. It holds: as its owner."""
     scene.as_owner(*DOORS["partition's check"])
     run = build(scene)
     steps.finish_all(scene.database, run)

@@ -80,6 +80,10 @@ CODE = {
     ],
 )
 def test_what_an_attach_would_run_is_refused_and_named(scene: Scene, door: str) -> None:
+    """Found: an attach ran as roir's role what is constant in a CHECK, an index's condition (also of the parent), the
+    default partition's CHECK, an operator's function, and the conditions of a foreign key's other table. It holds:
+    refused, with the code and its owner.
+    """
     published(scene, *LOADED, *CODE[door])
     scene.tried()
     with pytest.raises(InvalidInput, match=f"of {scene.owner}; attaching evil.t3"):
@@ -132,6 +136,9 @@ def test_a_constraint_that_took_the_name_of_ours_is_not_validated(scene: Scene) 
 
 
 def test_a_detach_looks_at_a_table_that_refers_to_it_only_where_nothing_of_his_runs(scene: Scene) -> None:
+    """Found: a detach queried the tables that refer to the partition, as roir's role. It holds: refused if that runs
+    another role's code.
+    """
     published(
         scene,
         "CREATE TABLE evil.r (id int REFERENCES evil.t)",
@@ -228,6 +235,9 @@ def test_partitions_by_an_expression_of_his(scene: Scene, guarded: bool) -> None
 
 
 def test_bounds_that_hold_values_of_his_domain_are_refused(scene: Scene) -> None:
+    """Found: a leaf's `TRUNCATE` read bounds from text, and ran the checks of a domain inside. It holds: prepare
+    refuses such keys, and so does the `TRUNCATE` if the domain was given away since.
+    """
     scene.as_owner(
         "CREATE TABLE evil.t (id evil.word[] PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
         "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM ('{a}') TO ('{b}')",

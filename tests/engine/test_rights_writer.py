@@ -225,6 +225,7 @@ def life(scene: Scene, shape: str, owner: str, settings: Sequence[str]) -> None:
 
 
 def test_a_writer_gains_nothing_in_any_mode(scene: Scene) -> None:
+    """A writer's functions, operators, types, temporary tables and settings, in each mode."""
     life(scene, "plain", "another", SETTINGS[:4])
 
 

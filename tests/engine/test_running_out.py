@@ -37,6 +37,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("scene", SCENES)
 def test_each_statement_may_fail_once(dsn: str, hasty: list[float], scene: str, cause: str, offset: int) -> None:
+    """Found: a verification whose last commit's answer was lost ended with "no unfinished verification". It holds: it
+    is over.
+    """
     run_sql(dsn, *SCENES[scene])
     database = Database(dsn, "roir tests")
     life = Life(database, dsn, scene)
@@ -211,6 +214,9 @@ def test_no_connection_left_is_waited_for(
 
 
 def test_the_heart_beats_where_no_connection_is_left(kept: str, server: str) -> None:
+    """Found: where no connection was left, a run's heart stood still, and another could take over the run at work. It
+    holds: the heart keeps its session.
+    """
     run_sql(kept, *SCENES["plain"])
     database = Database(kept, "roir tests", Limits(heartbeat_every_s=0.01))
     _, run = steps.begin(database)

@@ -94,6 +94,7 @@ def start(dsn: str, run: Run, limits: Limits = DEFAULT) -> tuple[threading.Threa
 def test_a_truncate_gets_by_an_index_build_that_then_comes_to_its_end(
     database: Database, dsn: str, built: Run, statement: str
 ) -> None:
+    """Found: a `TRUNCATE` waited for the index build of a segment. It holds: the seal gives way."""
     gate = Gate(dsn)
     thread, failed = start(dsn, built)
     gate.wait_for(thread, failed)
@@ -143,6 +144,7 @@ def test_an_abort_gets_by(database: Database, dsn: str, built: Run) -> None:
 
 
 def test_who_comes_again_and_again_waits_in_the_end(database: Database, dsn: str, built: Run) -> None:
+    """Found: a `TRUNCATE` waited for the index build of a segment. It holds: the seal gives way."""
     gate = Gate(dsn)
     thread, failed = start(dsn, built, Limits(seal_retreats=2))
     somebody = user(dsn)

@@ -386,6 +386,9 @@ def _for(way: str, settings: Settings) -> dict[str, str]:
 
 @pytest.mark.parametrize("way", ["session", "database"])
 def test_settings_that_change_texts_or_meanings_change_no_index(server: str, prepared: str, way: str) -> None:
+    """Found: `array_nulls`, `standard_conforming_strings`, `geqo` of a user's session failed a leaf's `TRUNCATE`. It
+    holds: the functions that users call pin them.
+    """
     go_through(server, prepared, way, _for(way, SAMPLE))
 
 
@@ -431,6 +434,9 @@ PINNED = {
 
 
 def test_no_default_of_a_database_reaches_into_our_sessions(dsn: str, server: str) -> None:
+    """Found: `transaction_timeout` and its kin ended a seal; `default_tablespace = pg_default`, another access method,
+    `geqo_threshold = 2` failed a build. It holds: pinned.
+    """
     assert set(SESSION_SETTINGS) <= set(HOSTILE)
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT current_database()")
@@ -501,6 +507,9 @@ def test_two_prepares_of_one_source_both_are_captured(dsn: str, server: str, iso
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str, isolation: str) -> None:
+    """Found: a default of role or database: of two prepares at `REPEATABLE READ` one generation wasn't captured; the
+    same with two switches. It holds: sessions pin isolation, read only, deferrable before their first snapshot.
+    """
     databases = hostile(dsn, server, isolation)
     run_sql(
         dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)", "INSERT INTO u SELECT i, i FROM generate_series(1, 50) i"

@@ -125,6 +125,9 @@ def _transition(verb: Verb, status: str, phase: str) -> Transition | None:
 
 @pytest.mark.parametrize("machine", STATE_COLUMNS)
 def test_the_database_takes_every_arrow_and_no_other(database: Database, dsn: str, machine: str) -> None:
+    """Found: a stray `UPDATE` of a control table (an aborted operation runs again, a dropped generation is active, a
+    done range isn't): taken, if its own code didn't ask. It holds: refused by the database, whoever writes.
+    """
     user = steps.session(dsn)
     _row_of_each(database, user)
     sql(user, "CREATE TEMP TABLE states (name text, sets text); CREATE TEMP TABLE taken (was text, becomes text)")
@@ -137,6 +140,9 @@ def test_the_database_takes_every_arrow_and_no_other(database: Database, dsn: st
 
 @pytest.mark.parametrize("machine", CONCEIVABLE)
 def test_the_database_has_every_state_and_no_other(database: Database, dsn: str, machine: str) -> None:
+    """Found: a stray `UPDATE` of a control table (an aborted operation runs again, a dropped generation is active, a
+    done range isn't): taken, if its own code didn't ask. It holds: refused by the database, whoever writes.
+    """
     user = steps.session(dsn)
     _row_of_each(database, user)
     sql(user, "SET session_replication_role = replica")

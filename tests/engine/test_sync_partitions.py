@@ -57,6 +57,10 @@ RAW = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", RAW)
 def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, mode: str) -> None:
+    """Found: the clean-up after a `sync-partitions` said that the capture was made for another owner or another
+    version, and asked for a verification. It holds: it makes the capture again for the newer layout, and says nothing:
+    what was written before is right.
+    """
     make(dsn)
     user = steps.session(dsn)
     _, drive = steps.begin(database, include="v", ranges=4, segments=2, batch_rows=30)

@@ -70,6 +70,7 @@ def test_limits_are_read_as_they_are_written_and_shown_as_they_are_read(dsn: str
 
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_no_limit_is_refused_by_sql_and_by_the_commands(governed: Database, dsn: str, text: str) -> None:
+    """Found: `replicas=,,` was a limit, of replicas without a name. It holds: refused."""
     with pytest.raises(psycopg2.errors.InvalidParameterValue, match="throttle"):
         sql(steps.session(dsn), "SELECT roir.throttle_of(%s)", text)
     with pytest.raises(InvalidInput, match="throttle"):

@@ -96,6 +96,11 @@ def test_what_was_read_before_a_lock_is_read_again(
 def test_in_no_gap_of_a_command_another_one_makes_anything_wrong(
     server: str, templates: dict[str, str], gaps: meeting.Gaps, scene: str, first: str, second: str, readers: str
 ) -> None:
+    """Found: two operators' commands at once, in general: clean-up, detach, attach, sync, revert, publish, compact,
+    drop, abort, prepare, verify. It holds: readers of every snapshot see what the table shows them, status and verify
+    are right, and what gave way succeeds when it is repeated. Found: a publish beside an abort of its operation: a raw
+    "relation … does not exist", or that the table was altered. It holds: it is fenced, or told what is gone.
+    """
     found = gaps.of(scene, first, readers)
     step = -(-len(found) // MOST_GAPS) or 1
     begin = list(COMMANDS).index(second) % step

@@ -149,6 +149,9 @@ def every_way(dsn: str, database: Database, case: str) -> None:
 
 @pytest.mark.sample(0)
 def test_what_lookups_can_not_tell_is_found_and_never_called_mended(dsn: str, database: Database, case: str) -> None:
+    """Found: it said clean though heap and B-tree of the table or the entries disagreed; a repair called it `mended`.
+    It holds: `damaged`, with the remedy; a repair doesn't touch it.
+    """
     every_way(dsn, database, case)
 
 

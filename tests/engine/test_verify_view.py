@@ -96,6 +96,11 @@ def test_what_is_wrong_with_the_view_is_found_and_repaired(database: Database, d
 
 
 def test_a_guard_that_is_lost_while_older_snapshots_live_is_found(database: Database, dsn: str) -> None:
+    """Found: the view showed another generation, or entries of a partition that had left, or had got another query: the
+    verification compared the entries and called the index exact, and `roir status` was silent. It holds: the
+    verification compares the view's definition with that of a view made for it, status compares what it can without a
+    change; `--repair` makes the view again.
+    """
     make(dsn)
     old = steps.old_session(dsn)
     steps.make_index(database, include="v")

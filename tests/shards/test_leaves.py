@@ -91,6 +91,9 @@ def test_what_a_partition_brings_or_takes_is_followed(shards: Make, change: str)
 
 
 def test_a_level_that_was_out_is_followed_to_its_leaves(shards: Make) -> None:
+    """Found: an index over shards: a level of a shard's table was detached, its rows changed, and attached again:
+    entries stayed as they were, and nothing said so. It holds: its leaves are followed as those that went and came.
+    """
     made, generation, shippers = ready(shards)
     made.run(
         "CREATE TABLE s PARTITION OF t FOR VALUES FROM (600) TO (700) PARTITION BY RANGE (id)",

@@ -206,6 +206,9 @@ def test_every_command_is_here() -> None:
 
 @pytest.mark.slow
 def test_no_secret_is_where_others_can_read_it(place: Place) -> None:
+    """Found: passwords of shards in the servers' logs (`INSERT INTO roir.shard`, `CREATE USER MAPPING`) and in `ps`. It
+    holds: they go by `COPY`, and by variables; the command warns of one among its arguments.
+    """
     place.roir("init")
     place.roir("shard", "add", "s0")
     events = place.home / "events"
@@ -286,6 +289,9 @@ def test_no_failure_says_a_secret(command: str, wrong: str, place: Place, caplog
 
 @pytest.mark.sample(1)
 def test_a_password_among_the_arguments_is_warned_of(place: Place) -> None:
+    """Found: passwords of shards in the servers' logs (`INSERT INTO roir.shard`, `CREATE USER MAPPING`) and in `ps`. It
+    holds: they go by `COPY`, and by variables; the command warns of one among its arguments.
+    """
     for arguments, variable in (
         (("--dsn", place.dsn("index", port="1"), "status"), "ROIR_DSN"),
         (("shard", "add", "s0", "--dsn", place.dsn("shard", port="1")), "ROIR_SHARD_DSN"),

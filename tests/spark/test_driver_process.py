@@ -212,6 +212,10 @@ time.sleep(600)
 
 @pytest.mark.parametrize("asks", ["wait", "wait_for_order"])
 def test_a_driver_that_dies_leaves_nobody_behind_even_without_its_guard(log: Log, asks: str) -> None:
+    """Found: a driver that was killed after its guard had been killed (the OOM killer takes what it finds) left its JVM
+    and workers. It holds: the command, or the task, kills what is left of the driver's session before it reaps the
+    driver.
+    """
     driver = Driver(python(LEAVES), driver_environment(SECRET), log)
     log.wait_for(str.isdigit)
     left = psutil.Process(driver.pid).children(recursive=True)
