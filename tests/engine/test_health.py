@@ -116,7 +116,9 @@ def test_the_remedy_for_a_partition_that_came_without_roir_helps(database: Datab
 
 @pytest.mark.parametrize("state", ["ENABLE", "DISABLE"])
 def test_the_remedy_enables_all_triggers(database: Database, dsn: str, state: str) -> None:
-    """Found: after `ENABLE TRIGGER ALL` the remedy named one of the triggers that it disarms. It holds: it names all."""
+    """Found: after `ENABLE TRIGGER ALL` the remedy named one of the triggers that it disarms. It holds: it names
+    all.
+    """
     published(database, dsn)
     run_sql(dsn, f"ALTER TABLE t {state} TRIGGER ALL")
     (warning,) = told(database)

@@ -37,7 +37,9 @@ def test_it_is_the_one_that_the_script_finds(machine: Machine, home: str | None,
 
 
 def test_a_spark_home_that_leads_nowhere_is_named(machine: Machine) -> None:
-    """Found: `SPARK_HOME` that leads nowhere wasn't named: "No such file or directory". It holds: the message names it."""
+    """Found: `SPARK_HOME` that leads nowhere wasn't named: "No such file or directory". It holds: the message
+    names it.
+    """
     machine.java_on_path("17")
     environment = {"PATH": str(machine.bin), "SPARK_HOME": str(machine.root)}
     with pytest.raises(JavaMissing, match=f"SPARK_HOME is {machine.root}, which has no bin/spark-submit"):
