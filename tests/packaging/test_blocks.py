@@ -84,6 +84,7 @@ FIRST = {
     "compact": {"": BUILD},
     "monitor": {"": BUILD},
     "operate": {"": "BACKGROUND=1"},
+    "oracle": {"": BUILD},
     "partitions": {
         "": BUILD,
         "SELECT roir.detach_partition": 'psql -c "CREATE TABLE shop.orders_2016_01 PARTITION OF shop.orders '

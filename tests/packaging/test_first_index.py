@@ -76,7 +76,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     assert "orders_20" not in plan[: plan.index(" rows)")]
     # The verification, the build's own and that of the rebuild.
     assert said.count("missing 0, extra 0, different 0") >= 2
-    # Eight orders of that customer, and the one that was given to him.
+    # Eight orders of that customer, and the one that the update gave to that customer.
     assert re.search(r"\(9 rows\)", said)
     paused = re.search(r"paused at ([\d.]+) %", said)
     assert paused is not None
