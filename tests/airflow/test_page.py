@@ -128,7 +128,7 @@ def build(page: Page, shop: Any, warehouse: str) -> tuple[str, dict[str, Any]]:
     return run, {"connection": warehouse, "operation": begun.operation_id}
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_each_user_reads_and_changes_what_airflow_allows(
     page: Page, shop: Any, build: tuple[str, dict[str, Any]]
 ) -> None:
@@ -205,7 +205,7 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     assert page.change("user", "workers", run, named | {"parallelism": 3}).status_code in (404, 409)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_an_operation_that_waits_for_its_turn_is_shown_as_waiting(
     page: Page, shop: Any, build: tuple[str, dict[str, Any]]
 ) -> None:
@@ -225,7 +225,7 @@ def test_an_operation_that_waits_for_its_turn_is_shown_as_waiting(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_who_reads_another_dag_gets_nothing_of_this_one(page: Page, build: tuple[str, dict[str, Any]]) -> None:
     if not page.server.fab:
         pytest.skip("the simple auth manager has no rights by DAG")
@@ -244,7 +244,7 @@ def test_who_reads_another_dag_gets_nothing_of_this_one(page: Page, build: tuple
     assert page.ask("clerk", "GET", "/run", params={"dag_id": "control_index", "run_id": mine}).status_code == 200
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_no_other_site_changes_anything(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
     run, named = build
     about = {"dag_id": DAG, "run_id": run}
@@ -280,7 +280,7 @@ HOSTILE = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
     run, named = build
     good = {"dag_id": DAG, "run_id": run}
@@ -322,7 +322,7 @@ def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[
     assert 400 <= page.change("admin", "resume", run, named).status_code < 500
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_duplicates_are_read_some_at_a_time_and_only_of_the_runs_own_operation(
     page: Page, shop: Any, warehouse: str
 ) -> None:
@@ -355,7 +355,7 @@ def test_duplicates_are_read_some_at_a_time_and_only_of_the_runs_own_operation(
         assert page.ask("viewer", "GET", "/api/run/duplicates", params=about | other).status_code == 404
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_what_has_not_changed_is_not_sent_again(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
     run, named = build
     about = {"dag_id": DAG, "run_id": run}
@@ -386,7 +386,7 @@ def troubles(page: Page, found: Callable[[dict[str, Any]], bool]) -> dict[str, A
         time.sleep(0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_a_database_of_another_version_is_not_passed_over(page: Page, shop: Any, warehouse: str) -> None:
     """One without a control schema has nothing to do with the page. One that has another is what somebody looks for."""
     page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": warehouse})
@@ -397,7 +397,7 @@ def test_a_database_of_another_version_is_not_passed_over(page: Page, shop: Any,
     assert warehouse not in troubles(page, lambda shown: warehouse not in shown)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_a_database_that_is_down_is_said_to_be_and_nothing_more(page: Page, shop: Any, warehouse: str) -> None:
     where = {"host": "127.0.0.1", "port": 1, "login": "never-seen-role", "schema": "never-seen-database"}
     page.server.add_connection(f"down_{warehouse}", "postgres", password="never-seen-password", **where)
@@ -409,7 +409,7 @@ def test_a_database_that_is_down_is_said_to_be_and_nothing_more(page: Page, shop
     assert shown[f"down_{warehouse}"] == f"the database of connection down_{warehouse} can't be reached"
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 def test_no_answer_has_a_secret(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
     """Of all that the tests of this server were answered, errors included."""
     run, named = build
