@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
@@ -46,7 +49,25 @@ class PicturesForLightAndDark(SphinxTransform):
             )
 
 
+class PagesElsewhereAsFiles(SphinxTransform):
+    """Makes a link to a Markdown page that isn't below docs/ (a benchmark's results) one to its file."""
+
+    default_priority = 100
+
+    def apply(self, **_: Any) -> None:
+        here = Path(self.env.doc2path(self.env.docname)).parent
+        for link in list(self.document.findall(addnodes.pending_xref)):
+            page = Path(f"{link['reftarget']}.md")
+            if link.get("refdomain") == "doc" and link["reftarget"] not in self.env.all_docs and page.is_file():
+                attributes = {name: link[name] for name in ("refdoc", "reftype", "refexplicit") if name in link}
+                target = os.path.relpath(page, here)
+                link.replace_self(
+                    addnodes.download_reference("", "", *link.children, reftarget=target, refdomain=None, **attributes)
+                )
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_transform(LanguageOfBlocks)
     app.add_transform(PicturesForLightAndDark)
+    app.add_transform(PagesElsewhereAsFiles)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
