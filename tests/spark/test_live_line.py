@@ -53,7 +53,7 @@ def test_on_a_terminal_there_is_a_live_line_instead_of_a_line_per_range(database
     install.init(database)
     steps.make_table(dsn)
     said = on_terminal((*BUILD, "--table", "public.t", "--keys", "k", "--ranges", "30"), dsn)
-    assert re.search(r"build: [\d,]+ rows", said)
+    assert re.search(r"build: [\d,]+ of about [\d,]+ rows", said)
     assert "build: 2 workers" in said
     assert not OF_RANGES.search(said)
     rebuilt = subprocess.run(
