@@ -32,8 +32,6 @@ def _rule(name: str, pattern: str, instead: str, at_start: bool = False) -> Rule
     return Rule(name, re.compile(pattern if at_start else rf"\b(?:{pattern})\b"), instead, at_start)
 
 
-# Pages that aren't held to the rules yet.
-NOT_YET = ()
 # A sentence with more words is hard to follow; a colon or a semicolon ends one.
 LONGEST = 45
 RULES = (
@@ -200,8 +198,6 @@ def _show(*lines: object) -> None:
 def main() -> int:
     """0 if there is nothing to be found; with --count how often each rule finds something, and where."""
     found = check()
-    if "--all" not in sys.argv and "--count" not in sys.argv:
-        found = [one for one in found if one.place.rpartition(":")[0] not in NOT_YET]
     if "--count" in sys.argv:
         for what in ([one.rule for one in found], [one.place.split(":")[0] for one in found]):
             _show(*(f"{number:5} {name}" for name, number in Counter(what).most_common()), "")

@@ -17,6 +17,8 @@ from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_
 
 # Of several databases the others are shown all the same.
 SEVERAL_S = 4.0
+# An index may have hundreds; those that would give most back if they were built now are worth a row.
+MOST_SEGMENTS = 20
 
 
 async def the_run(looks: Looks, dag_id: str, run_id: str) -> Run:
@@ -94,10 +96,6 @@ def indexes_of(connection_id: str) -> list[dict[str, Any]]:
         found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
         runs = runs_of(database, [one["operation"] for one in found if one["operation"] is not None])
     return [one | {"run": runs.get(one["operation"])} for one in found]
-
-
-# An index may have hundreds; those that would give most back if they were built now are worth a row.
-MOST_SEGMENTS = 20
 
 
 def shown_segments(found: Sequence[Segment]) -> dict[str, Any] | None:

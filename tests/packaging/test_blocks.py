@@ -6,11 +6,9 @@ pages' story, `shop.orders`. Commands that would start Spark work by threads; wh
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -18,6 +16,7 @@ from textwrap import dedent
 import pytest
 
 from servers.postgres import embedded_postgres, programs
+from tests.packaging.page_script import run_script
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -146,23 +145,10 @@ def test_the_blocks_of_a_page_run(page: str, host: str, tmp_path: Path) -> None:
     for place, here in places.items():
         script = script.replace(place, here)
     (tmp_path / ".psqlrc").write_text("\\set ON_ERROR_STOP 1\n\\set QUIET 1\n\\pset pager off\n")
-    path = f"{Path(sys.executable).parent}:{programs(18)}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PGHOST": host, "PGUSER": "postgres", "PGDATABASE": database}
+    environment = {"PGHOST": host, "PGUSER": "postgres", "PGDATABASE": database}
     environment |= {"ROIR_DSN": f"host={host} user=postgres dbname={database}", "PSQLRC": str(tmp_path / ".psqlrc")}
     subprocess.run([f"{programs(18)}/createdb", "-h", host, "-U", "postgres", database], check=True)
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env=environment,
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout[-3000:]
+    run_script(script, tmp_path, environment, 300)
 
 
 def test_a_page_is_run_by_one_test() -> None:

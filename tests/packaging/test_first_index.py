@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from servers.postgres import embedded_postgres, programs
+from servers.postgres import embedded_postgres
+from tests.packaging.page_script import run_script
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "first-index.md"
@@ -49,21 +48,8 @@ def unspaced(text: str) -> str:
 @pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     java = subprocess.run([JAVA], capture_output=True, text=True, check=True).stdout.strip()
-    path = f"{Path(sys.executable).parent}:{programs(18)}:{os.environ['PATH']}"
     with embedded_postgres(18) as dsn:
-        done = subprocess.run(
-            ["bash", "-c", as_script(PAGE.read_text())],
-            env={**os.environ, "ROIR_DSN": dsn, "JAVA_HOME": java, "PATH": path},
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-    said = done.stdout
-    assert done.returncode == 0, said[-4000:]
-    print(said)
+        said = run_script(as_script(PAGE.read_text()), tmp_path, {"ROIR_DSN": dsn, "JAVA_HOME": java}, 600)
     # What the page shows is what comes, but for the spaces around it.
     for shown in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         assert unspaced(shown) in unspaced(said)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from servers.postgres import embedded_postgres, programs
+from servers.postgres import embedded_postgres
+from tests.packaging.page_script import run_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "uninstall.md"
 TABLE = """
@@ -52,22 +50,10 @@ def as_script(page: str) -> str:
 
 @pytest.mark.slow
 def test_the_page_leaves_nothing_but_the_table(tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{programs(18)}:{os.environ['PATH']}"
     with embedded_postgres(18) as dsn:
         host = dsn.split("host=")[1]
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", as_script(PAGE.read_text())],
-            env={**os.environ, "PGHOST": host, "PGUSER": "postgres", "PATH": path}
-            | {"ROIR_DSN": f"host={host} user=builder dbname=app"},
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-    said = done.stdout
-    assert done.returncode == 0, said[-4000:]
+        environment = {"PGHOST": host, "PGUSER": "postgres", "ROIR_DSN": f"host={host} user=builder dbname=app"}
+        said = run_script(as_script(PAGE.read_text()), tmp_path, environment, 600, "-o", "pipefail")
     assert "is aborted" in said
     assert "no index yet" in said
     assert said.splitlines()[-1] == "0|0|0|0|2000"
