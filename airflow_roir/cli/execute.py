@@ -68,7 +68,7 @@ def run_and_print(
 
 
 def verify_before(database: Database, index: str, spark: CommandSpark | NoSpark) -> VerifyReport:
-    """Run a verification that a build waits for to its end; exits with 3 if somebody paused it."""
+    """Run the verification before a rebuild to its end. Exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
     _exit_if_unfinished(_to_end(database, row.id, index, spark, False, False), index)
     return report_of(database, row.id)

@@ -1,4 +1,4 @@
-"""Who may ask what of the pages, by the rights that Airflow gives a user on a DAG, and what guards each request.
+"""A user's access to the pages, by the rights that Airflow gives on a DAG, and the guards of each request.
 
 No `from __future__ import annotations`: FastAPI resolves the types of a dependency by its module.
 """
@@ -43,7 +43,7 @@ def dag_access(method: Literal["GET", "PUT"], entity: DagAccessEntity) -> Callab
 
 
 def indexes_access(request: Request, user: User) -> None:
-    """Who may read the runs of the DAG that builds may read of all indexes."""
+    """Let a user read about all indexes if that user may read the runs of the DAG that builds."""
     requires_access_dag("GET", DagAccessEntity.RUN, settings.build_dag())(request, user)
 
 
