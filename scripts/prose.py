@@ -7,8 +7,10 @@ hints in SQL. It needs no package: proselint, write-good, codespell and Harper f
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -173,6 +175,34 @@ def texts_of_sql(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((text.count("\n", 0, found.start()) + 1, one) for one in _sentences(found[1]))
 
 
+def notes_of_code(path: Path) -> Iterator[tuple[int, str]]:
+    """What Python says to maintainers: docstrings and comments."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
+                yield from ((getattr(node, "lineno", 1), one) for one in _sentences(paragraph))
+    comments = (one for one in tokenize.generate_tokens(io.StringIO(text).readline) if one.type == tokenize.COMMENT)
+    yield from _joined((one.start[0], one.string.lstrip("#: ")) for one in comments)
+
+
+def notes_of_sql(path: Path) -> Iterator[tuple[int, str]]:
+    """What SQL says to maintainers: its comments."""
+    lines = enumerate(path.read_text().splitlines(), 1)
+    yield from _joined((number, line.split("--", 1)[1].strip()) for number, line in lines if "--" in line)
+
+
+def _joined(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The sentences of comments; those of neighbouring lines are one text."""
+    begin, last, block = 0, -1, ""
+    for number, text in lines:
+        if number != last + 1:
+            yield from ((begin, one) for one in _sentences(block))
+            begin, block = number, ""
+        block, last = f"{block} {text}", number
+    yield from ((begin, one) for one in _sentences(block))
+
+
 def pages() -> list[Path]:
     """Every page that was written by hand."""
     found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -191,13 +221,25 @@ def check() -> list[Finding]:
     return found
 
 
+def check_notes(folders: list[str]) -> list[Finding]:
+    """All findings in docstrings and comments below these folders."""
+    found: list[Finding] = []
+    for path in sorted(one for folder in folders for one in (ROOT / folder).rglob("*.*")):
+        notes = {".py": notes_of_code, ".sql": notes_of_sql}.get(path.suffix)
+        if notes is not None:
+            found += findings_in(str(path.relative_to(ROOT)), notes(path), page=False)
+    return found
+
+
 def _show(*lines: object) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def main() -> int:
-    """0 if there is nothing to be found; with --count how often each rule finds something, and where."""
-    found = check()
+    """0 if there is nothing to be found; with --count how often each rule finds something, and where; with
+    --notes FOLDER … the same of docstrings and comments there."""
+    folders = sys.argv[sys.argv.index("--notes") + 1 :] if "--notes" in sys.argv else []
+    found = check_notes(folders) if folders else check()
     if "--count" in sys.argv:
         for what in ([one.rule for one in found], [one.place.split(":")[0] for one in found]):
             _show(*(f"{number:5} {name}" for name, number in Counter(what).most_common()), "")
