@@ -24,7 +24,7 @@ from tests.engine.steps import sql
 AT_ONCE = {"lock_timeout_ms": 20, "lock_patience_s": 0}
 # A unit of a table that fits into a few blocks takes some ten steps.
 MOST_STEPS = 60
-# What a unit makes, wherever it still is: tables, functions, triggers.
+# The tables, functions and triggers that a unit has created and that still exist.
 LEFT_OVER = """
 SELECT c.oid::regclass::text FROM pg_class c
  WHERE c.relnamespace = 'roir_data'::regnamespace AND c.relkind IN ('r', 'p')
@@ -47,7 +47,7 @@ def small(dsn: str, blocks: int = 1) -> Database:
 
 
 def act(kind: str, *ordinals: int, parts: int = 1) -> Action:
-    """An action whose figures nobody looks at."""
+    """An action whose figures don't matter."""
     return Action(Kind(kind), ordinals, parts, 1000, 500, 1, 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, "asked for")
 
 
@@ -67,9 +67,10 @@ def worker(database: Database, run: Run, number: int = 0) -> CompactWorker:
 
 
 def stages(database: Database, run: Run, one: CompactWorker | None = None) -> Iterator[str]:
-    """Go through all units of a run, by one worker: yields before each step what is to be done, and at the end.
+    """Goes through all units of a run with one worker. Yields before each step what the step will do, and once at the
+    end.
 
-    A step that gets no lock is yielded again: whoever holds it has his turn first.
+    A step that gets no lock is yielded again, so that the session that holds the lock has its turn first.
     """
     one = one or worker(database, run)
     claim = one.claim()
@@ -98,7 +99,7 @@ def compact(database: Database, *actions: Action, between: Callable[[str], objec
 
 
 def writes(dsn: str, every: int = 10) -> None:
-    """Some of each kind; each time to other rows. every: of so many rows one may be deleted."""
+    """Writes of each kind, each time to other rows. every: at most one row in this many is deleted."""
     run_sql(
         dsn,
         "UPDATE t SET v = v + 1000 WHERE id % 40 = 1",
@@ -123,7 +124,7 @@ def segments(dsn: str) -> list[int]:
 
 
 def left_over(dsn: str) -> list[str]:
-    """What is still there of units that have ended."""
+    """The objects that remain of units that have ended."""
     with steps.session(dsn) as user:
         return [name for (name,) in sql(user, LEFT_OVER)]
 

@@ -69,7 +69,7 @@ class Ddl:
 
     @property
     def name(self) -> str:
-        """What a test is called by."""
+        """The name of the test."""
         return "; ".join(self.sql)
 
 

@@ -1,4 +1,4 @@
-"""What comes in the middle of an engine's step: before its n-th statement a user writes, or its session dies."""
+"""Disturbances in the middle of an engine step: before its n-th statement a user writes, or its session dies."""
 
 from __future__ import annotations
 

@@ -55,14 +55,15 @@ SCENES = {
     ),
 }
 BOUNDS = "FOR VALUES FROM (60) TO (90)"
-# Whatever they are called by then; those that aren't ours to touch, but for the sources.
+# All names that the sources and the tables exchanged with them may have after an exchange.
 TABLES = ("t", "t_new", "other", "p_new", "n1", "n_new", "p1", "p2")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Statements that exchange names in one transaction. undo: what a user is told to do, where he must give the name
-    again. new: who has the name afterwards. fails: why users' writes may fail by it until a clean-up, or the undo.
+    """Statements that exchange names in one transaction. undo: the statements that give the name back, if the user has
+    to run them. old, new: the tables that users write to afterwards. fails: users' writes may fail until a clean-up or
+    the undo.
     """
 
     how: str
@@ -197,7 +198,7 @@ class Exchange:
                 raise
 
 
-# --- how it stands before a command, each made once and cloned
+# --- the states before a command, each made once and cloned
 
 
 def definition() -> IndexDefinition:
@@ -215,7 +216,7 @@ def begun(database: Database, **more: Any) -> None:
 
 
 def written(database: Database) -> None:
-    """What the delta then holds."""
+    """Writes that the delta then holds."""
     run_sql(
         database.dsn,
         "UPDATE app.t SET k = 'e' WHERE id IN (3, 33)",
@@ -299,7 +300,7 @@ def aborting(database: Database) -> None:
 
 
 def spoiled(database: Database) -> None:
-    """What a repair puts right."""
+    """Damages a published index: one entry is wrong, one is missing, one is too many."""
     published(database)
     run_sql(
         database.dsn,

@@ -26,7 +26,7 @@ from tests.test_cli import ended_here
 
 COMMANDS = [*get_command(cli.app).commands]  # type: ignore[attr-defined]
 ARGUMENT = r"""'[^']*'|--[a-z-]+(?: off)?|(?:\w+|"[^"]*")\.(?:\w+|"[^"]*")"""
-# In a message a command ends with its arguments, a statement with its sentence or what is told of it.
+# In a message a command ends with its arguments. A statement ends with its sentence, or before a remark on it.
 STEP = re.compile(
     rf"\broir (?P<command>{'|'.join(COMMANDS)})\b(?P<arguments>(?: (?:{ARGUMENT}))*)"
     r"|(?P<sql>(?:ALTER|GRANT|REVOKE|DROP (?:SCHEMA|TRIGGER|PUBLICATION)|CREATE [A-Z]+|REINDEX TABLE|SELECT roir\.)"
@@ -35,7 +35,7 @@ STEP = re.compile(
     r"|(?P<rows>roir\.rows\(.*\))",
     re.MULTILINE,
 )
-# What a message shows as an example, and a flag that it names.
+# An example that a message shows, and a flag that it names.
 EXAMPLE = re.compile(
     r"(?:example: |in ZONE: |write it as (?:replicas=r1,r2, or )?)(?P<example>.+?)(?: or |$)", re.MULTILINE
 )
@@ -43,7 +43,7 @@ FLAG = re.compile(r"--[a-z-]+(?: (?:auto|none|key))?")
 
 
 class Refused(Exception):
-    """What was said instead."""
+    """The message that came instead of success."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Scene:
         return Database(self.of(self.who), "roir tests")
 
     def do(self, step: Any) -> str:
-        """What is said. Raises Refused."""
+        """Does a step and returns its output. Raises Refused."""
         if callable(step):
             try:
                 return str(step(self))
@@ -113,15 +113,14 @@ class Scene:
         if (statement := one["sql"]) is not None:
             statement = statement[: -1 if statement.count(")") > statement.count("(") else None]
             return f"{self.who if statement.startswith('SELECT') else 'admin'}>> {statement}"
-        # Whoever attached it knows the arguments.
         known = self.names["attached"] if one["command"] == "attach-partition" and not one["arguments"] else ""
         return f"{self.who}>> roir {one['command']}{one['arguments']}{known}"
 
 
 def roir(dsn: str, *arguments: str) -> str:
-    """The command, as a user runs it, in this process. Raises Refused where it ends with another code than 0."""
+    """Runs the command in this process, as a user runs it. Raises Refused if its exit code isn't 0."""
     done = ended_here(dsn, *arguments)
-    # Which rows are duplicates is an answer, too.
+    # Duplicates are an answer too.
     if done.returncode and arguments[0] != "duplicates":
         raise Refused(done.stdout + done.stderr)
     return str(done.stdout + done.stderr)

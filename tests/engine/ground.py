@@ -37,7 +37,7 @@ from tests.engine.stages import Stage
 
 SLOTS = 24
 TWIN = "twin"
-# Bloat of so many fillings is swept away; more cost time in every comparison.
+# After this many fillings a VACUUM removes the bloat. With more fillings each comparison took longer.
 FILLINGS_PER_VACUUM = 40
 # Failures that a report makes shorter; the others are only counted.
 SHORTENED = 30
@@ -49,7 +49,7 @@ Outcomes = dict[tuple[int, int], Outcome]
 
 @dataclass(frozen=True)
 class Failure:
-    """What was wrong after a schedule, and where."""
+    """One thing that was wrong after a schedule, and where it was found."""
 
     where: str
     schedule: Schedule
@@ -62,7 +62,7 @@ class Failure:
 
 @dataclass
 class Count:
-    """What a sweep has done."""
+    """Counts the work of a sweep."""
 
     played: int = 0
     impossible: int = 0
@@ -86,7 +86,7 @@ class Ground:
 
     # Modes or phases of `Stage`.
     modes: Sequence[str] = ("mid-build", "direct", "active")
-    # What else an index is.
+    # The other parts of the index's definition.
     definition: Mapping[str, object] = {}
     # How many transactions a schedule by chance has, and of which levels: these in turn.
     sizes: Sequence[int] = (2, 3)
@@ -215,7 +215,7 @@ class Ground:
     def judge(
         self, plays: Sequence[Play], twins: Sequence[Outcomes], wrong: dict[int, list[str]], mode: str
     ) -> list[Failure]:
-        """What is wrong with plays that have ended. wrong: the entries that are, by slot."""
+        """The failures of plays that have ended. wrong: the wrong entries, by slot."""
         failures = []
         for slot, (play, twin) in enumerate(zip(plays, twins, strict=True)):
             what = [*wrong.get(slot, []), *self._unexpected(play, twin)]
@@ -230,9 +230,9 @@ class Ground:
         return failures
 
     def twins(self, schedules: Iterable[Schedule]) -> Iterator[tuple[Schedule, Outcomes]]:
-        """Play schedules on the twin; yields those that exist, with their outcomes.
+        """Plays schedules on the twin. Yields those that are possible, with their outcomes.
 
-        What can't begin like this can't go on in any way.
+        If a beginning is impossible, every schedule that begins with it is skipped.
         """
         dead: set[tuple[object, ...]] = set()
         slots = itertools.cycle(range(SLOTS))
@@ -274,12 +274,13 @@ class Ground:
             return [f"not as without the index: {compared(play, twin)}"]
         if DEADLOCK in mine:
             return [] if self.kind != ORDINARY else ["a deadlock"]
-        # Who waits for another's end at the entry comes too late to delete the row that this one's commit meets.
+        # A transaction that waits at the entry for another transaction's end comes too late to delete the row that its
+        # own commit meets.
         came_late = any(one.waited and not twin[turn].waited for turn, one in play.outcomes.items() if turn in twin)
         late = {"23505"} if came_late and self.kind != ORDINARY else set()
         if levels == {READ_COMMITTED}:
             return [] if mine - late <= theirs else [f"not as without the index: {compared(play, twin)}"]
-        # What would come of the same refusals: one of them may spare the other transaction its own, so once more.
+        # Play the twin with the same refusals. A refusal may spare the other transaction its own, so repeat.
         refused: frozenset[tuple[int, int]] = frozenset()
         while more := {
             turn
@@ -331,14 +332,14 @@ class Ground:
             pytest.fail(self.report())
 
     def report(self) -> str:
-        """What was found, each failure of a kind once and in short, and how much was played."""
+        """A report: one short failure of each kind, and how much was played."""
         found: dict[object, Failure] = {}
         for failure in self.count.failures:
             found.setdefault((failure.where, failure.schedule.transactions), failure)
         brief = {}
         for failure in list(found.values())[:SHORTENED]:
             mode = failure.where.partition(", ")[2]
-            # What crossed phases is told as it was found: its stage is gone.
+            # A failure that crossed phases is reported as it was found, because its stage is gone.
             short = failure
             if mode in self.stages:
                 short = self.shortest(failure, partial(self.play, mode=mode))

@@ -1,4 +1,4 @@
-"""A hostile owner's scene: what his code tries wherever it runs, and how it is told whether he has gained by it."""
+"""A hostile owner's scene: code that attacks wherever it runs, and the checks whether the owner has gained by it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-# Whatever may be called by reading: it notes who it is, and takes all that it can get. Nothing that it does may stay.
+# Every function that a read may call runs this one. It records its role and takes all that it can get. None of its
+# effects may last.
 TRY = """
 CREATE FUNCTION evil.try() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -38,13 +39,13 @@ BEGIN
     RETURN true;
 END $$
 """
-# Whatever names mean to who calls it.
+# Records the calling role. Sequences keep the record even if the transaction rolls back.
 WHO = """
 CREATE FUNCTION evil.who() RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT nextval(CASE WHEN current_user = '{owner}' THEN 'evil.as_owner' ELSE 'evil.as_another' END)
 $$
 """
-# What comes later, at our COMMIT: by a cursor or a deferred trigger.
+# Code that runs later, at our COMMIT, through a cursor or a deferred trigger.
 NOTE = """
 CREATE FUNCTION evil.note() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -81,14 +82,14 @@ HIS = (
     "CREATE FUNCTION evil.told(evil.pair) RETURNS text IMMUTABLE LANGUAGE plpgsql AS "
     "$$ BEGIN PERFORM evil.try(); RETURN ($1).a::text; END $$",
     "CREATE CAST (evil.pair AS text) WITH FUNCTION evil.told(evil.pair)",
-    # What ANALYZE asks of a range.
+    # ANALYZE calls this function for a range.
     "CREATE FUNCTION evil.diff(int, int) RETURNS float8 IMMUTABLE LANGUAGE plpgsql AS "
     "$$ BEGIN PERFORM evil.try(); RETURN $1 - $2; END $$",
     "CREATE TYPE evil.span AS RANGE (subtype = int, subtype_diff = evil.diff)",
 )
 PLAIN = "CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text)"
 ROWS = "INSERT INTO evil.t (id, k, v) SELECT i, i::text, 'v' FROM generate_series(1, 40) i"
-# What makes the table, and what is done to it last.
+# For each door: the statements that create the table, and the last ones on it.
 DOORS: dict[str, tuple[str, ...]] = {
     "primary key of an array of a domain": (
         "CREATE TABLE evil.t (id evil.word[] PRIMARY KEY, k text, v text)",
@@ -151,7 +152,7 @@ ROLES = ["superuser", pytest.param("member", marks=pytest.mark.sample(0))]
 
 @dataclass
 class Scene:
-    """A hostile owner and his table. dsn: a superuser's; database: by roir's role."""
+    """A hostile owner with a table. dsn: of a superuser; database: a connection by roir's role."""
 
     dsn: str
     database: Database
@@ -159,7 +160,7 @@ class Scene:
     victim: str
 
     def as_owner(self, *statements: str) -> None:
-        """What he does in a session of his own."""
+        """Runs statements in a session of the owner."""
         run_sql(self.dsn_of_owner, *statements)
 
     @property
@@ -168,7 +169,7 @@ class Scene:
         return make_dsn(**{**parse_dsn(self.dsn), "user": self.owner})
 
     def gains(self) -> list[str]:
-        """What went wrong: his code ran as another, or he has what he hadn't."""
+        """The owner's gains: its code ran as another role, or the owner has a right that it lacked before."""
         one = steps.session(self.dsn)
         found = [
             f"{name}: {sql(one, f'SELECT last_value FROM evil.{name}')[0][0]}"
@@ -188,7 +189,7 @@ class Scene:
         return found + ["rights"] * bool(more)
 
     def tried(self) -> bool:
-        """True where his code ran at all since the last question."""
+        """True if the owner's code has run since the last call."""
         one = steps.session(self.dsn)
         [(called,)] = sql(one, "SELECT is_called FROM evil.as_owner")
         sql(one, "SELECT setval('evil.as_owner', 1, false)")
@@ -197,7 +198,7 @@ class Scene:
         return bool(called)
 
     def create_word(self) -> None:
-        """A superuser's domain, `public.word`, by which he may make columns."""
+        """Creates a superuser's domain, `public.word`, that the owner may use for columns."""
         run_sql(
             self.dsn,
             f"GRANT ALL ON SCHEMA public TO {self.owner}",
@@ -206,7 +207,7 @@ class Scene:
         )
 
     def give_word_away(self) -> None:
-        """It becomes his, and its checks his code."""
+        """Gives the domain to the owner, so that its checks become the owner's code."""
         run_sql(
             self.dsn,
             f"ALTER DOMAIN public.word OWNER TO {self.owner}",

@@ -36,7 +36,8 @@ def before(database: Database, beginning: str, act: Callable[[], object], at: in
 
 @contextmanager
 def changed(database: Database, old: str, new: str) -> Iterator[None]:
-    """In the block `new` is sent wherever `old`, a regular expression, stands in a statement; somewhere it does."""
+    """In the block, sends `new` for each part of a statement that `old`, a regular expression, matches. At least one
+    statement must match."""
     found = 0
 
     def change(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:

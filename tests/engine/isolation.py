@@ -40,7 +40,7 @@ class Transaction:
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """What it does, turn by turn."""
+        """The transaction's turns, in order."""
         return (*self._before, *self.statements, self.end)
 
     @property
@@ -81,7 +81,7 @@ class Schedule:
 
     @property
     def idle_at_build(self) -> bool:
-        """True where no transaction has done more than take a snapshot when it is the build's turn, or is over."""
+        """True if each transaction is over at the build's turn, or has done no more than take a snapshot."""
         before = Counter(self.turns[: self.turns.index(BUILD)])
         return all(
             before[who] in (0, len(one.turns)) or one.turns[: before[who]] == (SNAPSHOT,)
@@ -104,7 +104,7 @@ class Schedule:
 def by_chance(
     chance: random.Random, statements: Sequence[str], number: int, levels: Sequence[str] = LEVELS, most: int = 3
 ) -> tuple[Transaction, ...]:
-    """So many transactions of up to so many statements."""
+    """`number` transactions, chosen by chance, each of at most `most` statements."""
     return tuple(
         Transaction(
             chance.choice(levels),
@@ -209,7 +209,7 @@ class Watcher:
         self.cursor = self.connection.cursor()
 
     def is_blocked(self, session: Session, others: Sequence[Session]) -> bool:
-        """True where it waits for one of the others."""
+        """True if the session waits for one of the others."""
         query = "SELECT pg_isolation_test_session_is_blocked(%s, %s)"
         self.cursor.execute(query, (session.pid, [other.pid for other in others]))
         [(blocked,)] = self.cursor.fetchall()
@@ -217,7 +217,7 @@ class Watcher:
 
 
 class Play:
-    """One schedule under way: on one table, on rows of its own, in sessions that nobody else uses meanwhile.
+    """One schedule under way: on one table, on rows of its own, in sessions that no other play uses meanwhile.
 
     sql: gives a statement's text by its name, its transaction's number and the turn's in it. refused: the turns that
     fail with 40001, by the same numbers.
@@ -325,7 +325,7 @@ class Play:
         self.outcomes[who, position] = Outcome(error, session.waited)
 
     def told(self) -> str:
-        """What came of each turn."""
+        """The outcomes of the turns, but for those that are `ok`."""
         ends = sorted(self.outcomes.items())
         return ", ".join(
             f"T{who + 1} {self.schedule.transactions[who].turns[position]}: {outcome}"

@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
         )
         self.users = self._make_users(dsn)
         self.disturber = Disturber(self.database, self.users)
-        # What the machine itself looks at: never disturbed.
+        # The machine's own connection is never disturbed.
         self.connection = Database(dsn, "roir machine").engine.connect()
         self.workers: dict[int, tuple[BuildWorker, Claim]] = {}
         self.zombies: list[tuple[BuildWorker, Claim]] = []
@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(phases=st.integers(1, 4), written=st.lists(writes, max_size=2), commit=st.booleans())
     def go_on(self, phases: int, written: list[Write], commit: bool) -> None:
-        """Through so many phases, while nothing is open but what is `written` now: it ends afterwards."""
+        """Goes through up to four phases. No transaction is open but those of `written`, which end afterwards."""
         self.users.commit_all()
         for write in written:
             self.users.write(replace(write, commit=False))
@@ -280,7 +280,7 @@ class Machine(RuleBasedStateMachine):
         self.delta: set[str] | None = None
 
     def _leave(self) -> None:
-        """Whoever works for the run is fenced, or will be, and doesn't know it."""
+        """Makes zombies of the run's workers: each is fenced, or will be, and doesn't know it."""
         self.zombies += self.workers.values()
         self.workers.clear()
         for worker, _ in self.zombies[ZOMBIES:]:
@@ -289,7 +289,8 @@ class Machine(RuleBasedStateMachine):
 
     @contextmanager
     def _disturbed(self, meanwhile: list[Disturbance]) -> Iterator[None]:
-        """A step of the engine's. What holds it up or kills it fails nothing; the next step goes on from there."""
+        """Surrounds a step of the engine. A step that is held up or killed is no failure: the next step continues from
+        there."""
         self.disturber.arm(meanwhile)
         try:
             yield
@@ -370,7 +371,7 @@ class Machine(RuleBasedStateMachine):
             self.disturber.close()
 
     def _finish(self) -> None:
-        """What is left of a phase, where nothing comes between."""
+        """Does the rest of a phase without a disturbance."""
         self._advance(whole=True)
 
 

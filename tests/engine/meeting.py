@@ -202,7 +202,7 @@ class Meeting:
                 self._is_over = True
 
     def _write(self) -> None:
-        """A writer, who doesn't wait for whoever holds the table."""
+        """Writes in a session that doesn't wait for locks on the table."""
         with closing(steps.session(self.dsn)) as user:
             for number, statement in enumerate(
                 ("UPDATE t SET k = 'w', v = v + 1 WHERE id % 8 = 3", "DELETE FROM t WHERE id % 16 = 5",
@@ -220,7 +220,7 @@ class Meeting:
     # -- what it must be like
 
     def compare(self, moment: str) -> None:
-        """What each reader sees by the view is what the table shows him."""
+        """Compares for each reader the view with the table that the reader sees."""
         with closing(steps.session(self.dsn)) as now:
             sql(now, "SET lock_timeout = '20ms'")
             for name, reader in {"now": now, **self.old}.items():
@@ -239,7 +239,8 @@ class Meeting:
         self.found += [f"{name}: {number} {side}" for side, number in wrong]
 
     def settle(self) -> None:
-        """What failed for a while succeeds; after a clean-up all is as the control tables say, and exact."""
+        """Checks the end: a command that failed for a while succeeds. After a clean-up all is as the control tables
+        say, and exact."""
         for reader in self.old.values():
             reader.close()
         self.old.clear()
@@ -252,7 +253,7 @@ class Meeting:
             self._do("clean-up", self.other, "clean-up")
         self.compare("after a clean-up")
         with self.other.transaction() as connection:
-            # An attach that nobody continues is told as it is.
+            # An attach that no command continues is reported truthfully.
             joining = connection.exec_driver_sql(JOINING).scalar_one()
             self.found += [
                 f"status: {line}"
@@ -268,7 +269,7 @@ class Meeting:
         if shown and not there:
             self.found.append(f"{shown} generations that are shown, but no view")
         elif live and not there:
-            # What was prepared after the drop's first half is a build of its own, which nobody has seen yet.
+            # An operation that was prepared after the drop's first half is a new build, which hasn't been published.
             self._finish()
         elif live:
             self._settle_index()
@@ -297,7 +298,7 @@ class Meeting:
         return last is not None and last.status in operations.LIVE
 
     def _finish(self) -> None:
-        """What goes on yet is given up: that, too, leaves everything right."""
+        """Aborts an unfinished operation. This, too, must leave everything right."""
         self._do("abort", self.other, "abort")
         self._do("clean-up", self.other, "clean-up")
         if self._unfinished():
@@ -321,7 +322,8 @@ def meet(server: str, template: str, first: str, second: str, at: int, readers: 
         return meeting.found
 
 
-# What takes or needs a lock on what both change; what only reads is between two of them.
+# Statements that take or need a lock on objects that both commands change. Statements that only read are between two of
+# them.
 CHANGES = re.compile(
     r"^\s*(COMMIT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|TRUNCATE|LOCK|SET LOCAL lock_timeout|SELECT roir\.\w+\(%)",
     re.I,

@@ -41,7 +41,7 @@ MENU = {
     "delete a": "DELETE FROM {t} WHERE id = {a}",
     "delete b": "DELETE FROM {t} WHERE id = {b}",
     "delete c": "DELETE FROM {t} WHERE id = {c}",
-    # What this or another transaction has written, not what was there before: an old snapshot shows both.
+    # These touch rows that a transaction of the schedule has written, not the earlier rows: an old snapshot shows both.
     "delete the new b": "DELETE FROM {t} WHERE id = {b} AND v >= 100",
     "update the new b": "UPDATE {t} SET v = {v} WHERE id = {b} AND v >= 100",
     "lock the new b": "SELECT FROM {t} WHERE id = {b} AND v >= 100 FOR UPDATE",
@@ -53,7 +53,7 @@ MENU = {
     "update b in vain": _IN_VAIN.format("UPDATE {t} SET v = {v} WHERE id = {b}"),
     "upsert c in vain": _IN_VAIN.format(_UPSERT.replace("{0}", "{c}") + "v = excluded.v"),
     "b to c in vain": _IN_VAIN.format("UPDATE {t} SET id = {c} WHERE id = {b}"),
-    # A negative value is put right by a trigger that writes to the row again, before the capture hears of it.
+    # A trigger corrects a negative value: it writes to the row again before the capture's trigger runs.
     "audited insert of c": "INSERT INTO {t} VALUES ({c}, 'k', -{v})",
     "audited update of b": "UPDATE {t} SET v = -{v} WHERE id = {b}",
     "audited upsert of b": _UPSERT.replace("{0}", "{b}").replace("{v}", "-{v}") + "v = excluded.v",
@@ -81,7 +81,7 @@ CREATE TRIGGER first BEFORE UPDATE ON {t} FOR EACH ROW WHEN (NEW.k = 'd' AND OLD
 
 
 def choices(deferrable: bool) -> list[str]:
-    """What is on the menu of a table with such a primary key."""
+    """The statements on the menu of a table with such a primary key."""
     left_out = ARBITERS if deferrable else DUPLICATES
     return [name for name in MENU if name not in left_out]
 

@@ -1,7 +1,7 @@
-"""What an operator commands, on an index that has all that commands change.
+"""An operator's commands, on an index with an object for each command to change.
 
-A generation to go back to, a partition that left, one that joins, one that came, a table to attach, segments, and (in a
-scene of its own) a rebuild that is about to be published.
+It has a generation to revert to, a partition that left, one that joins, one that came, a table to attach, segments, and
+(in a scene of its own) a rebuild that is about to be published.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ SOURCE = (
 LEFT = "SELECT roir.detach_partition('public.t0')"
 # Not copied.
 JOINING = "SELECT roir.begin_attach('public.t', 'public.m', 'FOR VALUES FROM (60) TO (70)')"
-# Without entries, and registered by nobody yet.
+# Without entries, and not registered yet.
 CAME = "CREATE TABLE t4 PARTITION OF t FOR VALUES FROM (40) TO (50)"
 # In the first two the view is plain but for that; in the others it is guarded by a publish.
 SCENES = {"calm": (), "left": (LEFT,), "came": (LEFT, JOINING, CAME), "rebuilt": (LEFT, JOINING)}
-# The first one doesn't insist where both wait for each other; the second one waits until the first one goes on.
+# The first command gives way soon if both wait for each other; the second one waits until the first one continues.
 FIRST = Limits(attempt_ms=60, table_lock_ms=60, repair_rest_s=0.01)
-# It waits for a reader, who goes on as soon as it does.
+# The reader that this command waits for goes on as soon as the command waits.
 WAITING = Limits(attempt_ms=20_000, table_lock_ms=20_000, repair_rest_s=0.01)
 SECOND = Limits(attempt_ms=400, table_lock_ms=400, repair_rest_s=0.01)
 PATIENCE_S = 15.0
@@ -75,7 +75,7 @@ Command = Callable[[Database], object]
 
 def _clean_up(database: Database) -> None:
     report = clean_up.clean_up(database)
-    # What it couldn't do is no error of it.
+    # A warning says what the clean-up couldn't remove yet; it isn't an error.
     for line in report.warnings:
         assert not re.search("can't be cleaned up|does not exist", line), line
 
@@ -89,7 +89,7 @@ def _detach_and_drop(database: Database) -> None:
 
 
 def called(statement: str) -> Command:
-    """A function of ours, called by a user. Where it gives way to somebody he calls it again."""
+    """A function of ours that a user calls, and calls again if it gave way to another session."""
 
     def call(database: Database) -> None:
         for _ in range(40):
@@ -105,7 +105,7 @@ def called(statement: str) -> Command:
     return call
 
 
-# What a session can do that has read the view.
+# The functions that a session can call that has read the view.
 CALLS = {
     "begin attach": "SELECT roir.begin_attach('public.t', 'public.n', 'FOR VALUES FROM (50) TO (60)')",
     "cancel attach": "SELECT roir.cancel_attach('public.m')",
@@ -158,7 +158,7 @@ def _verify(database: Database) -> None:
     begun = record.begin(database, "ix", VerifyOptions(repair=True), "test")
     run = start_run(database, "ix", "test")
     while True:
-        # Of what raises the worker decides what may pass, a lock that isn't had among it.
+        # The worker decides which errors may pass; a lock that it can't get is one of them.
         retry(lambda: list(units(database, run)), Patience(database.limits, outage_s=PATIENCE_S))
         verifying.finish(database, run)
         with database.transaction() as connection:
@@ -187,7 +187,7 @@ COMMANDS: dict[str, Command] = {
     "verify": _verify,
     "publish": _publish,
 }
-# What the docs name. Nothing of it hides a state that would stay as it is: the command is repeated.
+# The errors that the docs name. None of them hides a state that would last, because the command is repeated.
 EXPECTED = (
     LockNotAcquired,
     NotFound,

@@ -41,7 +41,7 @@ class Pair:
         return self._both
 
     def lose(self) -> None:
-        """What is committed from now on never reaches the standby."""
+        """Cuts the standby off: later commits never reach it."""
         replayed(self.here, self.there)
         run_sql(self.there, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
         wait_until(lambda: not sql(self._session(), "SELECT FROM pg_stat_wal_receiver"), "the receiver's end")
@@ -52,7 +52,7 @@ class Pair:
         return session
 
     def kill(self) -> None:
-        """The primary dies, and nobody takes over yet."""
+        """Kills the primary. No standby takes over yet."""
         self.primary.kill()
         self.is_over = True
 

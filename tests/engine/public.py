@@ -73,7 +73,8 @@ class World:
         return re.sub(r"\b(" + "|".join(NAMES) + r")\b", lambda found: self.roles[found[0]], statement)
 
     def outcome(self, role: str, statement: str) -> str:
-        """Of a statement that is rolled back: `done`, or its SQLSTATE. It waits for nobody."""
+        """The outcome of a statement that is rolled back: `done`, or its SQLSTATE. The statement doesn't wait for
+        locks."""
         one = self.session(role)
         try:
             sql(one, "SET lock_timeout = '1ms'")
@@ -85,7 +86,7 @@ class World:
             one.close()
 
     def rights(self, role: str) -> dict[tuple[str, str], str]:
-        """What a role may do with our objects, by the server: an object's kind and name, and its verbs."""
+        """A role's rights on our objects, as the server reports them: verbs by the kind and the name of each object."""
         one = self.session("super")
         name = self.roles.get(role, role)
         found: dict[tuple[str, str], str] = {}
@@ -140,7 +141,7 @@ def world(request: pytest.FixtureRequest, dsn: str) -> Iterator[World]:
         "ALTER TABLE t OWNER TO alice",
     )
     yield made
-    # What a failed test has left open would be waited for.
+    # The clean-up below would wait for sessions that a failed test has left open.
     run_sql(
         dsn,
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{tag}' AND pid <> pg_backend_pid()",

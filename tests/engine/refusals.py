@@ -16,7 +16,7 @@ from tests.engine.following import Scene
 from tests.engine.steps import sql
 from tests.engine.test_collations import VERSIONED
 
-# Names that a shell and SQL must be told in quotes.
+# Names that need quotes in a shell and in SQL.
 T, IX = '"T x"', '"I x"'
 TABLE = (
     f"CREATE TABLE {T} (d int, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
@@ -97,13 +97,14 @@ def with_collation(scene: Scene) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """says: a part of the message, as the source has it. given: what leads there. refused: what is refused then, and
-    works in the end; again: what does instead.
+    """A refusal. says: a part of the message, as the source has it. given: the steps that lead to it. refused: the step
+    that is refused, and works in the end; again: the step that works in its place.
 
-    starts: `table`, `built`, `unique`, or `paused` in the build. who: does all but what is given. fills: what the user
-    puts for each … of the message. take: which of its remedies, by default all; found: how many it names. words: what
-    it asks for in words alone, before these; after: the same, after the first of them. attached_to: what he attaches
-    to. ends: there is no index then. whole: else it is compared.
+    starts: `table`, `built`, `unique`, or `paused` in the build. who: does all steps but those in `given`. fills: the
+    user's words for each … of the message. take: the remedies to follow, by default all; found: how many remedies the
+    message names. words: steps that the message asks for in words alone, done before the remedies; after: the same,
+    done after the first remedy. attached_to: the table that the user attaches to. ends: no index is left at the end.
+    whole: the index that is left is compared.
     """
 
     says: str

@@ -1,4 +1,4 @@
-"""As `refusals.py`: what a table, its partitions, its owner or who reads it stands in the way of."""
+"""As `refusals.py`, for obstacles that a table, its partitions, its owner or a reader of it cause."""
 
 from __future__ import annotations
 

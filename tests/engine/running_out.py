@@ -29,7 +29,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-# What the server says, by SQLSTATE, and whether that ends the statement, the session, or hides the end of a commit.
+# Errors of the server that end a statement, with their SQLSTATEs. The cause `terminated` ends the session; `lost
+# answer` hides the end of a commit.
 RAISED = {
     "disk": ("53100", 'could not extend file "base/5/1": No space left on device'),
     "memory": ("53200", "out of shared memory"),
@@ -55,7 +56,7 @@ WRITES = {
     "unique": "INSERT INTO t SELECT i, 'w' || i, i, i % 2 FROM generate_series({n}, {n} + 20) i",
 }
 SMALL = {"ranges": 3, "segments": 2, "batch_rows": 17, "parallelism": 1}
-# One of so many statements fails.
+# One in this many statements fails.
 STRIDE = 19
 
 
@@ -133,7 +134,7 @@ class Life:
         )
 
     def command(self, name: str, work: Callable[[], object]) -> None:
-        """What somebody, or Airflow, calls again if it failed."""
+        """Runs a command as a user or Airflow does: again after each failure."""
         for _ in range(8):
             try:
                 work()

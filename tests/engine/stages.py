@@ -1,4 +1,4 @@
-"""An operation that stands still in each phase, with a test's own writes there, and what the index must then be."""
+"""An operation that pauses in each phase for a test's own writes, and the entries that the index must then have."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def through_modes(
 
 
 class Stage:
-    """An operation on `t (id int, …)` that stands still in one phase, for many writes one by one.
+    """An operation on `t (id int, …)` that waits in one phase, for many writes one by one.
 
     In the phases of a rebuild both generations are maintained, and both are compared.
     """
@@ -189,7 +189,7 @@ def overlay(connection: Connection, job: Job) -> str:
     )
 
 
-# What the ranges of a rebuild from the index are segments of.
+# The table whose segments are the ranges of a rebuild from the index.
 READ = """
 SELECT DISTINCT h.inhparent::regclass::text FROM roir.scan_range r JOIN pg_inherits h ON h.inhrelid = r.relation::oid
  WHERE r.operation_id = %(operation)s
@@ -216,7 +216,8 @@ def to_scan(connection: Connection, job: Job) -> str:
 
 
 def scanned(job: Job, identity: str) -> str:
-    """SQL: the row with that id, of the source as it is, lies in a range that is done, or up to its watermark."""
+    """SQL: true if the row with that id, of today's source, is in a range that is done, or is at or before its
+    watermark."""
     leaf = f"(SELECT x.tableoid::bigint FROM {job.source.sql} x WHERE x.id = {identity})"
     of_leaf = f"AND r.relation = {leaf} " if job.source.partitioned and job.scan is not Scan.INDEX else ""
     return (

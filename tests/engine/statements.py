@@ -180,7 +180,7 @@ CASCADES: dict[str, Write] = {
     "truncate cascade, taken back": "SAVEPOINT s; TRUNCATE p CASCADE; ROLLBACK TO s; DELETE FROM p WHERE id = 3",
 }
 
-# Of a partitioned table, whose leaves t1 and t2 meet at 30.
+# Writes to a partitioned table, whose leaves t1 and t2 meet at 30.
 ROUTED: dict[str, Write] = {
     "copy into the root": copied("t", 61, 90),
     "copy into a leaf": "DELETE FROM t2; " + copied("t2", 40, 80),

@@ -49,7 +49,7 @@ def sql(connection: psycopg2.extensions.connection, statement: str, *values: Any
 
 
 def make_table(dsn: str, rows: int = 100, keys: int = 5) -> None:
-    """Table `t`, of so many keys, with statistics."""
+    """Creates the table `t` with `keys` different keys and with statistics."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
@@ -114,7 +114,7 @@ def make_index(database: Database, *of: Any, **options: Any) -> Run:
     return run
 
 
-# What `moments` yields, and after the last of them the publish.
+# The moments that `moments` yields before the last one, which is after the publish.
 MOMENTS = ("before prepare", "after prepare", "after build", "after seal", "after switch", "after fold")
 
 
@@ -137,7 +137,7 @@ def moments(database: Database, *of: Any, **options: Any) -> Iterator[str]:
 
 
 def start_with(database: Database, parallelism: int, index: str = "ix", owner: str = "test", **how: Any) -> Run:
-    """A run of the index's operation, with so many workers from now on."""
+    """Starts a run of the index's operation, with this many workers from now on."""
     requests.change_options(database, index, actor=owner, parallelism=parallelism)
     return start_run(database, index, owner, **how)
 
@@ -228,7 +228,7 @@ def switch_all(database: Database, run: Run) -> None:
 
 
 def fold_and_publish(database: Database, run: Run) -> None:
-    """What comes after the switch."""
+    """Does the steps that follow the switch."""
     fold_delta(database, run)
     publish_all(database, run)
 

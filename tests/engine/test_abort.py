@@ -41,7 +41,7 @@ def catalog(database: Database) -> list[tuple[str, ...]]:
 
 
 def begin(database: Database, stage: str) -> operations.OperationRow:
-    """An operation that has reached a stage; `rebuild` stands beside an active generation."""
+    """Begins an operation that has reached a stage; a `rebuild` is beside an active generation."""
     if stage.startswith("rebuild"):
         _, run = steps.begin(database, table=None, keys=None, batch_rows=100)
     else:

@@ -1,4 +1,4 @@
-"""Windows and the longest duration: an operation pauses by itself, and goes on by itself, by the server's clock."""
+"""Windows and the longest duration: an operation pauses and resumes automatically, by the server's clock."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_window_that_closes_pauses_the_run_at_the_next_look(database: Database
     assert list(steps.build.PHASE.work(database, run, 0)) == []
     end_run(database, run)
     give(dsn, windows=f"'{OPEN}'")
-    # Inside, whoever waits lifts it.
+    # In the window, a run that waits lifts the pause.
     steps.finish_all(database, start_run(database, "ix", "test"))
     steps.assert_exact(database)
 

@@ -82,7 +82,7 @@ def test_nothing_is_shown_before_and_nobody_writes_meanwhile(dsn: str) -> None:
     def die() -> None:
         raise KeyboardInterrupt
 
-    # Each batch asks where it stands, before its lock and after.
+    # Each batch reads its watermark before its lock and after it.
     with before(database, "SELECT watermark FROM roir.source_partition", die, at=5), pytest.raises(KeyboardInterrupt):
         attach.attach_partition(database, "t", "t3", BOUNDS, "test")
     assert one(database, "SELECT count(*) FROM roir_data.g1") == 360

@@ -23,8 +23,8 @@ CREATE = (
     "CREATE TYPE public.mood AS ENUM ('sad', 'so-so', 'happy')",
     "CREATE FUNCTION public.first() RETURNS date LANGUAGE sql IMMUTABLE AS $$ SELECT date '2031-01-01' $$",
 )
-# Type of the partition key; the bounds of the partition that is there, and of the one to come, as their user writes
-# them; what he has set in his role.
+# Type of the partition key; the bounds of the existing partition and of the new one, as the user writes them; the
+# settings of the user's role.
 MEANINGS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "time zone": (
         "timestamptz",

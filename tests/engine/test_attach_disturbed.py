@@ -1,7 +1,7 @@
-"""While a table is being attached somebody writes into its bounds, empties its source, or removes what left them.
+"""While a table is being attached another session writes into its bounds, empties its source, or removes left entries.
 
-The copied entries have no rows in the source yet. So whoever asks the source whether an entry belongs takes them away,
-and a row of the same primary key in the default partition has the same entry.
+The copied entries have no rows in the source yet. A session that asks the source whether an entry belongs therefore
+removes them, and a row of the same primary key in the default partition has the same entry.
 """
 
 from __future__ import annotations

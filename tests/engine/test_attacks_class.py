@@ -1,4 +1,4 @@
-"""What an attack by class has found: triggers that write beside a TRUNCATE, rights that come and go, dependents."""
+"""Attacks by class: triggers that write beside a TRUNCATE, rights that come and go, dependents."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ COMMANDS: dict[str, Callable[[Database], object]] = {
 def test_a_command_before_a_clean_up_works_for_a_new_owner(
     database: Database, dsn: str, roles: tuple[str, str, str], command: str
 ) -> None:
-    """What it reads with the source are entries, on which only the former owner had rights: it failed by 42501."""
+    """With the source the command reads entries. Only the former owner had rights on them: the command failed with
+    42501."""
     first, second, _ = roles
     run_sql(dsn, *PARTITIONED, ROWS, *(f"ALTER TABLE {name} OWNER TO {first}" for name in ("t", "t1", "t2")))
     stage = Stage(database, "active", include="v")
@@ -168,7 +169,7 @@ SELECT p.oid::regprocedure::text FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.
 def test_an_owner_has_no_right_of_ours_once_the_last_index_is_dropped(
     database: Database, dsn: str, roles: tuple[str, str, str]
 ) -> None:
-    """DROP ROLE would name a function of ours, of an index that nobody has any more."""
+    """DROP ROLE would name a function of ours that belongs to an index that is gone."""
     run_sql(dsn, PLAIN, ROWS, f"ALTER TABLE t OWNER TO {roles[0]}")
     for index in ("ix", "second"):
         steps.make_index(database, index, unique=True, keys="k, id")
@@ -232,7 +233,8 @@ def test_default_privileges_give_nobody_a_right_to_ours(
 def test_nobody_can_make_a_column_of_a_row_of_ours(
     database: Database, dsn: str, roles: tuple[str, str, str], what: str
 ) -> None:
-    """Else whoever may create a temporary table keeps every abort, drop and clean-up from coming to its end."""
+    """Without the refusal, a role that may create a temporary table could keep each abort, drop and clean-up from
+    ending."""
     run_sql(dsn, PLAIN, ROWS)
     stage = Stage(database, "capture")
     with closing(steps.session(dsn)) as user:
@@ -338,7 +340,7 @@ def test_a_row_of_an_inheritance_child_does_not_answer_for_the_tables_own(
 
 
 def test_default_privileges_give_nobody_a_right_to_the_control_schema(server: str, roles: tuple[str, str, str]) -> None:
-    """What `roir.generation` says is made into statements of ours."""
+    """Statements of ours are made from the texts in `roir.generation`."""
     nobody = roles[2]
     name = f"fresh_{nobody}"
     run_sql(server, f"CREATE DATABASE {name}")

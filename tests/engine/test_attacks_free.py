@@ -1,4 +1,4 @@
-"""Attacks with a free hand: what nobody had foreseen. Each is a class of its own, said in its name."""
+"""Attacks with a free hand, none of them foreseen. Each is a class of its own, named by its test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLAIN = (
 
 
 def said(database: Database) -> list[str]:
-    """What status and clean-up tell."""
+    """The messages of status and clean-up."""
     with database.transaction() as connection:
         told = faults.warnings(connection)
     report = clean_up.clean_up(database)
@@ -342,7 +342,7 @@ def test_a_clean_up_hides_from_no_build_that_writes_were_missed(database: Databa
 )
 def test_values_are_rewritten_while_a_table_is_being_attached(database: Database, dsn: str, how: str) -> None:
     """Found: values of a table rewritten, or its column names exchanged, during its attach: the copied entries stayed.
-    It holds: the copy is made again.
+    It holds: the entries are copied again.
     """
     run_sql(
         dsn,

@@ -1,4 +1,4 @@
-"""What strangers found wrong with what was gone, or altered, for a while, and with what hangs on tables of ours."""
+"""Attacks on objects that are gone or altered for a while, and on what users add to tables of ours."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_
         patch.setattr(record, "PATIENCE_S", 0.1)
         begun = record.begin(database, "ix", VerifyOptions(), "test")
     writer.commit()
-    # What it has read by now nobody knows.
+    # It is unknown whether the verification has read the writer's row.
     assert record.begin(database, "ix", VerifyOptions(), "test").operation_id == begun.operation_id
     lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert FUNCTION in warned(database)[0]
@@ -130,7 +130,7 @@ HUNG = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hung", HUNG)
 def test_what_is_hung_on_tables_of_ours_is_told(database: Database, dsn: str, hung: str, mode: str) -> None:
-    """It swallowed writes to the index, and nobody said a word."""
+    """A trigger or rule swallowed writes to the index, and no command reported it."""
     run_sql(dsn, *PLAIN, ROWS)
     stage = Stage(database, mode, include="v")
     names = {"table": stage.delta if mode == "capture" else stage.base, "segment": f"{stage.base}_s001"}
