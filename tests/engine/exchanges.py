@@ -62,8 +62,8 @@ TABLES = ("t", "t_new", "other", "p_new", "n1", "n_new", "p1", "p2")
 @dataclass(frozen=True)
 class Kind:
     """Statements that exchange names in one transaction. undo: the statements that give the name back, if the user has
-    to run them. old, new: the tables that users write to afterwards. fails: users' writes may fail until a clean-up or
-    the undo.
+    to run them. old, new: the tables that have the name before and afterwards. fails: users' writes may fail until a
+    clean-up or the undo.
     """
 
     how: str
@@ -123,7 +123,7 @@ class Pooled(Database):
 
 
 class Exchange:
-    """Comes before the so manieth statement of a database's sessions. outcome: `none`, `done` or `blocked`."""
+    """An exchange before statement number `at` of a database's sessions. outcome: `none`, `done` or `blocked`."""
 
     def __init__(self, database: Database, kind: Kind, oids: dict[str, int], at: int) -> None:
         self.database, self.kind, self.oids, self.at = database, kind, oids, at

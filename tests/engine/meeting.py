@@ -92,7 +92,8 @@ class Meeting:
     # -- the two
 
     def go(self, at: int) -> int:
-        """All of it, with the gap before the first one's so manieth statement or commit; how many of these it has."""
+        """Runs the whole meeting with the gap before the first command's statement or commit number `at`. Returns the
+        number of these."""
         if self.readers == "snapshots":
             self._take("before")
         seen, then = self._run(at)

@@ -1,4 +1,4 @@
-"""What strangers found wrong where names are exchanged while roir's role is no superuser."""
+"""Exchanges of names while roir's role isn't a superuser: errors that attacks have found."""
 
 from __future__ import annotations
 

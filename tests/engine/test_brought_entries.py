@@ -1,7 +1,9 @@
-"""Snapshots beside what brings, or repairs, entries of rows that were visible before: the whole index, or 40001.
+"""Snapshots beside a step that brings or repairs entries of rows visible before: they see the whole index, or get
+40001.
 
-Rows that a plain ATTACH brings are in the table for every snapshot that sees them, their entries only for those that
-are younger than `roir sync-partitions`. Seen to miss the entries, without an error, where the view isn't guarded anew.
+The rows that a plain ATTACH brings are in the table for every snapshot that sees them. Their entries are there only for
+snapshots younger than `roir sync-partitions`. Seen to miss the entries, without an error, if the view isn't guarded
+again.
 """
 
 from __future__ import annotations
@@ -153,7 +155,7 @@ WAYS: dict[Callable[[Database], Iterator[Step]], Callable[[Database], None]] = {
 ISOLATION = ("REPEATABLE READ", "SERIALIZABLE", "READ COMMITTED")
 FUNCTION = f"CREATE FUNCTION differs() RETURNS bigint LANGUAGE plpgsql STABLE AS $$ BEGIN RETURN ({DIFFERENCE}); END $$"
 CURSOR = "DECLARE c CURSOR FOR SELECT CASE WHEN i = 1 THEN 0 ELSE differs() END FROM generate_series(1, 2) i"
-# Of sessions.
+# At most this many sessions are open.
 MOST = 16
 
 

@@ -69,8 +69,8 @@ def test_cascades_from_another_table_are_followed(
     follow(database, dsn, mode, CHILD_WRITES, "DELETE FROM p; " + refill, keys="p, k")
 
 
-# What a user's own row trigger does to the table that it fires for. It does so nine times per statement at most, which
-# ends the recursion of a deferred one.
+# Actions of a user's own row trigger on the table that it fires for. The trigger acts at most nine times per statement,
+# which ends the recursion of a deferred one.
 ACTIONS = {
     "changes the same row": "UPDATE t SET k = k || '+', v = v + 1 WHERE id = coalesce(NEW.id, OLD.id)",
     "changes what is included of the same row": "UPDATE t SET v = v + 1000 WHERE id = coalesce(NEW.id, OLD.id)",

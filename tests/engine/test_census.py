@@ -1,4 +1,4 @@
-"""A census: all duplicates of a unique index that nobody keeps, whatever is killed on the way."""
+"""A census lists all duplicates under a unique key without keeping an index, whatever is killed on the way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report(database: Database, index: str = "ix") -> tuple[Duplicates, list[Grou
 
 @contextmanager
 def killed_at(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> Iterator[None]:
-    """What is called there ends the process that calls it, as far as a test can tell."""
+    """In the block, that function raises KeyboardInterrupt, as if its process died."""
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

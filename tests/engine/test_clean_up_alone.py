@@ -120,7 +120,7 @@ def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
     assert named or how in harmless, (report.warnings, report.waiting)
 
 
-# Whoever waits for the one that stands still gives up.
+# A command that waits for the paused clean-up gives up.
 IMPATIENT = Limits(attempt_ms=20, clean_up_s=0)
 
 
@@ -158,7 +158,8 @@ WAITS = (
 
 
 def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
-    """One clean-up; before its so manieth statement the other one comes, whole. Returns how many statements it has."""
+    """Runs one clean-up; before its statement number `at` the other command runs as a whole. Returns the number of
+    statements."""
     if beside == "abort":
         steps.begin(database, "young", "u")
     other = Database(dsn, "other", IMPATIENT)

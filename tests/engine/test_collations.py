@@ -60,7 +60,8 @@ def exchange_for_entries(dsn: str, column: str) -> None:
 
 
 def test_an_exchanged_library_under_the_primary_key_is_refused(database: Database, dsn: str, collation: str) -> None:
-    """Whatever goes by its index could miss rows. The key's own order is made anew by the build."""
+    """A scan by the primary key's index could miss rows. The order of the index's own keys is safe: the build sorts
+    them."""
     make(dsn, collation, '"C"')
     exchange(dsn, collation)
     with pytest.raises(InvalidInput, match=r"recorded as before.*REINDEX TABLE public\.t.*REFRESH VERSION"):
@@ -132,7 +133,7 @@ def test_the_databases_own_collation_counts_too(other_locale: str) -> None:
 
 @pytest.fixture
 def icu(dsn: str) -> None:
-    """What only a server with ICU has."""
+    """Skips the test if the server is built without ICU."""
     if not sql(steps.session(dsn), "SELECT 1 FROM pg_collation WHERE collname = 'und-x-icu'"):
         pytest.skip("this server is built without ICU, as the embedded ones are; Debian's has it (--pg 15)")
 
@@ -150,7 +151,8 @@ TEXTS = ("a10", "A9", "á9", "Ä", "ae", "zoë", "ZOE", "straße", "STRASSE", ""
 @pytest.mark.parametrize("as_primary_key", [False, True], ids=["key", "primary key too"])
 @pytest.mark.usefixtures("icu")
 def test_keys_in_icus_order(database: Database, dsn: str, kind: str, as_primary_key: bool) -> None:
-    """In every mode: texts that are equal and yet differ are told apart by the primary key, and kept as written."""
+    """In every mode: the primary key distinguishes texts that are equal but not the same, and they are kept as
+    written."""
     run_sql(
         dsn,
         f"CREATE COLLATION odd ({ICU[kind]})",

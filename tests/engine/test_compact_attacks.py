@@ -1,4 +1,4 @@
-"""What has gone wrong, or could have, between a compaction and what else happens to its index."""
+"""A compaction beside other changes to its index: errors that were found or feared."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def truncate(dsn: str) -> None:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_truncate_at_every_stage(dsn: str, commit: bool) -> None:
-    """The unit begins anew, or goes on where the TRUNCATE is rolled back."""
+    """The unit begins again; if the TRUNCATE is rolled back, it continues."""
     database = scene(dsn, 3, 300)
 
     def between(stage: str) -> None:
@@ -95,7 +95,7 @@ def test_a_truncate_at_every_stage(dsn: str, commit: bool) -> None:
 
 
 def test_a_long_comparison_gives_way_to_who_truncates(dsn: str) -> None:
-    """Else writers would queue behind him for as long as it reads."""
+    """Without this, writers would queue behind the TRUNCATE for as long as the comparison reads."""
     database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     one = worker(database, run)
@@ -127,7 +127,7 @@ def test_a_truncate_meets_the_segments_in_one_order(dsn: str) -> None:
         with before(database, "LOCK TABLE", lambda: None) as seen, pytest.raises(DBAPIError):
             next(going)
         locked += seen
-        # What is behind it isn't held meanwhile.
+        # The segments that come after g1_s002 aren't locked while the swap waits for it.
         assert locked[0].index("g1_s002") < locked[0].index("g1_s004")
 
 
@@ -135,7 +135,7 @@ def test_a_truncate_meets_the_segments_in_one_order(dsn: str) -> None:
 
 
 def test_a_unit_that_begins_anew_is_compared_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was compared before it was rewritten is another copy."""
+    """The earlier comparison was of another copy."""
     database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
@@ -156,7 +156,7 @@ def test_a_unit_that_begins_anew_is_compared_again(dsn: str, monkeypatch: pytest
 
 
 def test_a_unit_that_is_rewritten_again_and_again_is_left_out(dsn: str) -> None:
-    """Somebody has his reasons; the operation ends all the same."""
+    """A user may have reasons for the rewrites; the operation ends nevertheless."""
     database = scene(dsn, 3, 300)
     compact(database, act("rewrite", 1), between=lambda stage: run_sql(dsn, "VACUUM FULL roir_data.g1_s001"))
     [(status, note)] = sql(session(dsn), "SELECT status, note FROM roir.compaction_unit")
@@ -274,7 +274,7 @@ def partitioned(dsn: str, **options: object) -> Database:
 
 
 def test_a_partition_leaves_while_a_swap_waits_for_its_lock(dsn: str) -> None:
-    """Whoever removes its entries would look for them in segments that are gone."""
+    """The removal would look for the partition's entries in segments that are gone."""
     database = partitioned(dsn)
     run = begin(database, act("merge", 1, 2))
     going = stages(database, run)
@@ -396,7 +396,8 @@ def test_the_guard_lets_a_compaction_be(dsn: str) -> None:
 
 
 def test_segments_are_locked_within_one_limit(dsn: str) -> None:
-    """lock_timeout begins again with each: whoever waits for the first would look for a deadlock, and be its victim."""
+    """lock_timeout begins again with each lock: a session that waits for the first segment would look for a deadlock,
+    and be its victim."""
     database = scene(dsn, 4, 300)
     run = begin(database, act("merge", 1, 2, 3), lock_timeout_ms=300)
     going = stages(database, run)

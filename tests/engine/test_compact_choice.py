@@ -1,4 +1,4 @@
-"""What `roir compact --dry-run` chooses of a real index: nothing of a fresh one, and what has aged of another."""
+"""The choices of `roir compact --dry-run` in a real index: nothing of a fresh one, the aged segments of another."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_an_index_that_isnt_there_or_isnt_published(database: Database, dsn: str
 
 
 def test_the_rate_is_that_of_earlier_builds(database: Database, dsn: str, index: int) -> None:
-    """Of the time that they took for the index as it is."""
+    """The rate is computed from the time of earlier builds and today's bytes per row."""
     aged(dsn, index, "DELETE FROM t WHERE k % 10 > 1")
     default = choosing.choose(database, "ix").totals["seconds"]
     run_sql(dsn, """UPDATE roir.operation SET phase_seconds = '{"build": 3600, "seal": 3600}'""")
@@ -116,7 +116,8 @@ def test_the_rate_is_that_of_earlier_builds(database: Database, dsn: str, index:
 
 
 def test_the_figures_are_what_a_rewrite_takes(database: Database, dsn: str, index: int) -> None:
-    """Done by hand. Of so few rows the catalogs log as much as the entries: that is an allowance for each segment."""
+    """A rewrite by hand measures them. With so few rows the catalogs log as much as the entries: each segment has an
+    allowance for that."""
     aged(dsn, index, "DELETE FROM t WHERE id % 10 > 1")
     with database.transaction() as connection:
         seen = segments(connection, index)

@@ -1,4 +1,4 @@
-"""What DBAs, owners and settings do to a compaction: it ends, or leaves units out and says why; nothing is lost."""
+"""DBAs, owners and settings that disturb a compaction: it ends, or leaves units out and says why. Nothing is lost."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ ALTERED = {
 @pytest.mark.parametrize("when", ["waiting", "folding"])
 @pytest.mark.parametrize("what", ALTERED)
 def test_what_is_warned_of_is_not_hidden_by_new_segments(dsn: str, what: str, when: str) -> None:
-    """Entries may be missing: whoever drops the segment drops the only sign of it."""
+    """Entries may be missing, and the altered segment is the only sign of it: a swap would drop that sign."""
     database = plain(dsn, 3, 300)
     going = stages(database, begin(database, act("rewrite", 1)))
     until(going, when)
@@ -108,7 +108,8 @@ def test_what_is_warned_of_is_not_hidden_by_new_segments(dsn: str, what: str, wh
     assert "roir_data.g1" in warning
 
 
-# What is dropped with its segment, or comes again with the base, keeps no unit from its swap.
+# Objects that are dropped with the segment, or that the new segment gets from the base, don't keep a unit from its
+# swap.
 HANGERS = {
     "index": "CREATE INDEX mine ON roir_data.g1_s001 (c2)",
     "statistics": "CREATE STATISTICS mine ON c1, c2 FROM roir_data.g1_s001",
@@ -297,7 +298,8 @@ def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> Non
 
 @pytest.mark.parametrize("bytes_after", [1000, 760, 740])
 def test_a_segment_of_one_key_is_not_copied_for_nothing(dsn: str, bytes_after: int) -> None:
-    """It is too big again the next night, and can't be split then either. It is made again if it wastes a quarter."""
+    """The segment would be too big again the next night, and can't be split then either. It is rewritten if it wastes a
+    quarter."""
     database = plain(dsn, 3, 300)
     assert sql(session(dsn), "SELECT DISTINCT c1 FROM roir_data.g1_s003") == [("4",)]
     actions = [replace(act("split", 3, parts=2), bytes_after=bytes_after), act("split", 1, parts=2)]
@@ -338,7 +340,8 @@ def test_a_choice_asks_for_no_split_again_that_had_too_few_keys(dsn: str) -> Non
 
 
 def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(dsn: str) -> None:
-    """An attach locks the default segment, too: whoever insisted on reading that would hold up his own operation."""
+    """An attach also locks the default segment. A comparison that insisted on reading it would hold up its own
+    operation."""
     plain(dsn, 3, 300)
     database = Database(dsn, "roir tests", limits=Limits(table_lock_ms=2000, seal_retreats=0))
     run = begin(database, act("rewrite", 0), act("rewrite", 1), parallelism=2, lock_timeout_ms=500, lock_patience_s=3)
@@ -382,7 +385,8 @@ PREPARED = {
 @pytest.mark.parametrize("what", PREPARED)
 @pytest.mark.parametrize("when", ["0 waiting", "0 copying", "0 indexing", "0 folding", "1 folding"])
 def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, end: str) -> None:
-    """By the capture, if he writes, and by the swap; the steps in between pass him by."""
+    """The capture waits for a prepared transaction that writes, and the swap waits for each. The steps in between don't
+    wait."""
     database = plain(dsn, 3, 300)
     run = begin(database, act("merge", 1, 2), act("rewrite", 0))
     going = stages(database, run)

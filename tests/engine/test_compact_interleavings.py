@@ -170,7 +170,7 @@ class Users:
         """To its own rows: every third one."""
         mine = f"id % 3 = {who} AND id % 20 = {self.chance.randrange(20)}"
         new = next(self.new) * 3 + who
-        # Of a unique key new values, or a shift or swap among its own.
+        # A unique key gets new values, or a shift or swap among its own.
         key = f"id + 40000 * {new}" if self.unique else "((k::int + 1) % 5)::text"
         value = str(new) if self.unique else f"'{self.chance.randrange(6)}'"
         return self.chance.choice(
@@ -217,7 +217,7 @@ class Users:
         return any(self.open) and self.chance.random() < 0.6
 
     def end_one(self) -> None:
-        """Whoever comes first."""
+        """Ends one of the open transactions, chosen by chance."""
         self.finish(self.chance.choice([who for who, is_open in enumerate(self.open) if is_open]))
 
     def end(self) -> None:

@@ -86,7 +86,8 @@ def test_a_cursor_holds_up_a_swap_alone(dsn: str) -> None:
 
 
 def test_a_swap_beside_a_look_alters_nothing(dsn: str) -> None:
-    """Who looks for what others have hung on segments sees, of a unit that ends meanwhile, all or nothing."""
+    """A session that looks for objects that users added to segments sees all or nothing of a unit that ends
+    meanwhile."""
     database = scene(dsn)
     run = begin(database, act("rewrite", 1))
     looks = []
@@ -128,7 +129,7 @@ def no_trigger(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_trigger_on_delete(patch: pytest.MonkeyPatch) -> None:
-    """What is deleted isn't written down."""
+    """Deletions aren't recorded."""
     _text(patch, capture, "AFTER INSERT OR UPDATE OR DELETE", "AFTER INSERT OR UPDATE")
 
 
@@ -155,7 +156,7 @@ def readers_not_refused(patch: pytest.MonkeyPatch) -> None:
 
 
 def swaps_without_the_rest(patch: pytest.MonkeyPatch) -> None:
-    """What was touched since the last step isn't applied under the lock."""
+    """The entries touched since the last step aren't applied under the lock."""
     apply = applying.apply
 
     def broken(connection: Connection, entry: Entry, claim: UnitClaim, first: int, end: int) -> int:
@@ -181,7 +182,7 @@ VARIANTS = (
 
 
 def test_the_engine_as_it_is_passes(dsn: str) -> None:
-    """What tells the variants is silent about it."""
+    """The tests that find the variants find nothing in it."""
     tells(dsn, scene(dsn, 3))
 
 

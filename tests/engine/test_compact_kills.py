@@ -13,7 +13,7 @@ from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(2)
 
-# What a rewrite of one segment and a split of another one send, and some more.
+# A rewrite of one segment and a split of another one send fewer statements than this.
 STATEMENTS = 420
 
 

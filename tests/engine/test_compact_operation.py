@@ -46,7 +46,7 @@ def begun(database: Database, **options: Any) -> int:
 
 
 def samples(database: Database) -> dict[str, float]:
-    """Of the index or its compaction."""
+    """The metrics of the index or its compaction."""
     found, why = metrics(database)
     assert why is None
     return {
@@ -136,7 +136,7 @@ def test_metrics_and_status_count_what_is_swapped_in(database: Database) -> None
     assert (shown.operation_id, shown.kind, shown.phase) == (operation, "compact", "done")
     assert shown.compaction is not None
     assert (shown.compaction.units, shown.compaction.done, shown.compaction.left_out) == (2, 2, 0)
-    # What a second one does is added.
+    # A second compaction's units are added.
     begun(database)
     lifecycle.compact(database, "ix")
     assert samples(database)["roir_index_compacted_units_total"] == 4

@@ -36,7 +36,7 @@ VALUES = {
     "ltree": ("'Top.Science'", "'Top'", "'a.b.c'", "''"),
     "hstore": ("'a=>1, b=>NULL'", "''", "'b=>2, a=>1'", '\'"x y"=>"=>"\''),
 }
-# Of citext: equal to others, and not the same.
+# The values for a primary key: citext takes 'Abc' and 'aBC' for equal.
 UNIQUE = {"citext": ("'Abc'", "'b'", "'C'", "''")}
 
 

@@ -109,7 +109,7 @@ def test_a_rate_limit_that_changes_is_followed_while_the_worker_waits(database: 
             requests.change_options(database, "ix", actor="me", max_rows_per_second=0)
 
     assert sum(done.rows for done in build.PHASE.work(database, run, 0, wait)) == 1000
-    # Ten seconds' worth at the old rate: after the change nobody waits.
+    # Ten seconds' worth of rows at the old rate: after the change no worker waits.
     assert len(slept) == 3
 
 

@@ -146,7 +146,7 @@ class Trial:
         return refused
 
     def _told(self) -> tuple[str, ...]:
-        """What the next statement of ours, or the status, says."""
+        """The messages of the next batch and the status. An error counts only before the publish."""
         try:
             with self.connection.begin_nested():
                 if self.published:
@@ -157,7 +157,7 @@ class Trial:
             return (f"error: {error}",) if not self.published else ()
 
     def _gone(self) -> list[str]:
-        """What the warnings of the index say."""
+        """The partitions that the warnings report as gone."""
         values = {"generation": self.job.generation_id, "source": self.job.source.oid}
         query = "SELECT name FROM roir.partition_changes(%(generation)s, %(source)s) WHERE gone"
         return list(execute(self.connection, query, values).scalars())
@@ -216,7 +216,7 @@ class Trial:
         if self.job.scan.by_blocks:
             scan = to_scan(self.connection, replace(self.job, source=source))
         base, delta = f"roir_data.g{generation}", f"roir_data.g{generation}_delta"
-        # Of partitions that the switch takes in what has a row.
+        # Of partitions that leave or join, only entries with a row are shown.
         shown = execute(
             self.connection, "SELECT coalesce(roir.is_shown(%(id)s, 'x'), 'true')", {"id": generation}
         ).scalar_one()
@@ -290,7 +290,7 @@ def test_every_statement_in_every_phase(database: Database, pg: int, phase: str,
 
 
 def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
-    """Commit the statement, write, go on to the end. What is wrong then and nobody has told; '' where nothing is."""
+    """Commits the statement, writes, and continues to the end. Returns the error that no message reports, or ''."""
     with database.transaction() as connection:
         newest = execute(
             connection,
@@ -341,7 +341,7 @@ def exact(database: Database, oid: int) -> bool:
         return False
 
 
-# What can't be rolled back, and what is put right by going on.
+# Statements that can't be rolled back. A later step repairs the effect of some.
 COMMITTED = [statement for statement in ddl.EVERYTHING if statement.alone]
 
 

@@ -1,6 +1,7 @@
-"""What a command reads of partitions before it has the lock: somebody comes between, and it must not act on that.
+"""A command reads partitions before it has the lock: another session changes them before the lock, and the command must
+not act on what it read.
 
-Seen to fail where it does: entries without rows, or rows without entries, which nothing tells of.
+Seen to fail if it does: entries without rows, or rows without entries, which no message reports.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ ROWS = "SELECT d, id, k, v FROM public.t ORDER BY d, id"
 
 
 def assert_shown(database: Database, *indexes: str) -> None:
-    """What readers see is exact, whatever the base still holds."""
+    """Readers see exact entries, whatever the base still holds."""
     with database.transaction() as connection:
         rows = execute(connection, ROWS).all()
         for index in indexes or ("ix",):

@@ -1,4 +1,4 @@
-"""Duplicates of a unique index are told of while it is built: those of what is copied, nothing that isn't real."""
+"""Duplicates of a unique index are reported while it is built: those of the copied rows, and none that isn't real."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def detector(database: Database, run: Run, **how: Any) -> Iterator[Detector]:
 
 
 def look(database: Database, run: Run) -> int:
-    """What a new detector finds of all that is committed."""
+    """The number of rows that a new detector finds to share a key, of all that is committed."""
     with detector(database, run) as one:
         return one.step(everything=True)
 
@@ -90,7 +90,7 @@ def build_ranges(database: Database, run: Run, count: int) -> None:
 
 @pytest.mark.parametrize("early_bytes", [1 << 20, 600, 0])
 def test_at_half_of_the_build_the_pairs_of_that_half_are_known_and_no_others(dsn: str, early_bytes: int) -> None:
-    """Whatever of the hashes may stay in memory."""
+    """With all, some or none of the hashes in memory."""
     database = Database(dsn, "roir tests", limits=Limits(early_bytes=early_bytes))
     fill(dsn)
     # Within the first half, within the second, one in each.
@@ -285,12 +285,12 @@ def test_rows_of_a_batch_that_was_open_are_read_once_it_is_committed(
                     one.step(everything=True)
                 claim = other.claim()
             assert kept(dsn) == (1600 - copied, 0)
-        # What a batch commits, too.
+        # The rows of the slow batch, which is committed, are read too.
         batch = "UPDATE roir.scan_range SET batches = batches + 1 WHERE ordinal = 0"
         run_sql(dsn, batch)
         assert one.step(everything=True) == 2
         assert kept(dsn) == (1600, 0)
-        # Since nobody writes there any more, it isn't gone through again.
+        # No worker writes there any more, so these blocks aren't read again.
         run_sql(dsn, batch)
         one.step(everything=True)
         state = one._read[1]
@@ -514,7 +514,7 @@ def test_a_detector_that_fails_is_told_of_and_hurts_no_build(dsn: str, monkeypat
 @pytest.mark.parametrize("scan", ["key", "block"])
 @pytest.mark.parametrize("seed", range(3))
 def test_beside_workers_and_writers_nothing_is_missed_and_nothing_invented(dsn: str, seed: int, scan: str) -> None:
-    """What was found is found by a query of one snapshot: the writers' pairs come and go behind it."""
+    """One snapshot decides each finding; the writers' pairs come and go meanwhile."""
     database = Database(dsn, "roir tests", limits=EAGER)
     fill(dsn)
     chance = random.Random(seed)

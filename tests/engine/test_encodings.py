@@ -37,7 +37,7 @@ def in_encoding(server: str) -> Iterator[Callable[[str], str]]:
         run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-# What a letter of it is in the client encoding with which it is written here.
+# A letter that the encoding has, and the client encoding with which the test writes it.
 ENCODINGS = {"LATIN1": ("é", "UTF8"), "WIN1251": ("ж", "UTF8"), "EUC_JP": ("あ", "UTF8"), "SQL_ASCII": ("é", "LATIN1")}
 
 

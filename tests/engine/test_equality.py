@@ -79,7 +79,7 @@ def _entry(database: Database, keys: str) -> tuple[Entry, str]:
 
 
 def _by_the_index(user: psycopg2.extensions.connection, entry: Entry) -> set[tuple[int, int]]:
-    """What the server's own unique index takes for one entry: the second of a pair isn't inserted."""
+    """The pairs that the server's own unique index takes for one entry: the second of a pair isn't inserted."""
     columns, identity = entry.definitions(), ", ".join(entry.physical(entry.identity_positions))
     pairs = f"""
     CREATE TEMP TABLE u ({columns}, UNIQUE NULLS NOT DISTINCT ({identity}));
@@ -126,12 +126,12 @@ def test_python_sql_and_the_unique_index_say_the_same_of_every_pair(
     assert in_sql == entry.has_row("s", "x.")  # to the letter: these names need their quotes
     assert asked(in_sql) == expected
     assert asked(entry.equal("s.", "x.").replace("s.c", "(SELECT e FROM entries e WHERE e.n = s.n).c")) == expected
-    # What lookups ask: a row as entry, against each entry alone.
+    # Lookups compare a row, as an entry, with each entry alone.
     with user.cursor() as cursor:
         looked = differences.lookup(entry, "(SELECT * FROM entries x WHERE x.n = p.n)", "true AS present")
         cursor.execute(f"SELECT s.n, p.n FROM entries s CROSS JOIN entries p WHERE EXISTS ({looked})")
         assert set(cursor.fetchall()) == expected
-    # What is asked by the pattern of NULLs that the other side is known to have.
+    # Comparisons for each pattern of NULLs, if the other side is known to have it.
     nullable = entry.nullable_positions
     by_pattern = set()
     for null in (False, True) if nullable else (False,):

@@ -1,5 +1,5 @@
-"""Somebody exchanges names before any statement of any command: the index stays right, or it is told; nobody else's
-table is touched; what goes on in the end leaves nothing behind."""
+"""Another session exchanges names before any statement of any command. The index stays right, or a message reports it.
+Other users' tables stay as they are. Once everything has ended, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.engine.steps import sql
 
 # Begun with an index that isn't exact.
 OF_SPOILED = ("verify", "repair", "repair a part")
-# What of ours is on a table that isn't the source of an index, nor a part of one.
+# Objects of ours on a table that is neither the source of an index nor a part of one.
 OURS_ELSEWHERE = """
 WITH RECURSIVE source AS (
     SELECT source_oid::oid AS oid FROM roir.index WHERE dropped_at IS NULL
@@ -59,7 +59,7 @@ UNION ALL SELECT 'relation', relname::text, '' FROM pg_class WHERE relnamespace 
 UNION ALL SELECT 'view', oid::regclass::text, '' FROM pg_class
            WHERE oid IN (SELECT to_regclass('public.was')::oid) AND relkind = 'v'
 """
-# What somebody else's table or view is and holds.
+# The state of another user's table or view.
 THEIRS = """
 SELECT (SELECT array_agg(DISTINCT (d.refobjid, d.refobjsubid) ORDER BY (d.refobjid, d.refobjsubid))::text
           FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
@@ -140,7 +140,7 @@ class Case:
             self._end(dropped=True)
             return
         if self.kind.undo:
-            # What the message says: give it its name again.
+            # Give the name back, as the message says.
             run_sql(database.dsn, f"BEGIN; {self.kind.undo}; COMMIT")
         self._carry_on()
         steps.assert_exact(database, INDEX)
@@ -225,7 +225,7 @@ class Case:
             self._ours(lambda: sync.sync_partitions(database, self._name("t"), "test"))
 
     def _partition(self) -> bool:
-        """Where an attach was left half done it is repeated, by the names of now. True where there was something."""
+        """Repeats an attach that was left half done, with today's names. True if there was one."""
         half = sql(
             self.session,
             "SELECT p.relation::oid::regclass::text FROM roir.source_partition p "
@@ -269,7 +269,7 @@ def verify_and_publish(database: Database, run: Any) -> None:
 
 
 class Templates:
-    """Databases that stand before a command, made once, to be cloned."""
+    """Databases in the state before a command, each made once and cloned."""
 
     def __init__(self, server: str) -> None:
         self.server = server
@@ -301,7 +301,7 @@ class Templates:
             run_sql(self.server, f"DROP DATABASE {name} WITH (FORCE)")
 
     def statements(self, scene: str, command: str) -> list[str]:
-        """What a command sends where nobody comes between."""
+        """The statements that a command sends if no exchange comes between."""
         if (scene, command) not in self._statements:
             sent: list[str] = []
 
@@ -362,7 +362,7 @@ def test_names_are_exchanged_before_every_statement(templates: Templates, comman
     print(outcomes)
 
 
-# What it found: the exchange before the first statement of that kind.
+# Errors that the sweep has found. The exchange came before the first statement of that kind.
 FOUND = [
     ("publish a rebuild", "plain", "index: view", 'CREATE OR REPLACE VIEW "public"'),
     ("prepare", "plain", "primary key", "INSERT INTO roir.generation"),

@@ -1,4 +1,4 @@
-"""What a build is expected to take: told before it begins, by earlier builds or by the plan's sample."""
+"""The forecast of a build's duration, shown before it begins: from earlier builds, or from the plan's sample."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_last_build_of_the_index_is_believed_first(database: Database, dsn: 
     assert again.work.low < 41 < again.work.high
     assert again.start.low < 9 < again.start.high
     assert again.start.by == "the start by the last build"
-    # Of so few rows it tells nothing of another table.
+    # A build of this few rows says nothing about another table.
     assert other.work.by == "what is usual"
     run_sql(dsn, "INSERT INTO s20000 SELECT i, i FROM generate_series(20001, 40000) i", "ANALYZE s20000")
     grown = expected(database, 20_000)

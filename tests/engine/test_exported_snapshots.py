@@ -39,7 +39,8 @@ def importing(dsn: str, name: str, isolation: str = "REPEATABLE READ") -> psycop
     return user
 
 
-# Of the first transaction, which begins with the old snapshot; of the second, which commits before it writes.
+# Statements of the first transaction, which begins with the old snapshot, and of the second one, which commits before
+# the first one writes.
 FIRST = {
     "delete": "DELETE FROM t WHERE id = 42",
     "key": "UPDATE t SET k = 'new' WHERE id = 42",
@@ -129,7 +130,7 @@ def decoder(dsn: str) -> Iterator[psycopg2.extensions.connection]:
 def test_a_snapshot_that_a_replication_slot_exports_keeps_the_guard(
     database: Database, dsn: str, decoder: psycopg2.extensions.connection
 ) -> None:
-    """The first copy of a consumer reads with it; nobody but the walsender holds it until then."""
+    """A consumer's first copy reads with this snapshot; until then only the walsender holds it."""
     slot = dsn.split("?")[0].rsplit("/", 1)[1]
     with decoder.cursor() as cursor:
         cursor.execute(f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT')

@@ -106,7 +106,7 @@ def test_an_abort_that_is_lost_takes_nothing_from_a_running_operation(both: Pair
 
 
 def test_an_abort_that_was_lost_is_not_finished_by_somebody_elses_number(both: Pair) -> None:
-    """Whoever remembers that it was aborting finds it running."""
+    """A clean-up that remembers the operation as aborting finds it running."""
     database = Database(both.dsn)
     prepared, _ = steps.begin(database)
     both.lose()

@@ -1,4 +1,5 @@
-"""Logical slots that follow their server's failover (17): nobody waits for them, and an operation goes on behind it."""
+"""Logical slots that follow a failover (PostgreSQL 17): no command waits for them, and an operation continues behind
+it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ SLOTS = "SELECT synced AND NOT temporary AND invalidation_reason IS NULL FROM pg
 def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
     primary: Server, dsn: str, pg: int
 ) -> None:
-    """Their catalog_xmin stays old for as long as nobody consumes them; it says nothing of what readers see."""
+    """Their catalog_xmin stays old as long as no consumer reads them; it says nothing about the snapshots of
+    readers."""
     if pg < 17:
         pytest.skip("slots follow a failover from PostgreSQL 17 on")
     name = dsn.rsplit("/", 1)[1]

@@ -14,7 +14,7 @@ from tests.engine import steps
 
 ROWS = 10_000
 PARTS = "SELECT count(*), count(*) FILTER (WHERE done), sum(next_block) FROM roir.delta_part"
-# Of this transaction.
+# The sequential scans of the delta by this transaction.
 WHOLE_SCANS = "SELECT seq_scan FROM pg_stat_xact_all_tables WHERE relid = %(delta)s::regclass"
 
 
@@ -46,7 +46,7 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
 
 
 def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Database, dsn: str) -> None:
-    """What was folded is gone from the delta, together with the note of where its worker is."""
+    """A step folds its blocks and moves its worker's place in one transaction."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",

@@ -45,7 +45,7 @@ ON_LEAVES = """
 SELECT t.tgrelid::regclass::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
  WHERE t.tgname ~ '^roir_truncate' AND c.relispartition AND c.relkind = 'r' AND t.tgenabled = 'A'
 """
-# What prepare looks with is gone again.
+# Statements on objects that prepare creates for its look and drops again.
 PASSING = re.compile(r"roir_data\.(size|trial)_\d|DROP FUNCTION IF EXISTS roir_data\.read_")
 
 
@@ -68,7 +68,7 @@ def compare(
         clean_up.clean_up(database)
     made = [one for one in sent if not PASSING.search(one)]
     expected = Counter(one for one in foreseen if not OF_A_LEAF.match(one))
-    # What reads another owner's table is made for the look before, too, and undone.
+    # Functions that read another owner's table are also created for the look before, and undone.
     really = Counter(made) if exactly else Counter({one: expected[one] or 1 for one in made})
     assert (expected - really, really - expected) == (Counter(), Counter())
     told = {leaf[1] for one in foreseen if (leaf := OF_A_LEAF.match(one))} - {None}

@@ -24,7 +24,7 @@ from tests.engine.hostile import ROWS as ROWS_OF_HIS
 
 pytestmark = pytest.mark.sample(1)
 
-# What each of them contains.
+# The modes that each mode contains.
 WEAKER = {
     ACCESS_SHARE: {ACCESS_SHARE},
     SHARE_ROW_EXCLUSIVE: {ACCESS_SHARE, "ROW SHARE", "ROW EXCLUSIVE", "SHARE", SHARE_ROW_EXCLUSIVE},
@@ -41,7 +41,8 @@ Seen = set[tuple[int, str, str]]
 
 @contextmanager
 def watching(database: Database) -> Iterator[Seen]:
-    """What a session holds after each of its statements in the block: a lock lasts to the end of its transaction."""
+    """Collects the locks that a session holds after each of its statements in the block. A lock lasts to the end of its
+    transaction."""
     seen: Seen = set()
     watch = steps.session(database.dsn)
     watch.autocommit = True

@@ -23,7 +23,7 @@ PARTITIONED = (
     "CREATE TABLE t (id bigint PRIMARY KEY, k text, v text) PARTITION BY HASH (id)",
     *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES WITH (MODULUS 60, REMAINDER {n})" for n in range(60)),
 )
-# What makes them, their rows, the columns of the index.
+# The statements that create the table, a row's values, the number of rows, the key and the included columns.
 SHAPES: dict[str, tuple[tuple[str, ...], str, int, str, str | None]] = {
     "narrow": (("CREATE TABLE t (id bigint PRIMARY KEY, k int)",), "i, i % 7919", 60_000, "k", None),
     "text": (
@@ -72,7 +72,7 @@ def test_entries_their_tree_and_wal_are_as_announced(
     steps.make_index(database, "ix", "t", keys, include, segments=4)
     [(base, index)] = sql(session(dsn), SIZES)
     print(f"{shape}: base {found.base / base:.2f}, index {found.index / index:.2f} of what it took")
-    # Of few rows whole pages, and how many segments there are at all, are most of it.
+    # With few rows, whole pages and the number of segments are most of the size.
     least = 0.5 if rows < 1_000 else 0.85
     assert least < found.base / base < 1 / least
     assert least < found.index / index < 1 / least
@@ -135,7 +135,7 @@ def test_a_trial_of_duplicates_and_of_thousands_of_small_partitions_is_bounded(d
     definition = IndexDefinition.parse("ix", "t", "k", unique=True)
     found = forecast.run(database, definition, BuildOptions(), with_trial=True).trial
     assert isinstance(found, Trial)
-    # Of each partition ten rows.
+    # Each partition has ten rows.
     assert 0 < found.rows <= trial.MOST_PLACES * 10
 
 

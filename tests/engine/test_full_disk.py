@@ -116,7 +116,7 @@ def test_users_and_builds_fail_and_go_on(disk: Disk, dsn: str, phase: str) -> No
     disk.fill()
     outcomes = []
     user = steps.session(dsn)
-    # What an index adds is what first needs a new block: small tables have room in theirs.
+    # The index needs a new block first: small tables have room in theirs.
     for number in range(40):
         try:
             steps.sql(user, f"INSERT INTO t SELECT {1000 * number} + i, 'k' || i, i FROM generate_series(1000, 1400) i")
@@ -148,7 +148,7 @@ def test_users_and_builds_fail_and_go_on(disk: Disk, dsn: str, phase: str) -> No
 
 
 def test_a_server_that_stops_for_want_of_wal_loses_nothing(small: Server, disk: Disk, dsn: str) -> None:
-    """No room for the log is the end of the whole server, whoever wrote it. What was committed is there afterwards."""
+    """A server without room for WAL stops, whichever session wrote the WAL. Committed writes are there afterwards."""
     database = Database(dsn)
     stage = Stage(database, "mid-fold")
     stage.connection.close()
@@ -191,7 +191,7 @@ PLACES = {
 def test_a_full_disk_is_waited_for_with_nothing_open(
     disk: Disk, dsn: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run goes on by itself when there is room again. Until then its row says why it waits."""
+    """The run continues automatically when there is room again. Until then its row says why it waits."""
     run_sql(dsn, "INSERT INTO t SELECT i, repeat('k', 100) || i, i FROM generate_series(1000, 20000) i", "ANALYZE t")
     database = Database(dsn, "roir tests")
     life = Life(database, dsn, "plain", ranges=2, segments=2, batch_rows=5000)

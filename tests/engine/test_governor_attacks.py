@@ -39,7 +39,7 @@ def governed(database: Database, dsn: str) -> Database:
 
 @pytest.fixture
 def asked(governed: Database) -> Iterator[Callable[[str], Reading]]:
-    """What a reader, the same each time, makes of a query."""
+    """A function that gives the reading of a query. All its calls use one reader."""
     readers: list[SignalReader] = []
     session = governed.engine.connect()
 
@@ -213,7 +213,7 @@ def test_off_takes_the_reason_away(governed: Database) -> None:
         requests.change_options(governed, "ix", actor="ann", throttle="off")
         governor.look(connection)
         assert (read(governed).throttled, read(governed).throttled_since) == (None, None)
-        # What was unreadable long ago says nothing of now.
+        # A reading that failed long ago says nothing about the present.
         clock.now += 2 * governed.limits.unreadable_s
         requests.change_options(governed, "ix", actor="ann", throttle="query=1")
         governor.look(connection)
@@ -374,7 +374,7 @@ NO_LIMITS += ['{"lock_waits": true}', '{"lock_waits": {}}']
 
 @pytest.mark.parametrize("throttle", NO_LIMITS)
 def test_no_row_can_spoil_the_view_of_all(governed: Database, dsn: str, throttle: str) -> None:
-    """Whoever may pause may update rows, and the view shows the throttles of all operations."""
+    """A role that may pause may update rows, and the view shows the throttles of all operations."""
     steps.begin(governed, throttle="lock_waits=4 replicas=r1,r2")
     user = steps.session(dsn)
     with pytest.raises(psycopg2.errors.CheckViolation, match="operation_throttle"):

@@ -1,4 +1,4 @@
-"""Event triggers refuse DDL that no capture sees, name the supported way, and are in nobody else's."""
+"""Event triggers refuse DDL that no capture sees, name the supported way, and leave all other DDL alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IN_TWO = [
 ]
 
 
-# Of rows that a partition which left had, an older snapshot sees entries as long as it sees the rows.
+# Entries without a row. An older snapshot sees the entries of a partition that left only as long as it sees the rows.
 MISSED = "SELECT d, id, k, v FROM ix EXCEPT ALL SELECT d, id, k, v FROM t"
 
 
@@ -172,7 +172,7 @@ def test_what_bounds_were_written_by_may_be_renamed(
 
 @pytest.mark.parametrize("statement", ["DROP TABLE tx", "DROP TABLE ty", "ALTER TABLE t DETACH PARTITION tx"])
 def test_a_level_below_which_a_table_is_being_attached_stays(database: Database, guarded: str, statement: str) -> None:
-    """A DROP takes the levels in between along: nobody would tell of the table, which takes no writes."""
+    """A DROP also drops the levels in between. No message would then name the table, which takes no writes."""
     run_sql(
         guarded,
         "CREATE TABLE t (d int, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
@@ -390,7 +390,7 @@ def test_the_guard_does_not_look_at_what_prepare_itself_does(database: Database,
             guarded,
             f"CREATE TABLE {name} (d int, id int, k text, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
             *(f"CREATE TABLE {name}_{n} PARTITION OF {name} FOR VALUES FROM ({n}) TO ({n + 1})" for n in range(leaves)),
-            # Of this session: what it has counted must not arrive later.
+            # Counts of this session must not arrive later.
             "SELECT pg_stat_force_next_flush()",
             "SELECT pg_stat_reset()",
         )

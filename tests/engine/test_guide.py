@@ -1,4 +1,4 @@
-"""The SQL of the guide, as it stands there, by roles that have what the guide says they need."""
+"""The guide's SQL, to the letter, run by roles that have what the guide says they need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blocks(text: str) -> list[str]:
 
 
 def grants(role: str, given: str) -> list[str]:
-    """What the guide grants to a role, to another one."""
+    """The statements by which the guide grants rights to a role, for another role."""
     [block] = [one for one in blocks(section("rights.md", RIGHTS)) if f" TO {role};" in one]
     return [statement.replace(f" TO {role}", f" TO {given}") for statement in block.split(";") if statement.strip()]
 

@@ -1,4 +1,4 @@
-"""What is wrong with a published index though no operation runs: told by clean-up and status, mended by a rebuild."""
+"""Faults of a published index while no operation runs: clean-up and status report them, and a rebuild repairs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def published(database: Database, dsn: str, partitioned: bool = True) -> None:
 
 
 def told(database: Database) -> list[str]:
-    """What a clean-up warns of, which the status does too."""
+    """The warnings of a clean-up, which the status shows too."""
     found = clean_up.clean_up(database).warnings
     (operation,) = status(database)
     assert list(operation.warnings) == found

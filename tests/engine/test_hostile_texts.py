@@ -1,4 +1,4 @@
-"""Whatever text a user gives, to whichever command or function: it is a value or a name, and never a statement."""
+"""Every text that a user gives to a command or a function is a value or a name, and never a statement."""
 
 from __future__ import annotations
 

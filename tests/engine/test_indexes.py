@@ -1,4 +1,4 @@
-"""What there is to know of each index, beside its operations: sizes, generations, verification, bloat, warnings."""
+"""The facts about each index, beside its operations: sizes, generations, verification, bloat, warnings."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_verification_says_what_it_found_and_of_what_part(database: Database, 
 
 @pytest.mark.parametrize("deleted", [0, 70])
 def test_the_bloat_is_what_a_rebuild_wins(database: Database, dsn: str, deleted: int) -> None:
-    """Of several shapes of rows: the promise is compared with what a rebuild then does win."""
+    """With several shapes of rows, the forecast is compared with the bytes that a rebuild then wins."""
     run_sql(
         dsn,
         "CREATE TABLE t (id bigint PRIMARY KEY, k text, flag bool, n numeric, note text)",

@@ -1,8 +1,9 @@
 """Transactions in all interleavings, on a real server: the index is the projection of the source afterwards.
 
-Or someone was refused with 40001, or got an error that he gets without the index too: each schedule is played on a twin
-that has none, or PostgreSQL's own constraint where the index is unique. With an ordinary primary key and READ COMMITTED
-there is no other error and no other wait than there. No unique key is ever there twice.
+Otherwise a transaction was refused with 40001, or got an error that it also gets without the index. Each schedule is
+played on a twin too, which has no index, or PostgreSQL's own constraint if the index is unique. With an ordinary
+primary key and READ COMMITTED there are no other errors and no other waits than on the twin. No unique key is ever
+there twice.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ Grounds = Callable[[str], Ground]
 
 @pytest.fixture(scope="module")
 def grounds(server: str) -> Iterator[Grounds]:
-    """The ground of a kind, in a database of its own; at the end its operations are finished.
+    """The ground of each kind, in a database of its own. At the end its operations are finished.
 
-    Of a kind of primary key, with stages from the build to the end; or of a unique index, from the switch on.
+    A kind is one of primary keys, with stages from the build to the end, or one of unique indexes, from the switch on.
     """
 
     def make(dsn: str, kind: str) -> Ground:
@@ -97,7 +98,7 @@ def grounds(server: str) -> Iterator[Grounds]:
 
 
 def drains(begin: str, end: str) -> bool:
-    """True where no writer may be under way between two phases."""
+    """True if a drain between two phases waits for all writers."""
     return any(phase in PHASES[PHASES.index(begin) + 1 : PHASES.index(end) + 1] for phase in DRAINED)
 
 
@@ -160,7 +161,8 @@ class Voyage:
 
     def reach(self, phase: str) -> None:
         """Go on to a phase."""
-        # What is enforced isn't disturbed: entries come into the delta before it is.
+        # Entries come into the delta of a unique index before its keys are enforced, so that the enforcement isn't
+        # disturbed.
         if self.ground.definition and phase != "nothing" and not self.touched:
             self.reach_plainly("sealed")
             self.touch()
@@ -231,7 +233,7 @@ def test_a_row_that_was_deleted_since_the_snapshot_comes_back(grounds: Grounds, 
 def test_a_deferred_primary_key_has_two_rows_while_one_of_them_is_being_deleted(
     grounds: Grounds, isolation: str, statement: str
 ) -> None:
-    """The old row isn't deleted yet for whoever writes the new one; at his commit it is."""
+    """For the transaction that writes the new row the old one isn't deleted yet; at its commit the old one is."""
     ground = grounds(DEFERRED)
     theirs, ours = Transaction(READ_COMMITTED, ("delete b",)), Transaction(isolation, (statement,))
     ground.sweep(Schedule((theirs, ours), turns) for turns in interleavings((theirs, ours)) for _ in range(3))

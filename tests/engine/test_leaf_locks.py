@@ -45,7 +45,7 @@ LAYOUTS = {
     ],
 }
 _OWN = "d = {d} AND id = {id}"
-# Of one row of one leaf. `new` is the id of a row that isn't there and belongs into the same leaf.
+# Statements on one row of one leaf. `new` is the id of a row that isn't there and belongs into the same leaf.
 STATEMENTS = {
     "insert": "INSERT INTO {t} VALUES ({d}, {new}, 'new', 1)",
     "insert into the leaf": "INSERT INTO {leaf} VALUES ({d}, {new}, 'new', 1)",
@@ -72,7 +72,7 @@ STATEMENTS = {
     "update twice": f"UPDATE {{t}} SET k = 'new' WHERE {_OWN}; UPDATE {{t}} SET k = 'newer' WHERE {_OWN}",
     "delete in vain": f"SAVEPOINT s; DELETE FROM {{t}} WHERE {_OWN}; ROLLBACK TO s; DELETE FROM {{t}} WHERE {_OWN}",
 }
-# Of tables and, by their indexes, of the tables that those belong to.
+# The locked tables, and the tables whose indexes are locked.
 LOCKED = """
 SELECT DISTINCT c.relname FROM pg_locks l LEFT JOIN pg_index i ON i.indexrelid = l.relation
   JOIN pg_class c ON c.oid = coalesce(i.indrelid, l.relation)

@@ -29,7 +29,7 @@ from tests.engine.test_resumable_commands import ours as all_of_ours
 __all__ = ["templates"]
 pytestmark = pytest.mark.sample(1)
 
-# What a statement can fail by: what the user's table is, its rows, rights, a race, a shortage, a cancel, a bug.
+# Errors that a statement can have: by the user's table, its rows, rights, a race, a shortage, a cancel, a bug.
 STATES = (
     "55000",
     "42501",
@@ -138,7 +138,7 @@ def is_closed(database: Database) -> bool:
 def test_what_a_failed_statement_leaves(
     server: str, templates: Any, monkeypatch: pytest.MonkeyPatch, name: str, state: str
 ) -> None:
-    """Each state takes every so manieth statement, so that together they take all."""
+    """Each state takes its share of the statements: together they take all."""
     monkeypatch.setattr(patience.time, "sleep", lambda _seconds: None)
     template, command = templates(WALKED[name][0]), WALKED[name][1]
     count, end = wanted(server, template, name)

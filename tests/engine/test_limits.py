@@ -47,8 +47,8 @@ def test_an_entry_that_is_too_big_for_a_b_tree_is_refused_at_plan(database: Data
     assert plan(database, "v", "k").startswith("at most ")
 
 
-# Values of n bytes or so as the source has them: as they are, long and compressible, compressed by the source, and out
-# of line. What an entry of them takes in a B-tree is known to the server alone.
+# Values of some n bytes as the source stores them: plain, long and compressible, compressed by the source, and out of
+# line. Only the server knows the size of their entries in a B-tree.
 NOISE = "substr((SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1 + {0} / 32) i), 1, {0})"
 VALUES = {
     "plain": ("text", NOISE),
@@ -168,7 +168,7 @@ def test_a_big_leaf_is_sampled_by_other_blocks_each_time_and_never_by_none(datab
         "CREATE TABLE t (id int PRIMARY KEY, k text)",
         "INSERT INTO t SELECT i, repeat('k', 500) FROM generate_series(1, 9000) i",
         f"UPDATE t SET k = {RANDOM.format(50)} || id WHERE id % 20 = 0",
-        # What is left of the table is in its last blocks.
+        # The rows that are left are in the table's last blocks.
         "DELETE FROM t WHERE id < 8990",
         "VACUUM (TRUNCATE false) t",
     )

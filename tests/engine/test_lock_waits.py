@@ -1,4 +1,5 @@
-"""Whoever of us waits for a lock is shown by `roir status`, with who holds it: also before there is an operation."""
+"""`roir status` shows our sessions that wait for a lock, and the sessions that block them, even before an operation
+exists."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ IMPATIENT = BuildOptions(lock_timeout_ms=20, lock_patience_s=30)
 
 
 def waiting(database: Database, index: str | None = None) -> list[LockWait]:
-    """What the status shows; of an index that isn't there, and that nobody waits for, it shows none."""
+    """The waits that the status shows. There are none if neither the index nor a wait for it exists."""
     try:
         return list(overview(database, index).waits)
     except NotFound:
@@ -65,7 +66,7 @@ def _attached_without_us(database: Database) -> None:
     )
 
 
-# What stands before; what the holder does; the command, as it is shown, for which index; and the command itself.
+# The state before; the holder's statement; the command and its index, as the status shows them; the command itself.
 COMMANDS: dict[
     str, tuple[Callable[[Database], None], str, tuple[str, str | None], Callable[[Database, Report], Any]]
 ] = {
@@ -170,7 +171,8 @@ def test_who_waits_between_two_attempts_is_shown_with_who_holds_the_lock(
     before, holds, shown_as, command = COMMANDS[name]
     before(database)
     holder = steps.session(dsn)
-    # Who is waited for without a limit is ended, and was never shown.
+    # If the command waited without a limit, the timeout would end this session, and the status would never have shown
+    # it.
     sql(holder, "SET application_name = 'nightly load'; SET idle_in_transaction_session_timeout = '60s'")
     holder.commit()
     sql(holder, holds)

@@ -1,6 +1,7 @@
-"""The drain locks: who holds them up is named, who queues behind them is let go, nobody waits for long (I6).
+"""The drain locks: a drain names the sessions that hold it up and lets go those that queue behind it. None waits long
+(I6).
 
-Nothing here looks at a clock: that a writer was let go is told by what still holds us up at that moment.
+No test looks at a clock: the session that still blocks the drain at that moment shows that a writer was let go.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def table(dsn: str) -> None:
 
 
 class Locking:
-    """An operation that stands before one of its three drains."""
+    """An operation that is about to begin one of its three drains."""
 
     def __init__(self, database: Database, step: str, patience_s: int) -> None:
         self.database, self.step = database, step
@@ -58,7 +59,7 @@ class Locking:
             steps.fold_all(database, self.run)
 
     def reported(self, line: str) -> None:
-        """What is told of locks."""
+        """Notes reports of locks."""
         if not line.startswith("expected"):
             self.reports.append(line)
 
@@ -196,7 +197,7 @@ def test_a_run_that_gives_up_pauses_with_the_blockers_names(database: Database, 
 
 
 def test_all_leaves_together_have_one_limit(database: Database, dsn: str) -> None:
-    """lock_timeout alone begins anew at each leaf, while writers queue behind the parent's lock."""
+    """lock_timeout alone begins again at each leaf, while writers queue behind the parent's lock."""
     run_sql(
         dsn,
         "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
@@ -228,7 +229,7 @@ def test_all_leaves_together_have_one_limit(database: Database, dsn: str) -> Non
 
 @pytest.mark.usefixtures("deadlocks_meant")
 def test_a_deadlock_would_be_counted(dsn: str, server: str) -> None:
-    """What the fixture `dsn` asserts for every other test."""
+    """The fixture `dsn` asserts for every other test that there was no deadlock."""
     first, second, watch = steps.session(dsn), steps.session(dsn), watching(dsn)
     sql(first, "UPDATE t SET v = 0 WHERE id = 1")
     sql(second, "UPDATE t SET v = 0 WHERE id = 2")

@@ -51,7 +51,7 @@ def test_a_pause_of_a_day_is_warned_of_once_a_day_with_its_delta(database: Datab
     assert told.delta_bytes > 0
     assert "captures all the while: its delta has about" in told.text
     assert "roir resume public.ix" in told.text
-    # The status says it for as long as it lasts; whoever is called hears it seldom.
+    # The status says it as long as it lasts; the callback hears it once a day.
     assert "has been paused for 1 d 1 h" in (operation_status(database, operation).long_pause or "")
     assert settle(database) == []
     assert any("captures all the while" in line for line in clean_up.clean_up(database).warnings)
@@ -59,7 +59,7 @@ def test_a_pause_of_a_day_is_warned_of_once_a_day_with_its_delta(database: Datab
     assert len(settle(database)) == 1
     events = [event for event in operations.events(database, "ix") if event.action == "long pause"]
     assert len(events) == 2
-    # A pause of its own begins anew.
+    # A new pause counts from its own beginning.
     requests.resume(database, "ix", "somebody")
     requests.pause(database, "ix", "somebody")
     assert settle(database) == []

@@ -1,7 +1,7 @@
-"""Who looks at an index, as status does, beside a command: it tells what is so before or after, and nothing else.
+"""A look at an index, like that of status, beside a command: it shows the state before or after, and nothing else.
 
-A statement sees rows by its snapshot, but names, definitions and privileges as they are by now. A transaction of one
-snapshot makes that moment as long as the command takes.
+A statement sees rows by its snapshot, but names, definitions and privileges as they are by now. In a transaction of one
+snapshot that moment lasts as long as the command.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.sample(3)
 
 
 def told(connection: Connection) -> set[str]:
-    """What status warns of; nothing where an object that the snapshot has is gone."""
+    """The warnings of status. There are none if an object that the snapshot has is gone."""
     try:
         with connection.begin_nested():
             return set(faults.warnings(connection))

@@ -1,6 +1,6 @@
-"""What was gone or altered for a while and looks as before: refused, or harmless, or told by the next look.
+"""Objects that were gone or altered for a while and look as before: refused, harmless, or reported by the next look.
 
-Whatever the server makes anew by that leaves a mark. What leaves none is harmless, and nothing is said of it.
+Each object that the server creates again has a mark. A change that leaves no mark is harmless and isn't reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PARTS = (
 DEFERRED = (f"CREATE TABLE t ({COLUMNS}, PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED)",)
 SHAPES = {"plain": PLAIN, "parts": PARTS, "deferred": DEFERRED}
 ROWS = "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 30) i"
-# What users do meanwhile; each for itself, since some of it fails. The second row of one key is `shared`.
+# Users' writes meanwhile, each in its own transaction, since some fail. `SHARED` writes a second row of one key.
 WRITES = (
     "INSERT INTO t VALUES (501, 'new', 1), (502, '2', 2)",
     "UPDATE t SET k = 'changed' WHERE id IN (3, 18)",
@@ -275,7 +275,7 @@ class User:
 
 
 def told(connection: Connection, stage: Stage) -> str:
-    """What the next look of ours says: that of a worker, or the status's."""
+    """The message of our next look: a worker's, or the status's."""
     if stage.phase == "published":
         source, generation = stage.job.source.oid, stage.job.generation_id
         gone = "SELECT name FROM roir.partition_changes(%(generation)s, %(source)s) WHERE gone"
@@ -396,7 +396,7 @@ def test_what_happens_during_a_verification_is_not_forgotten_by_it(database: Dat
 
 
 def test_another_index_of_the_table_keeps_its_warning_and_gets_none(database: Database, dsn: str) -> None:
-    """To begin an operation makes the capture functions anew, and enables triggers, for all indexes of the table."""
+    """The begin of an operation replaces the capture functions and enables triggers, for all indexes of the table."""
     run_sql(dsn, *PLAIN, ROWS)
     for index, keys in (("ix", "k"), ("other", "v")):
         steps.finish_all(database, steps.begin(database, index, keys=keys)[1])
@@ -428,7 +428,7 @@ def test_a_partition_that_came_later_is_followed(database: Database, dsn: str) -
     assert "capture triggers on public.t1 were altered" in warned(database)[0]
 
 
-# As pg_upgrade does it: schemas, constraints, triggers, functions and rules are made anew. test_upgrade.py is for real.
+# As after pg_upgrade: schemas, constraints, triggers, functions and rules are new. test_upgrade.py runs the real one.
 UPGRADED = (
     "UPDATE roir.home SET schema_oid = 0",
     "UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{marks}', (SELECT jsonb_object_agg(m.key, 'old') "

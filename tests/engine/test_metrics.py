@@ -70,7 +70,7 @@ def row(dsn: str, statement: str) -> tuple[Any, ...]:
 
 
 def newest(dsn: str) -> dict[str, Any]:
-    """What the control tables say of the newest operation."""
+    """The newest operation, as the control tables have it."""
     names = "id", "kind", "state", "phase", "rows", "percent", "parallelism", "batches", "keys", "delta"
     values = row(
         dsn,
@@ -132,7 +132,7 @@ def test_each_phase_of_a_build_and_of_a_verification(database: Database, dsn: st
     assert_tells(dsn, database)
     verifying.go_through(database, verify)
     seen = assert_tells(dsn, database)
-    # The build is told of, too.
+    # The metrics show the build too.
     assert seen.one("roir_operation_state", kind="create", state="completed") == 1
 
 
@@ -258,7 +258,7 @@ def test_what_the_governor_read_and_granted(dsn: str, database: Database, table:
     assert seen.one("roir_signal_value", signal="oldest_transaction", of="") == 60
     assert seen.one("roir_signal_unreadable", signal="commit_latency") == 1
     assert seen.values("roir_signal_value", signal="commit_latency") == []
-    # What was read long ago says nothing.
+    # An old reading isn't shown.
     run_sql(dsn, "UPDATE roir.signal_sample SET at = at - interval '1 minute'")
     assert Scrape(database).values("roir_signal_value") == []
 
@@ -342,7 +342,7 @@ def test_what_is_dropped_or_was_aborted_is_no_series_any_more(dsn: str, database
     steps.make_index(database)
     steps.make_index(database, table=None, keys=None)
     assert Scrape(database).label("roir_operation_percent", "index") == {"public.gone", "public.ix"}
-    # Of each index the newest build: a rebuild each night makes no series more.
+    # Each index has the series of its newest build alone: a rebuild each night adds no series.
     assert len(Scrape(database).values("roir_operation_percent", index="public.ix")) == 1
     drop.drop_index(database, "gone", "test")
     steps.begin(database, "never")
@@ -388,7 +388,7 @@ def test_a_monitoring_role_sees_what_the_owner_sees(dsn: str, database: Database
         name: of.keys() for name, of in owners.samples.items()
     }
     assert seen.one("roir_capture_faults") == owners.one("roir_capture_faults") == 1
-    # Without one of them the rest is told of all the same, and what is missing is said.
+    # Without one of these rights the other metrics are there, and a metric names what is missing.
     run_sql(dsn, f"REVOKE SELECT ON roir.throttle_time FROM {role}")
     seen = Scrape(Database(stranger))
     assert seen.one("roir_problem", part="throttle", reason="refused") == 1

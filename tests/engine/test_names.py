@@ -122,7 +122,7 @@ def test_an_unqualified_name_is_looked_up_as_the_role_would(
             assert source.name.schema == schema
 
 
-# What happens to the schema of an index while it is built, what the publish says, and what heals it.
+# The change of the index's schema while the index is built, the message of the publish, and the remedy.
 GONE = {
     "renamed": ("ALTER SCHEMA app RENAME TO other", 'schema "app" does not exist', "ALTER SCHEMA other RENAME TO app"),
     "renamed, another one made": (

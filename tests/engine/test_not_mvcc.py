@@ -218,7 +218,7 @@ EXCHANGES = {
 
 
 def rewrites_of(kind: str) -> list[str]:
-    """What can be done to a source, of one kind of ground."""
+    """The statements that can alter a source, for one kind of ground."""
     return [*OF_A_TABLE, *OF_A_LEAF, *(EXCHANGES if kind == PARTITIONED else ())]
 
 
@@ -256,7 +256,7 @@ class Rewriting(Ground):
         return Rewritten(table, slot, super().rows(table, slot), self)
 
     def close(self) -> None:
-        """What is being built isn't finished: its source was altered."""
+        """Closes the sessions. Builds aren't finished, because their sources were altered."""
         for session in self.sessions:
             session.close()
         self.connection.close()
@@ -275,7 +275,7 @@ class Rewriting(Ground):
 
 
 class UniqueRewriting(Rewriting, UniqueGround):
-    """Of a unique index."""
+    """Rewrites below a unique index."""
 
     modes = ("direct", "active")
 

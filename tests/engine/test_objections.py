@@ -1,4 +1,4 @@
-"""All that speaks against a build is said at once; each statement that is offered mends what it is offered for."""
+"""All objections to a build are shown at once. Each statement that is offered removes its objection."""
 
 from __future__ import annotations
 

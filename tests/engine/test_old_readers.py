@@ -169,7 +169,7 @@ def test_grants_options_and_dependent_views_outlive_guard_and_rebuild(database: 
         for step in (lambda: clean_up.clean_up(database), lambda: publish(database, created=False)):
             step()
             assert sql(user, seen) == before
-            # The reader has no right to any table of ours; the guard is called with his rights all the same.
+            # The reader has no right to any table of ours, and the guard runs with the reader's rights.
             sql(user, "SET LOCAL ROLE reader")
             assert sql(user, "SELECT count(id) FROM ix") == [(100,)]
             with pytest.raises(psycopg2.errors.InsufficientPrivilege):

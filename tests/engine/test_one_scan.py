@@ -72,7 +72,8 @@ def batch(worker: BuildWorker, claim: Claim) -> Step:
 
 
 def finish(database: Database, index: str) -> None:
-    """By a run of its own, to the end. What the others' workers hold is free: their runs are silent."""
+    """Finishes an index's operation by a run of its own. The claims of the others' workers are free: their runs have no
+    heartbeat."""
     run_sql(database.dsn, "UPDATE roir.operation SET heartbeat_at = NULL WHERE status = 'running'")
     steps.finish_all(database, start_run(database, index, "test", take_over=True))
     steps.assert_exact(database, index)
@@ -109,7 +110,7 @@ def test_a_batch_in_the_middle_is_for_all_that_stand_there(database: Database, t
 
 
 def test_no_two_workers_read_the_same_range(database: Database, table: str) -> None:
-    """Each operation's workers copy for the others: nobody waits for anybody."""
+    """Each operation's workers copy for the others: no worker waits for another."""
     a, b = begin(database, "a"), begin(database, "b")
     one, two = steps.worker(database, a), steps.worker(database, b)
     claims = steps.claim_of(one), steps.claim_of(two)
@@ -119,7 +120,7 @@ def test_no_two_workers_read_the_same_range(database: Database, table: str) -> N
     assert copied(database, a) == copied(database, b) == 10
     with database.transaction() as connection:
         left = build.PHASE.left(connection, b, busy=[0])
-    # What the other one's worker holds is to be done, and isn't free.
+    # The range of the other operation's worker is undone, but isn't free.
     assert left == WorkLeft(free=len(ranges(database, b)) - 2, undone=len(ranges(database, b)))
 
 
@@ -298,7 +299,8 @@ def test_ranges_that_were_asked_for_are_its_own(database: Database, table: str) 
             assert operations.read_operation(connection, run.operation_id).scan_of is None
 
 
-# What happens to one of three while another one's worker is in the midst of a batch: before which statement, and what.
+# Events for one of three operations while a worker of another one is in the middle of a batch. MOMENTS: the statements
+# before which they come.
 FAULTS = {
     "it is aborted": lambda database, run: requests.request_abort(database, "b", "test"),
     "it is aborted and gone": lambda database, run: abort.abort(database, "b", "test"),
@@ -332,7 +334,7 @@ def test_what_happens_to_one_does_not_hurt_the_others(database: Database, table:
 
 
 def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: Database, table: str) -> None:
-    """Of two that were in the batch the one at fault is found; the other one is copied for again."""
+    """A batch for three operations: the one at fault is found, and the rows are copied for the other ones again."""
     a, b, c = (begin(database, index) for index in INDEXES)
     worker = steps.worker(database, a)
     held: Claim | None = steps.claim_of(worker)
@@ -554,7 +556,7 @@ class Crowd:
             self.workers[index, number] = worker, held
 
     def write(self) -> None:
-        """Left open now and then: whoever prepares drains it, and everybody else goes past it."""
+        """Writes, and sometimes leaves the transaction open: a prepare drains it, and every other step passes it."""
         values = {"i": self.chance.randrange(1, 70), "k": self.chance.randrange(5)}
         try:
             steps.sql(self.user, self.chance.choice(WRITES).format(**values))

@@ -129,7 +129,7 @@ def fail_over(scene: Scene) -> None:
 
 
 def fail_over_losing(scene: Scene) -> None:
-    """What was committed since the begin of the operation is lost: as by a restore to an earlier moment."""
+    """All commits since the begin of the operation are lost, as by a restore to an earlier moment."""
     scene.both.fail_over()
 
 

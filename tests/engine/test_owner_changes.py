@@ -1,4 +1,5 @@
-"""The table's owner changes while an operation is under way: what the status and the operation say, what mends it."""
+"""The table's owner changes while an operation is under way: the messages of the status and the operation, and the
+repair."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ def test_a_verification_goes_on_under_another_owner(dsn: str, working: Database)
     """Seen to fail for good, so that it could only be aborted."""
     run_sql(dsn, "SELECT roir.guard()")
     statements, _ = meet(dsn, working, verify, "SELECT 1", 0)
-    # Where the verification has the table locked, the owner stays who he is.
+    # While the verification has the table locked, the owner can't change.
     at = statements // 2
     while owner_now(dsn) != PRESENT:
         _, error = meet(dsn, working, verify, f"ALTER TABLE t OWNER TO {PRESENT}", at)
@@ -148,7 +149,7 @@ def test_the_owner_changes_in_a_gap(dsn: str, working: Database, command: str, g
 def meet(
     dsn: str, database: Database, command: Callable[[Database], None], change: str, at: int
 ) -> tuple[int, BaseException | None]:
-    """The command, with the change before its so manieth statement, where no lock is against it; the error."""
+    """Runs the command, with the change before its statement number `at` if no lock prevents it. Returns the error."""
     seen = 0
 
     def look(*_: Any) -> None:

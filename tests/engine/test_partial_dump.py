@@ -59,7 +59,7 @@ def restore(dsn: str, server: str, pg: int) -> Iterator[Restore]:
 
 
 def failures(dsn: str) -> list[str]:
-    """What the writes are told."""
+    """The errors that the writes get."""
     found = []
     for statement in WRITES:
         try:
@@ -125,7 +125,7 @@ def test_a_dump_without_its_last_section_is_told_and_can_be_completed(
     subprocess.run([programs(pg) / "psql", "-qX", there.dsn], input=last.stdout, check=True, capture_output=True)
     install.init(there)
     if operations.find_operation(there, "ix").status == "failed":
-        # What was unfinished when it was dumped.
+        # The operation was unfinished when it was dumped.
         abort.abort(there, "ix", "test")
         steps.make_index(there, include="v")
     run_sql(there.dsn, "INSERT INTO t VALUES (1, 9000, 'x', 1)", "DELETE FROM t WHERE id % 5 = 0")

@@ -26,7 +26,7 @@ from tests.engine.steps import sql
 from tests.engine.test_detach import assert_shown
 
 COLUMNS = "(d int, id int, k text, v int, PRIMARY KEY (d, id))"
-# Of each table what it is a partition of, its bounds, and whether it has partitions. Between them is room.
+# For each table: its parent, its bounds, and whether it has partitions. Between the bounds is room.
 TREE = {
     "t1": ("t", 0, 10, False),
     "s": ("t", 20, 50, True),
@@ -36,7 +36,7 @@ TREE = {
     "s2": ("s", 35, 45, False),
 }
 LEVELS = ("t1", "s", "s1", "s11")
-# What a word does to a table that is a partition, one that was detached, and one that was dropped; None: not possible.
+# The state to which a word brings a partition, a table that was detached, and one that was dropped; None: not possible.
 WORDS = {
     "detach": ("out", None, None),
     "drop": ("gone", "gone", None),
@@ -168,7 +168,7 @@ class Case:
                 user.commit()
         self.look()
         self.copy_on()
-        # Whatever is a partition now is followed, by its TRUNCATE too.
+        # The index follows each table that is a partition now, and its TRUNCATE.
         run_sql(dsn, "UPDATE t SET k = k || 'y', v = v - 1 WHERE id % 3 = 0")
         if not refused and words[-1] not in ("detach", "drop"):
             run_sql(dsn, f"TRUNCATE {level.name}", f"INSERT INTO t VALUES ({TREE[self.root][1]}, 999, 'new', 1)")
@@ -190,7 +190,7 @@ class Case:
         return False
 
     def look(self) -> None:
-        """What readers and whoever looks at the status see now."""
+        """Checks that readers see exact entries and that the status warns of nothing."""
         if not self.guarded:
             sync.sync_partitions(self.database, "t", "test")
         if self.built:

@@ -174,7 +174,7 @@ def test_the_index_is_exact_whatever_partitions_do(database: Database, dsn: str,
 
 
 def assert_shown_now(database: Database) -> None:
-    """What readers see is exact in one snapshot, under writers."""
+    """Checks that readers see exact entries in one snapshot, under writers."""
     with database.connect() as connection:
         connection = connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():

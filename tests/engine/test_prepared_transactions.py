@@ -16,7 +16,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-# What an operation does one after the other; a drain waits for every transaction that was prepared before it.
+# The steps of an operation in order. A drain waits for every transaction that was prepared before it.
 STEPS = ("prepare", "batch", "build", "seal", "switch", "fold step", "fold", "publish")
 DRAINS = ("prepare", "switch", "publish")
 # Prepared before one step, ended before another one, with no drain between them.
@@ -121,7 +121,7 @@ def test_prepared_in_one_phase_and_ended_in_another(
 def test_each_drain_names_all_of_them_and_goes_on_when_they_have_ended(
     database: Database, dsn: str, gid: str, kind: str, drain: str, ending: str
 ) -> None:
-    """Several from one session, so that their locks are told apart by their transactions alone."""
+    """One session prepares several, so that their transactions alone distinguish their locks."""
     run_sql(dsn, *SOURCES[kind], "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 60) i")
     operation = Operation(database)
     for name, step in operation.steps():

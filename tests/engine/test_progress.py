@@ -1,4 +1,4 @@
-"""What the page of an index build is told: the contract, every state, who holds it up, and how little a look costs."""
+"""The data for the page of an index build: the contract, every state, what holds it up, and how little a look costs."""
 
 from __future__ import annotations
 
@@ -204,7 +204,8 @@ def test_what_isnt_there_is_said(database: Database) -> None:
 
 
 def test_what_holds_it_up_is_named(database: Database, dsn: str) -> None:
-    """One state after the other: starting, a limit, a lock and whose, nobody, a pause that workers haven't seen yet."""
+    """One state after the other: starting, a limit, a lock and its holder, no run, a pause that workers haven't seen
+    yet."""
     _, run = steps.begin(database, ranges=4, batch_rows=50, parallelism=2)
     assert look(database).held_up.by == "starting"
     begin_to_work(dsn, run)
@@ -316,7 +317,7 @@ def test_a_strangers_session_is_no_worker_whatever_its_name(database: Database, 
 
 
 def test_nobody_but_us_may_call_or_attach_what_keeps_the_samples(database: Database, dsn: str, stranger: str) -> None:
-    """It runs with our rights: whoever pauses an operation has none on its samples."""
+    """The function runs with our rights. A role that may pause an operation has no rights on its samples."""
     _, run = steps.begin(database)
     [(role,)] = sql(steps.session(stranger), "SELECT current_user")
     user = steps.session(stranger)
@@ -426,7 +427,7 @@ def counted(database: Database) -> tuple[OperationStatus, int]:
 
 
 def test_a_look_at_ten_thousand_ranges_is_as_many_statements_and_few_bars(database: Database, dsn: str) -> None:
-    """What takes long is read once, by its operation; nothing of it grows in Python."""
+    """An operation's long reads happen once, and nothing in Python grows with the number of ranges."""
     _, run = steps.begin(database, ranges=4, parallelism=2)
     sizes = []
     for _ in range(2):

@@ -1,7 +1,7 @@
 """Every object of ours that a role other than ours can name, every verb, and what it can break.
 
-Who has which right is held against what is meant, by the server's own word: an object that is new, or a right that
-nobody has written down, fails. What is possible is tried.
+The rights that the server reports are compared with the rights that are meant. A new object, or a right that isn't
+listed, fails the test. Everything that is possible is tried.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(1)
 
-# Functions that run with our rights, and what PUBLIC may call of them: they tell how a generation stands, or are event
-# triggers, which nobody can call.
+# Functions that run with our rights and that PUBLIC may call. They report the state of a generation, or are event
+# triggers, which can't be called.
 TELLING = {"apart", "fresh", "is_in_mode", "is_strict", "published", "ticks", "refuse_ddl", "refuse_drop",
            "refuse_concurrent_detach"}  # fmt: skip
 OWNERS = {
@@ -36,7 +36,7 @@ OWNERS = {
 }
 REST = "roir_data.gN_s000"
 CONTROL = "roir.{}".format
-# Beside what PUBLIC has: relations by role. What the documentation grants is read there.
+# The rights of each role on relations, beside those of PUBLIC. The grants of the documentation are read there.
 MEANT: dict[str, dict[str, str]] = {
     "PUBLIC": {},
     "app": {},
@@ -269,7 +269,7 @@ WRITES = ("DELETE FROM roir_data.g1", "SELECT FROM roir_data.g1_source", "UPDATE
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain", "guarded"])
 @pytest.mark.parametrize("how", HANDOVERS)
 def test_a_former_owner_keeps_no_right(world: World, how: str, guarded: bool) -> None:
-    """With event triggers ALTER TABLE takes them at once; else status says that he has them, until the clean-up."""
+    """With event triggers ALTER TABLE takes them at once. Else the status names the former owner until the clean-up."""
     if guarded:
         world.run("SELECT roir.guard()")
     furnish(world)
@@ -305,7 +305,7 @@ def test_a_former_owner_keeps_no_right(world: World, how: str, guarded: bool) ->
 
 
 def test_the_first_clean_up_after_a_handover_beside_an_unregistered_partition(world: World) -> None:
-    """Seen to advise dropping the index where partitions are looked at before the new owner has his rights."""
+    """Seen to advise dropping the index if partitions are looked at before the new owner has its rights."""
     alice = world.dsn_of("alice")
     run_sql(
         alice,

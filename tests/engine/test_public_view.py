@@ -129,7 +129,7 @@ SETTINGS = (
 
 
 def test_the_planner_sees_the_entries_alone(world: World) -> None:
-    """Whatever keeps writes away is gone before a plan is chosen."""
+    """The part of the view that keeps writes away is gone before a plan is chosen."""
     steps.make_index(world.database, "public.ix", "public.t", segments=3)
     clean_up.clean_up(world.database)
     world.run("VACUUM ANALYZE roir_data.g1", "CREATE VIEW plain AS SELECT c1 AS k, c2 AS id FROM roir_data.g1")
@@ -202,7 +202,7 @@ def test_status_tells_who_may_not_read_what_the_view_reads(world: World) -> None
 
 
 def test_a_view_of_another_name_is_named_alone(world: World) -> None:
-    """Not our own view below it, which nobody can rename back."""
+    """Our own view below it isn't named: users can't rename that one."""
     steps.make_index(world.database, "public.ix", "public.t")
     world.run("ALTER VIEW ix RENAME TO other")
     (line,) = [line for line in clean_up.clean_up(world.database).warnings if "shows its entries now" in line]

@@ -59,7 +59,7 @@ WRITES = (
     FILL,
 )
 
-# What a publication of updates or deletes says to them where the table's identity doesn't do.
+# Errors of updates and deletes in a publication if the table's replica identity doesn't suffice.
 NO_IDENTITY = ("55000", "42P10")
 
 Case = tuple[str, str, str, bool]

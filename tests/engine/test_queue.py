@@ -1,4 +1,5 @@
-"""The queue: never more at the same time than may, nobody waits while a place is free, in the order that is told."""
+"""The queue: no more operations run than may, none waits while a place is free, and they start in the order that is
+shown."""
 
 from __future__ import annotations
 
@@ -184,7 +185,7 @@ def test_two_who_start_at_once_dont_both_take_the_last_place(database: Database,
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(40))
 def test_the_queue_holds_over_any_order_of_steps(database: Database, dsn: str, seed: int) -> None:
-    """Never more than may; where a place is free the first one who waits starts, and nobody before it."""
+    """Never more run than may. If a place is free, the first one that waits starts, and none before it."""
     chance = random.Random(seed)
     names = indexes(database, dsn, 5)
     most = chance.randint(1, 3)
@@ -229,7 +230,7 @@ def test_the_queue_holds_over_any_order_of_steps(database: Database, dsn: str, s
                 running[name] = run
                 assert len(running) <= most
         assert {one.index for one in admission.queue(database).running} == running.keys()
-    # Whoever waits comes: all at last.
+    # In the end each operation that waits starts.
     for name in list(running):
         end_run(database, running.pop(name))
     for place in admission.queue(database).waiting:

@@ -108,7 +108,7 @@ def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> N
 
 
 def test_seal_and_fold_give_up_soon_behind_an_open_truncate(dsn: str) -> None:
-    """It holds base and delta; whoever waited for it without end would see no pause."""
+    """The TRUNCATE holds base and delta. A worker that waited for it without end would see no pause."""
     database = Database(dsn, limits=Limits(table_lock_ms=20, outage_s=1.0))
     _, run = steps.begin(database)
     user = steps.session(dsn)

@@ -153,7 +153,7 @@ def test_rights_and_row_security_are_the_callers(indexed: str, server: str) -> N
         f"CREATE ROLE {role}",
         "CREATE SCHEMA own",
         f"GRANT USAGE ON SCHEMA own TO {role}",
-        # What a policy calls finds names as the caller's queries do.
+        # Functions that a policy calls find names as the caller's queries do.
         "CREATE TABLE own.allowed AS SELECT 7 AS d",
         f"GRANT SELECT ON own.allowed TO {role}",
         "CREATE FUNCTION own.may(d int) RETURNS boolean LANGUAGE plpgsql STABLE AS "
@@ -325,7 +325,7 @@ def test_every_type_is_a_key_and_a_primary_key(database: Database, dsn: str, nam
 
 
 class Base(DeclarativeBase):
-    """Of the ORM's classes."""
+    """The base of the ORM's classes."""
 
 
 class Flight(Base):

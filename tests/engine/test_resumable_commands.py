@@ -86,7 +86,8 @@ ORDER BY 1, 2, 3
 
 @contextmanager
 def killed_at(database: Database, commit: int) -> Iterator[list[int]]:
-    """In the block, the so manieth commit doesn't come about, nor anything after it. Yields how many there were."""
+    """In the block, commit number `commit` fails, and so do all later ones. Yields a list with the number of
+    commits."""
     seen = [0]
 
     def look(_connection: Any) -> None:
@@ -148,7 +149,7 @@ def repeat(database: Database, command: Callable[[Database], object]) -> None:
 
 
 def walk(server: str, template: str, name: str, every: int) -> int:
-    """Kill it at every so manieth commit. Returns how many commits it has."""
+    """Kills the command at every `every`-th commit. Returns the number of commits."""
     command = COMMANDS[name][1]
     with cloned(server, template) as database:
         with killed_at(database, 1_000_000) as seen:
