@@ -36,8 +36,7 @@ def before(database: Database, beginning: str, act: Callable[[], object], at: in
 
 @contextmanager
 def changed(database: Database, old: str, new: str) -> Iterator[None]:
-    """In the block, sends `new` for each part of a statement that `old`, a regular expression, matches. At least one
-    statement must match."""
+    """Sends `new` for whatever `old`, a regular expression, matches in a statement. Something must match."""
     found = 0
 
     def change(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:

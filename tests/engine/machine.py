@@ -289,8 +289,7 @@ class Machine(RuleBasedStateMachine):
 
     @contextmanager
     def _disturbed(self, meanwhile: list[Disturbance]) -> Iterator[None]:
-        """Surrounds a step of the engine. A step that is held up or killed is no failure: the next step continues from
-        there."""
+        """Surrounds a step of the engine. If the step is held up or killed, the next step continues from there."""
         self.disturber.arm(meanwhile)
         try:
             yield

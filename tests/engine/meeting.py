@@ -93,7 +93,8 @@ class Meeting:
 
     def go(self, at: int) -> int:
         """Runs the whole meeting with the gap before the first command's statement or commit number `at`. Returns the
-        number of these."""
+        number of these.
+        """
         if self.readers == "snapshots":
             self._take("before")
         seen, then = self._run(at)
@@ -241,7 +242,8 @@ class Meeting:
 
     def settle(self) -> None:
         """Checks the end: a command that failed for a while succeeds. After a clean-up all is as the control tables
-        say, and exact."""
+        say, and exact.
+        """
         for reader in self.old.values():
             reader.close()
         self.old.clear()

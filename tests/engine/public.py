@@ -73,8 +73,7 @@ class World:
         return re.sub(r"\b(" + "|".join(NAMES) + r")\b", lambda found: self.roles[found[0]], statement)
 
     def outcome(self, role: str, statement: str) -> str:
-        """The outcome of a statement that is rolled back: `done`, or its SQLSTATE. The statement doesn't wait for
-        locks."""
+        """The outcome of a statement that is rolled back: `done`, or its SQLSTATE. It doesn't wait for locks."""
         one = self.session(role)
         try:
             sql(one, "SET lock_timeout = '1ms'")

@@ -216,8 +216,7 @@ def to_scan(connection: Connection, job: Job) -> str:
 
 
 def scanned(job: Job, identity: str) -> str:
-    """SQL: true if the row with that id, of today's source, is in a range that is done, or is at or before its
-    watermark."""
+    """SQL: the row with that id, of today's source, is in a range that is done, or not after its watermark."""
     leaf = f"(SELECT x.tableoid::bigint FROM {job.source.sql} x WHERE x.id = {identity})"
     of_leaf = f"AND r.relation = {leaf} " if job.source.partitioned and job.scan is not Scan.INDEX else ""
     return (

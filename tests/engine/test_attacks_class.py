@@ -146,8 +146,7 @@ COMMANDS: dict[str, Callable[[Database], object]] = {
 def test_a_command_before_a_clean_up_works_for_a_new_owner(
     database: Database, dsn: str, roles: tuple[str, str, str], command: str
 ) -> None:
-    """With the source the command reads entries. Only the former owner had rights on them: the command failed with
-    42501."""
+    """The command reads entries with the source. Only the former owner had rights on them: it failed with 42501."""
     first, second, _ = roles
     run_sql(dsn, *PARTITIONED, ROWS, *(f"ALTER TABLE {name} OWNER TO {first}" for name in ("t", "t1", "t2")))
     stage = Stage(database, "active", include="v")
@@ -233,8 +232,7 @@ def test_default_privileges_give_nobody_a_right_to_ours(
 def test_nobody_can_make_a_column_of_a_row_of_ours(
     database: Database, dsn: str, roles: tuple[str, str, str], what: str
 ) -> None:
-    """Without the refusal, a role that may create a temporary table could keep each abort, drop and clean-up from
-    ending."""
+    """Otherwise a role that may create a temporary table could keep each abort, drop and clean-up from ending."""
     run_sql(dsn, PLAIN, ROWS)
     stage = Stage(database, "capture")
     with closing(steps.session(dsn)) as user:

@@ -89,7 +89,8 @@ def test_a_batch_copies_no_row_of_a_child(
     database: Database, dsn: str, looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second child leaves no trace in the table's own row of the catalog. A batch notices it by a look that it
-    takes at its end; what it has read by then must not have the child's rows either."""
+    takes at its end; what it has read by then must not have the child's rows either.
+    """
     run_sql(dsn, *PLAIN, ROWS)
     _, run = steps.begin(database, include="v", ranges=1, batch_rows=10, scan="key")
     worker = steps.worker(database, run)

@@ -158,8 +158,7 @@ WAITS = (
 
 
 def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
-    """Runs one clean-up; before its statement number `at` the other command runs as a whole. Returns the number of
-    statements."""
+    """Runs one clean-up, and the other command before its statement number `at`; returns the number of statements."""
     if beside == "abort":
         steps.begin(database, "young", "u")
     other = Database(dsn, "other", IMPATIENT)

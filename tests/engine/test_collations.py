@@ -60,8 +60,7 @@ def exchange_for_entries(dsn: str, column: str) -> None:
 
 
 def test_an_exchanged_library_under_the_primary_key_is_refused(database: Database, dsn: str, collation: str) -> None:
-    """A scan by the primary key's index could miss rows. The order of the index's own keys is safe: the build sorts
-    them."""
+    """A scan by the primary key's index could miss rows. The index's own keys are safe: the build sorts them."""
     make(dsn, collation, '"C"')
     exchange(dsn, collation)
     with pytest.raises(InvalidInput, match=r"recorded as before.*REINDEX TABLE public\.t.*REFRESH VERSION"):
@@ -151,8 +150,7 @@ TEXTS = ("a10", "A9", "á9", "Ä", "ae", "zoë", "ZOE", "straße", "STRASSE", ""
 @pytest.mark.parametrize("as_primary_key", [False, True], ids=["key", "primary key too"])
 @pytest.mark.usefixtures("icu")
 def test_keys_in_icus_order(database: Database, dsn: str, kind: str, as_primary_key: bool) -> None:
-    """In every mode: the primary key distinguishes texts that are equal but not the same, and they are kept as
-    written."""
+    """In every mode the primary key distinguishes equal texts that aren't the same; they are kept as written."""
     run_sql(
         dsn,
         f"CREATE COLLATION odd ({ICU[kind]})",

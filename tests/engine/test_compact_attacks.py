@@ -397,7 +397,8 @@ def test_the_guard_lets_a_compaction_be(dsn: str) -> None:
 
 def test_segments_are_locked_within_one_limit(dsn: str) -> None:
     """lock_timeout begins again with each lock: a session that waits for the first segment would look for a deadlock,
-    and be its victim."""
+    and be its victim.
+    """
     database = scene(dsn, 4, 300)
     run = begin(database, act("merge", 1, 2, 3), lock_timeout_ms=300)
     going = stages(database, run)

@@ -117,7 +117,8 @@ def test_the_rate_is_that_of_earlier_builds(database: Database, dsn: str, index:
 
 def test_the_figures_are_what_a_rewrite_takes(database: Database, dsn: str, index: int) -> None:
     """A rewrite by hand measures them. With so few rows the catalogs log as much as the entries: each segment has an
-    allowance for that."""
+    allowance for that.
+    """
     aged(dsn, index, "DELETE FROM t WHERE id % 10 > 1")
     with database.transaction() as connection:
         seen = segments(connection, index)

@@ -298,8 +298,7 @@ def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> Non
 
 @pytest.mark.parametrize("bytes_after", [1000, 760, 740])
 def test_a_segment_of_one_key_is_not_copied_for_nothing(dsn: str, bytes_after: int) -> None:
-    """The segment would be too big again the next night, and can't be split then either. It is rewritten if it wastes a
-    quarter."""
+    """The next night it would be too big again, and can't be split either. It is rewritten if it wastes a quarter."""
     database = plain(dsn, 3, 300)
     assert sql(session(dsn), "SELECT DISTINCT c1 FROM roir_data.g1_s003") == [("4",)]
     actions = [replace(act("split", 3, parts=2), bytes_after=bytes_after), act("split", 1, parts=2)]
@@ -340,8 +339,7 @@ def test_a_choice_asks_for_no_split_again_that_had_too_few_keys(dsn: str) -> Non
 
 
 def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(dsn: str) -> None:
-    """An attach also locks the default segment. A comparison that insisted on reading it would hold up its own
-    operation."""
+    """An attach locks the default segment too. A comparison that insisted on it would hold up its own operation."""
     plain(dsn, 3, 300)
     database = Database(dsn, "roir tests", limits=Limits(table_lock_ms=2000, seal_retreats=0))
     run = begin(database, act("rewrite", 0), act("rewrite", 1), parallelism=2, lock_timeout_ms=500, lock_patience_s=3)
@@ -385,8 +383,7 @@ PREPARED = {
 @pytest.mark.parametrize("what", PREPARED)
 @pytest.mark.parametrize("when", ["0 waiting", "0 copying", "0 indexing", "0 folding", "1 folding"])
 def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, end: str) -> None:
-    """The capture waits for a prepared transaction that writes, and the swap waits for each. The steps in between don't
-    wait."""
+    """The capture waits for a prepared writer, and the swap for each. The steps in between don't wait."""
     database = plain(dsn, 3, 300)
     run = begin(database, act("merge", 1, 2), act("rewrite", 0))
     going = stages(database, run)

@@ -86,8 +86,7 @@ def test_a_cursor_holds_up_a_swap_alone(dsn: str) -> None:
 
 
 def test_a_swap_beside_a_look_alters_nothing(dsn: str) -> None:
-    """A session that looks for objects that users added to segments sees all or nothing of a unit that ends
-    meanwhile."""
+    """A look for objects that users added to segments sees all or nothing of a unit that ends meanwhile."""
     database = scene(dsn)
     run = begin(database, act("rewrite", 1))
     looks = []

@@ -216,7 +216,7 @@ class Trial:
         if self.job.scan.by_blocks:
             scan = to_scan(self.connection, replace(self.job, source=source))
         base, delta = f"roir_data.g{generation}", f"roir_data.g{generation}_delta"
-        # Of partitions that leave or join, only entries with a row are shown.
+        # Entries of partitions that leave or join are shown only if they have a row.
         shown = execute(
             self.connection, "SELECT coalesce(roir.is_shown(%(id)s, 'x'), 'true')", {"id": generation}
         ).scalar_one()

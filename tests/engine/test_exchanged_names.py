@@ -1,5 +1,6 @@
 """Another session exchanges names before any statement of any command. The index stays right, or a message reports it.
-Other users' tables stay as they are. Once everything has ended, nothing is left behind."""
+Other users' tables stay as they are. Once everything has ended, nothing is left behind.
+"""
 
 from __future__ import annotations
 

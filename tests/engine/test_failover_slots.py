@@ -1,5 +1,4 @@
-"""Logical slots that follow a failover (PostgreSQL 17): no command waits for them, and an operation continues behind
-it."""
+"""Logical slots that follow a failover (PostgreSQL 17): no command waits for them, and operations continue."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ SLOTS = "SELECT synced AND NOT temporary AND invalidation_reason IS NULL FROM pg
 def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
     primary: Server, dsn: str, pg: int
 ) -> None:
-    """Their catalog_xmin stays old as long as no consumer reads them; it says nothing about the snapshots of
-    readers."""
+    """Their catalog_xmin stays old as long as no consumer reads them; it says nothing about readers' snapshots."""
     if pg < 17:
         pytest.skip("slots follow a failover from PostgreSQL 17 on")
     name = dsn.rsplit("/", 1)[1]

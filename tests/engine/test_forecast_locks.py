@@ -42,7 +42,8 @@ Seen = set[tuple[int, str, str]]
 @contextmanager
 def watching(database: Database) -> Iterator[Seen]:
     """Collects the locks that a session holds after each of its statements in the block. A lock lasts to the end of its
-    transaction."""
+    transaction.
+    """
     seen: Seen = set()
     watch = steps.session(database.dsn)
     watch.autocommit = True

@@ -1,5 +1,6 @@
 """The governor under attack: by the user's query, by replicas that hang, by what can't be written. It never lets work
-go on unseen, never waits without saying why, and pauses in the end."""
+go on unseen, never waits without saying why, and pauses in the end.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`roir status` shows our sessions that wait for a lock, and the sessions that block them, even before an operation
-exists."""
+"""`roir status` shows our sessions that wait for a lock, and their blockers, even before an operation exists."""
 
 from __future__ import annotations
 

@@ -72,8 +72,7 @@ def batch(worker: BuildWorker, claim: Claim) -> Step:
 
 
 def finish(database: Database, index: str) -> None:
-    """Finishes an index's operation by a run of its own. The claims of the others' workers are free: their runs have no
-    heartbeat."""
+    """Finishes an operation by a run of its own. The others' claims are free: their runs have no heartbeat."""
     run_sql(database.dsn, "UPDATE roir.operation SET heartbeat_at = NULL WHERE status = 'running'")
     steps.finish_all(database, start_run(database, index, "test", take_over=True))
     steps.assert_exact(database, index)

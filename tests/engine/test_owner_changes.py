@@ -1,5 +1,4 @@
-"""The table's owner changes while an operation is under way: the messages of the status and the operation, and the
-repair."""
+"""The table's owner changes during an operation: the messages of the status and the operation, and the repair."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The queue: no more operations run than may, none waits while a place is free, and they start in the order that is
-shown."""
+"""The queue: no more operations run than may, none waits beside a free place, they start in the order shown."""
 
 from __future__ import annotations
 

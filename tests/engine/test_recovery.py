@@ -1,6 +1,6 @@
-"""A copy of the files and the archived log, recovered to a point in the middle of each phase: PITR.
+"""PITR: a copy of the files and the archived log, recovered to a point in the middle of each phase.
 
-The operation stands there as it stood then: it goes on, or is aborted, and the index is right.
+The operation is as it was at that point. It continues, or is aborted, and the index is right.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def copied(dsn: str, operation_id: int) -> int:
 
 
 def one_batch(database: Database, run: Run) -> bool:
-    """A worker of its own claims a range and copies one batch; False where none is left."""
+    """A worker of its own claims a range and copies one batch. False if no range is left."""
     worker = steps.worker(database, run)
     with worker.connection:
         claim = worker.claim()
@@ -103,7 +103,7 @@ def test_cockroach_pr_76959_pairs_of_delete_and_put_that_seem_equal(database: Da
 
 
 def test_cockroach_18533_yugabyte_7376_writer_in_flight_at_the_start(database: Database, dsn: str) -> None:
-    """A writer that began before the capture was missed there; here he is waited for, and named."""
+    """There a writer that began before the capture was missed. Here prepare waits for the writer, and names it."""
     user = steps.session(dsn)
     sql(user, "DELETE FROM t WHERE id = 1")
     reported: list[str] = []
@@ -267,7 +267,7 @@ def test_gh_ost_444_connection_error_is_not_the_end_of_the_copy(database: Databa
 
 
 def test_spirit_pr_156_last_rows_before_the_cut_over(database: Database, dsn: str) -> None:
-    """They were lost there. Here publish waits for the writer, and folds what he held."""
+    """They were lost there. Here publish waits for the writer, and folds the writer's rows."""
     _, run = steps.begin(database, include="v", lock_timeout_ms=50, lock_patience_s=0)
     run_sql(dsn, "UPDATE t SET k = 'before'")
     steps.switch_all(database, run)

@@ -1,7 +1,7 @@
 """Each remedy of a warning is carried out as it is written, and helps: the warning is gone, and the index is exact.
 
-A remedy is taken from the message itself: roir's commands and SQL, in their order, until nothing is left to warn of.
-What it says in words alone (`Rename the column back`) is each case's own statement.
+A remedy is taken from the message itself: roir's commands and SQL, in their order, until no warning is left. If the
+message asks for something in words alone (`Rename the column back`), the case has its own statement for that.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Follower:
             return True
         match step["command"]:
             case "attach-partition":
-                # The user knows the arguments: he began the attach.
+                # The user has begun the attach, and knows its arguments.
                 self.roir("attach-partition", "t", "n", "FOR VALUES FROM (50) TO (60)")
             case "build":
                 steps.make_index(self.database, step["name"], None, None)
@@ -195,7 +195,7 @@ SELECT format('%%s', v.function::regproc) AS capture, pg_get_viewdef('roir_data.
 
 
 def names(dsn: str, stranger: str) -> dict[str, str]:
-    """What the statements of the cases name."""
+    """The names that the statements of the cases use."""
     row, truncate = steps.capture_triggers(dsn)
     with closing(steps.session(dsn)) as user:
         [found] = sql(user, NAMES, row)

@@ -27,7 +27,7 @@ CASES = INIT | OPERATIONS | PARTITIONS | READING | UNSUITED
 
 
 BY_US, BY_CHANCE = "a defect of ours alone would bring it", "it comes in the moment between two statements"
-# What isn't walked here: why, or which test does it.
+# Refusals that aren't walked here: the reason, or the test that does it.
 ELSEWHERE = {
     "ranges are not done yet; resume the operation": BY_US,
     "segments are not sealed yet; resume the operation": BY_US,
@@ -83,7 +83,7 @@ def texts(node: ast.AST) -> Iterator[str]:
 
 
 def refusals() -> Iterator[str]:
-    """What is raised with a remedy in it, and the hints of SQL; but of what is over shards."""
+    """The texts of errors that name a remedy, and the hints of SQL, except those about shards."""
     root = Path(airflow_roir.__file__).parent
     for file in root.rglob("*.py"):
         if "shard" not in str(file):
@@ -122,7 +122,7 @@ def scene(dsn: str, stranger: str) -> Iterator[Scene]:
 
 
 def refused(scene: Scene, case: Case) -> str:
-    """What is said."""
+    """The message of the case's refusal."""
     scene.names["attached"] = f" '{case.attached_to}' n '{BOUNDS}'"
     run_sql(scene.dsn, *TABLE)
     unique = case.starts.endswith("unique")
@@ -140,7 +140,7 @@ def refused(scene: Scene, case: Case) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_remedy_of_a_refusal_helps(scene: Scene, name: str) -> None:
-    """Found: refusals named commands that can't be run as they stand: `roir resume`, `roir abort`, `roir build` without
+    """Found: refusals named commands that can't be run as they are: `roir resume`, `roir abort`, `roir build` without
     an index, `roir drop INDEX`, `ALTER TABLE … SET LOGGED`, `ALTER TABLE … OWNER TO` "on such partitions". It holds:
     the command with its names, quoted for a shell or for SQL.
     """
@@ -165,7 +165,8 @@ def test_the_remedy_of_a_refusal_helps(scene: Scene, name: str) -> None:
         steps.assert_exact(scene.database, "w" if " w " in str(case.refused) else IX)
 
 
-# What ends a build with an error; what the words ask for, before the commands; and what is to be done then.
+# For each case in which a build ends with an error: the steps that the words ask for, which come before the commands,
+# and the step that must work in the end.
 TOLD: dict[str, tuple[tuple[str, ...], str]] = {
     "gone during a build": ((), VERIFY),
     "came during a build": ((), VERIFY),

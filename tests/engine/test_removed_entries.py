@@ -140,7 +140,7 @@ def test_an_older_snapshot_sees_no_entry_that_no_row_has(
     assert report.partition_entries == 0
     assert any("has ended, whose snapshot is older" in line for line in report.waiting), report
     if way is not go_back:
-        # Seen to be told by the clean-up alone.
+        # Seen to be reported by the clean-up alone.
         [told] = status(database, "ix")
         assert any("has ended, whose snapshot is older" in line for line in told.warnings), told
     assert next(seen) == 0
@@ -167,7 +167,7 @@ def test_a_clean_up_gives_way_to_who_holds_the_entries(database: Database, dsn: 
     published(database, dsn)
     hidden(dsn, "t2")
     holder = steps.session(dsn)
-    # Who is waited for without a limit is ended, and nothing would be left to do.
+    # If the clean-up waited without a limit, the timeout would end this session, and nothing would be left to do.
     sql(holder, "SET idle_in_transaction_session_timeout = '60s'; LOCK TABLE roir_data.g1 IN ACCESS EXCLUSIVE MODE")
     report = clean_up.clean_up(Database(dsn, "impatient", limits=Limits(clean_up_s=0, attempt_ms=50)))
     assert any(

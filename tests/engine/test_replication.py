@@ -356,7 +356,7 @@ def test_a_subscriber_of_all_tables_stops_at_the_first_entry_and_goes_on_as_the_
         wait_until(lambda: sql(subscriber, "SELECT subenabled FROM pg_subscription") == [(False,)], "the error")
         assert sql(subscriber, "SELECT count(*) FROM t") == [(0,)]
         steps.assert_exact(database)
-        # What the warning says; what was written before the new publication was there is beyond the subscriber.
+        # The steps of the warning. The subscriber misses the writes that came before the new publication.
         run_sql(dsn, "CREATE PUBLICATION fewer FOR TABLES IN SCHEMA public")
         position = sql(steps.session(dsn), "SELECT pg_current_wal_lsn()")[0][0]
         run_sql(primary.dsn(there), "ALTER SUBSCRIPTION s SET PUBLICATION fewer WITH (refresh = false)")

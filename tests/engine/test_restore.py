@@ -208,7 +208,8 @@ def test_a_dump_without_the_triggers_is_not_taken_for_the_source(
         steps.begin(there, table=None, keys=None)
 
 
-# What pg_upgrade changes, as test_upgrade.py does it for real: it keeps oids, and makes schemas and links anew.
+# The changes of a pg_upgrade, which test_upgrade.py makes for real: it keeps oids, and gives schemas and links new
+# ones.
 UPGRADE = ("UPDATE roir.home SET schema_oid = 0", "UPDATE roir.source_partition SET link = '1'")
 
 
@@ -266,7 +267,7 @@ def replace_table(dsn: str, pg: int, tmp_path: Path) -> Callable[..., None]:
 def test_a_single_table_that_was_restored_over_itself_is_not_adopted(
     database: Database, dsn: str, replace_table: Callable[..., None], shape: str
 ) -> None:
-    """What it says now no capture has seen: init changes nothing, and the index stays told of until it is dropped."""
+    """No capture has seen its rows: init changes nothing, and the index has a warning until it is dropped."""
     if shape == "ordinary":
         run_sql(dsn, "CREATE TABLE t (d int, id int PRIMARY KEY, k text, v int)")
         run_sql(dsn, "INSERT INTO t SELECT i, i, i % 7, i FROM generate_series(1, 50) i")
@@ -306,7 +307,8 @@ def test_the_index_of_a_table_that_was_replaced_is_dropped_and_built_anew(
         assert warnings(connection) == []
 
 
-# What the server gives is the same as none that is written down. A function or a view that is made again has its own.
+# An ACL that isn't written down is the server's default. A function or view that is created again has an ACL of its
+# own.
 RIGHTS = """
 SELECT o.name, a.grantee::regrole, a.privilege_type
   FROM (SELECT 'schema ' || n.nspname AS name, n.nspowner AS owner,

@@ -68,7 +68,7 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Callable[[Database], objec
     "clean-up": (rebuilt, clean_up.clean_up),
     "revert": (rebuilt, lambda database: revert.revert(database, "ix", "test")),
 }
-# What clean-up alone brings to its end, once it has begun.
+# Commands that a clean-up alone completes, once they have begun.
 BY_CLEAN_UP = ("drop", "drop of a rebuilt one", "abort", "detach", "detach and drop", "clean-up")
 OURS = """
 SELECT 'trigger', tgrelid::regclass::text, tgname::text FROM pg_trigger WHERE NOT tgisinternal
@@ -86,8 +86,7 @@ ORDER BY 1, 2, 3
 
 @contextmanager
 def killed_at(database: Database, commit: int) -> Iterator[list[int]]:
-    """In the block, commit number `commit` fails, and so do all later ones. Yields a list with the number of
-    commits."""
+    """In the block, commit number `commit` fails, and so do all later ones. Yields the number of commits."""
     seen = [0]
 
     def look(_connection: Any) -> None:
@@ -107,7 +106,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def templates(server: str) -> Iterator[Callable[[Callable[[Database], None]], str]]:
-    """Databases that stand before a command, made once, to be cloned."""
+    """Databases in the state before a command, each made once and cloned."""
     made: dict[str, str] = {}
 
     def template(state: Callable[[Database], None]) -> str:
@@ -234,7 +233,7 @@ def test_an_attach_that_fails_opens_the_table_again(
             run_sql(database.dsn, spoil)
         with pytest.raises(InvalidInput, match=said) as refused:
             attach.attach_partition(database, "t", "t3", bounds, "test")
-        # What the table is, is found out before it is closed.
+        # The table's shape is checked before the table is closed.
         assert ("takes writes again" in str(refused.value)) == (spoil is None)
         user = steps.session(database.dsn)
         sql(user, "INSERT INTO t3 (id) VALUES (1000)")

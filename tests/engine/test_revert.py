@@ -28,7 +28,7 @@ def table(dsn: str) -> None:
 
 
 def rebuild(database: Database, **options: int) -> int:
-    """Build the index, or build it anew; the id of the generation that is active now."""
+    """Builds the index, or rebuilds it; returns the id of the generation that is then active."""
     given = {} if not generations(database) else {"table": None, "keys": None}
     steps.make_index(database, **given, **options)
     return max(generations(database))
@@ -134,7 +134,7 @@ def test_the_entries_of_a_partition_that_left_stay_hidden(database: Database, ds
     )
     rebuild(database)
     rebuild(database)
-    # What the command does first; the entries are still there.
+    # The first part of the detach command: the entries are still there.
     run_sql(dsn, "SELECT roir.detach_partition('t1')")
     revert.revert(database, "ix", "me")
     reader = steps.session(dsn)

@@ -20,7 +20,7 @@ from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(1)
 
-# Three rows in a block; they lie in another order than that of their keys.
+# Three rows in a block, in another order than that of their keys.
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int, pad text DEFAULT repeat('x', 2000))",
     "ALTER TABLE t ALTER pad SET STORAGE PLAIN",

@@ -1,5 +1,6 @@
 """A rewrite of the table, or of one leaf, in the gaps of a command, beside a transaction with an older snapshot that
-writes afterwards: the index is exact, or that transaction is refused."""
+writes afterwards: the index is exact, or that transaction is refused.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ class Disturbance:
                     sql(other, statement)
 
     def write(self) -> None:
-        """What the old transaction does afterwards."""
+        """The writes of the old transaction after the rewrite."""
         if self.user is None:
             return
         try:

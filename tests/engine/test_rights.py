@@ -1,4 +1,4 @@
-"""Whose code runs as whom: an owner's code never has more rights than he, whatever role roir has, at any step."""
+"""Code and its roles: at each step an owner's code has no more rights than the owner, whatever role roir has."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ ALTERED = (
 
 @pytest.mark.parametrize("how", ALTERED)
 def test_an_owner_who_alters_the_function_that_reads_as_he_gains_nothing(scene: Scene, how: str) -> None:
-    """It is put right where that is seen in time. Where it isn't, its body refuses, or runs as he."""
+    """The function is repaired if the change is seen in time. If not, its body refuses, or runs as the owner."""
     scene.as_owner(*DOORS["condition of an index"])
     run = build(scene)
     one = steps.session(scene.dsn)
@@ -83,7 +83,7 @@ def test_an_owner_who_alters_the_function_that_reads_as_he_gains_nothing(scene: 
     function = f"{owner.function_name(oid)}(text)"
     alter = f"ALTER FUNCTION {function} {how.format(owner=scene.owner)}"
     scene.as_owner(
-        # What a search_path of his would find.
+        # Objects that a search_path of the owner would find.
         "CREATE FUNCTION evil.differs(name, name) RETURNS boolean LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM evil.try(); RETURN false; END $$",
         "CREATE OPERATOR evil.<> (LEFTARG = name, RIGHTARG = name, FUNCTION = evil.differs)",
@@ -107,7 +107,7 @@ def test_an_owner_who_alters_the_function_that_reads_as_he_gains_nothing(scene: 
         )
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         scene.as_owner(f"ALTER FUNCTION {function} RENAME TO mine")
-    # In a schema of his he can change the body, and can't bring it back.
+    # The owner can move the function to a schema of its own and change the body there, but can't move it back.
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         scene.as_owner(
             f"ALTER FUNCTION {function} SET SCHEMA evil", f"ALTER FUNCTION evil.read_{oid}(text) SET SCHEMA roir_data"
@@ -171,7 +171,7 @@ def test_a_view_that_takes_the_tables_name_runs_as_the_owner(scene: Scene, when:
         with suppress(RoirError, DBAPIError):
             step()
         assert not scene.gains()
-    # What asks for a row, and finds it, or doesn't.
+    # Writes that look for a row, and find it or don't.
     for write in ("UPDATE evil.u SET id = id + 1000 WHERE id < 5", "DELETE FROM evil.u WHERE id < 9"):
         with suppress(psycopg2.Error):
             scene.as_owner(write)

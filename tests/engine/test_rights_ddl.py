@@ -1,4 +1,4 @@
-"""Statements of ours that alter an owner's tables, or read what he wrote into the catalogs, run none of his code."""
+"""Statements of ours that alter an owner's tables, or read the owner's texts in catalogs, run no code of the owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOUNDS = "FOR VALUES FROM (101) TO (200)"
 
 
 def published(scene: Scene, *more: str) -> None:
-    """A published index of a partitioned table of his, and what he does then."""
+    """A published index of a partitioned table of the owner, and the owner's statements after that."""
     scene.as_owner(*PARTED)
     steps.make_index(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
     scene.as_owner(*more)
@@ -43,7 +43,7 @@ def attach_t3(scene: Scene) -> None:
     attach.attach_partition(scene.database, "evil.t", "evil.t3", BOUNDS, "test", patience_s=20)
 
 
-# What he has put into the table that is attached, or into those that it is attached to or refers to.
+# Code that the owner has put into the table that is attached, or into tables that it is attached to or refers to.
 CODE = {
     "a check": ("ALTER TABLE evil.t3 ADD CHECK (evil.constant(2))",),
     "an index's condition": ("CREATE INDEX ON evil.t3 (k) WHERE evil.constant(2)",),
@@ -120,7 +120,7 @@ def die() -> None:
 
 
 def test_a_constraint_that_took_the_name_of_ours_is_not_validated(scene: Scene) -> None:
-    """Between two steps of an attach, he makes a constraint of that name: it would be run for each of the rows."""
+    """Between two steps of an attach the owner makes a constraint of that name. It would be run for each row."""
     published(scene, *LOADED)
     with before(scene.database, "SELECT watermark FROM roir.source_partition", die), suppress(KeyboardInterrupt):
         attach_t3(scene)
@@ -215,7 +215,7 @@ EXPRESSIONS = (
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_partitions_by_an_expression_of_his(scene: Scene, guarded: bool) -> None:
-    """Without a primary key he can make such. What reads their bounds would run the expression."""
+    """Such partitions are possible without a primary key. Reading their bounds would run the expression."""
     published(scene)
     if guarded:
         run_sql(scene.dsn, "SELECT roir.guard()")
@@ -249,7 +249,7 @@ def test_bounds_that_hold_values_of_his_domain_are_refused(scene: Scene) -> None
 
 
 def given_away(scene: Scene, *more: str) -> None:
-    """A published index of his table, whose bounds hold values of a superuser's domain; then it becomes his."""
+    """A published index of the owner's table, with bounds of a superuser's domain; then the owner gets the domain."""
     scene.create_word()
     scene.as_owner(
         "CREATE TABLE evil.t (id public.word[] PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
@@ -263,7 +263,7 @@ def given_away(scene: Scene, *more: str) -> None:
 
 
 def being_attached(scene: Scene) -> tuple[str, ...]:
-    """An attach that has begun, beside a default partition of his."""
+    """The statements that begin an attach, beside a default partition of the owner."""
     return (
         "CREATE TABLE evil.t0 PARTITION OF evil.t DEFAULT",
         f"ALTER TABLE evil.t0 OWNER TO {scene.owner}",
@@ -274,7 +274,7 @@ def being_attached(scene: Scene) -> tuple[str, ...]:
 
 
 def test_an_arrival_during_an_attach_reads_no_bounds_with_values_of_a_domain(scene: Scene) -> None:
-    """What notes it runs as us, on a default partition that he writes to."""
+    """The function that notes the arrival runs as us, on a default partition that the owner writes to."""
     given_away(scene, *being_attached(scene))
     with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"owner of type public\.word"):
         scene.as_owner("INSERT INTO evil.t0 VALUES ('{y}', 'k', 'v')")

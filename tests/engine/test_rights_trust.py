@@ -39,7 +39,7 @@ SELECT r.oid::regclass::text
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked about, at each question; fails where a table isn't locked when it is asked about."""
+    """The tables of each question. Fails if a table isn't locked at the question."""
     real, seen = owner.is_trusted, []
 
     def watched(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> bool:
@@ -171,11 +171,11 @@ def test_a_snapshot_that_is_older_than_a_hand_over_trusts_nobody(scene: Scene) -
     assert not scene.gains()
 
 
-# How a table of ours comes to be his between two steps.
+# Three ways in which a table of ours becomes the owner's between two steps.
 GIVEN = (
     "ALTER TABLE evil.t OWNER TO {owner}; SET ROLE {owner}; "
     "CREATE INDEX ON evil.t (k) WHERE evil.constant(1); RESET ROLE",
-    # Who owns a schema may drop what is in it, and make something else of that name.
+    # The owner of a schema may drop its objects, and create other ones under their names.
     "SET ROLE {owner}; DROP TABLE evil.t CASCADE; CREATE TABLE evil.u (id int, k text, v text); "
     "INSERT INTO evil.u VALUES (7, '7', 'v'); CREATE VIEW evil.t AS SELECT id, k, v FROM evil.u WHERE evil.any(k); "
     "GRANT ALL ON evil.t, evil.u TO PUBLIC; RESET ROLE",

@@ -1,7 +1,7 @@
-"""A hostile writer, who may write to a table, and has a schema, sessions and temporary objects of his own.
+"""A hostile writer, who may write to a table, and has a schema, sessions and temporary objects.
 
-The scene's owner is the writer here; the table is somebody else's. And what an owner may do to the operations between
-build and drop.
+Here the scene's owner is the writer, and another role owns the table. One test is about an owner: the operations
+between build and drop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHAPES = {
         "CREATE TABLE app.t2 PARTITION OF app.t DEFAULT"
     ),
 }
-# What our functions call, and by which operators: each is his too, by another body.
+# The functions that our functions call. The writer has a function of each name, with another body.
 FUNCTIONS = (
     "current_setting(text) RETURNS text",
     "current_setting(text, boolean) RETURNS text",
@@ -132,12 +132,12 @@ WRITES = (
     "BEGIN; INSERT INTO app.t VALUES ({n}, 'q', 1); UPDATE app.t SET v = 2 WHERE id OPERATOR(pg_catalog.=) {n}; "
     "SELECT * FROM app.t WHERE id OPERATOR(pg_catalog.=) {n} FOR UPDATE; "
     "DELETE FROM app.t WHERE id OPERATOR(pg_catalog.=) {n}; COMMIT",
-    # His own functions, by his own path.
+    # The writer's own functions, by the writer's search_path.
     "SELECT current_setting('role'), 1 = 2",
     "MERGE INTO app.t USING (SELECT {n} AS id) s ON app.t.id OPERATOR(pg_catalog.=) s.id "
     "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (s.id, 'm', 0)",
 )
-# What he may not do, whatever he tries.
+# Statements that are refused to the writer.
 REFUSED = (
     "SELECT * FROM roir_data.g1",
     "SELECT * FROM roir_data.g1_source",
@@ -160,7 +160,7 @@ REFUSED = (
 
 
 def writes(scene: Scene, number: int, oid: int, settings: Sequence[str]) -> int:
-    """All of his writes under each of the settings, in sessions of his own; how many were accepted."""
+    """Runs all of the writer's statements under each of the settings; returns how many were accepted."""
     accepted = 0
     dsn = make_dsn(**{**parse_dsn(scene.dsn), "user": scene.owner})
     for position, setting in enumerate(settings):
@@ -203,7 +203,7 @@ def life(scene: Scene, shape: str, owner: str, settings: Sequence[str]) -> None:
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON app.t TO {scene.owner}",
         "INSERT INTO app.t SELECT i, i::text, i FROM generate_series(1, 200) i",
     )
-    # As a default of his role each of his sessions has it from the start.
+    # As a default of the role, each of the writer's sessions has it from the start.
     run_sql(scene.dsn, f"ALTER ROLE {scene.owner} SET search_path = evil, pg_temp, pg_catalog")
     [(oid,)] = sql(steps.session(scene.dsn), "SELECT 'app.t'::regclass::oid")
     _, run = steps.begin(scene.database, "app.ix", "app.t", include="v", parallelism=2, segments=2, ranges=2)
@@ -216,7 +216,7 @@ def life(scene: Scene, shape: str, owner: str, settings: Sequence[str]) -> None:
     accepted += writes(scene, 3000, oid, settings)
     assert not scene.gains(), "active"
     assert accepted > 6 * len(settings)
-    # His code was there, and ran as he.
+    # The writer's code was there, and ran as the writer.
     assert scene.tried()
     steps.assert_exact(scene.database, "app.ix")
     found = lifecycle.verify(scene.database, "app.ix", VerifyOptions(repair=True), "test")
@@ -264,7 +264,7 @@ FULL = (
 
 @pytest.mark.sample(0)
 def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene) -> None:
-    """Pause, resume, abort, rebuild, revert, clean-up, drop; and he writes and truncates in between."""
+    """Pause, resume, abort, rebuild, revert, clean-up, drop; the owner writes and truncates in between."""
     scene.as_owner(*FULL)
     options = {"include": "v", "parallelism": 2, "segments": 2, "ranges": 2}
 

@@ -73,7 +73,7 @@ def test_a_name_that_no_role_can_have_is_refused_at_once(name: str) -> None:
 
 
 def test_nobody_becomes_a_member_of_a_superuser(empty: str) -> None:
-    """Whoever may become one is one. Nothing is left of what came before it."""
+    """A member of a superuser's role is as good as a superuser. The refusal leaves nothing behind."""
     run_sql(empty, "CREATE TABLE t (id int PRIMARY KEY)")
     with pytest.raises(psycopg2.errors.RaiseException, match='table "t" belongs to a superuser'):
         run_sql(empty, role.role_sql("never made", tables=[QualifiedName(None, "t")]))

@@ -1,4 +1,4 @@
-"""Roles: an application only writes, nobody runs anything in the capture, and policies are undone only knowingly."""
+"""Roles: an application can only write, users can't run code in the capture, and policies are undone only knowingly."""
 
 from __future__ import annotations
 
@@ -260,7 +260,9 @@ def test_row_level_security_that_comes_during_a_build_ends_it(database: Database
 def test_forced_row_level_security_hides_no_rows_from_the_build(
     database: Database, dsn: str, stranger: str, role: str
 ) -> None:
-    """Its owner is refused, unless he sees all rows; forced later it fails writes rather than lose entries."""
+    """A build is refused if the owner doesn't see all rows. If row-level security is forced later, writes fail rather
+    than lose entries.
+    """
     run_sql(dsn, f"GRANT USAGE, CREATE ON SCHEMA public, roir_data TO {role}", f"GRANT USAGE ON SCHEMA roir TO {role}")
     run_sql(dsn, f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}", f"ALTER TABLE t OWNER TO {role}")
     run_sql(dsn, f"GRANT USAGE ON TYPE roir.entry_state TO {role}")
@@ -288,7 +290,7 @@ def _capture_function(dsn: str) -> str:
 
 
 def test_an_owner_who_is_no_superuser_can_do_everything(server: str) -> None:
-    """The control schema, builds, partitions out and in, plain DDL put right, revert, clean-up, drop."""
+    """The control schema, builds, partitions out and in, plain DDL that is repaired, revert, clean-up, drop."""
     run_sql(server, "CREATE ROLE keeper LOGIN", "CREATE DATABASE kept OWNER keeper")
     kept = make_dsn(database_dsn(server, "kept"), user="keeper")
     database = Database(kept, "roir tests")

@@ -1,4 +1,4 @@
-"""Whatever runs out, and wherever: the operation waits, says why, goes on by itself, and the index is exact."""
+"""If anything runs out anywhere, the operation waits, says why and continues automatically; the index is exact."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
     compacting.is_right(database)
 
 
-# In the middle of a phase: what stands in the statement that fails.
+# For each phase, the beginning of the statement in its middle that fails.
 PLACES = {"build": "INSERT INTO roir_data", "seal": "VACUUM", "fold": "WITH gone"}
 
 
@@ -117,7 +117,7 @@ def test_what_does_not_pass_pauses_with_its_reason(dsn: str, hasty: list[float],
     steps.assert_exact(database)
 
 
-# What a DBA may have set, as short as a busy machine of tests allows.
+# Settings that a DBA may have chosen, as short as a busy machine of tests allows.
 SETTINGS = {
     "statement_timeout": "500ms",
     "idle_in_transaction_session_timeout": "500ms",
@@ -169,7 +169,7 @@ def test_settings_that_change_meanwhile_change_nothing_for_us(dsn: str, server: 
 
 @pytest.fixture
 def kept(server: str) -> Iterator[str]:
-    """The DSN of a database whose owner is no superuser; limits of connections count for him."""
+    """The DSN of a database whose owner is no superuser: limits of connections count for this role."""
     run_sql(server, "CREATE ROLE counted LOGIN", "CREATE DATABASE counted OWNER counted")
     run_sql(database_dsn(server, "counted"), "GRANT CREATE ON SCHEMA public TO counted")
     dsn = make_dsn(database_dsn(server, "counted"), user="counted")
@@ -214,8 +214,8 @@ def test_no_connection_left_is_waited_for(
 
 
 def test_the_heart_beats_where_no_connection_is_left(kept: str, server: str) -> None:
-    """Found: where no connection was left, a run's heart stood still, and another could take over the run at work. It
-    holds: the heart keeps its session.
+    """Found: if no connection was left, a run's heartbeat stopped, and another could take over the run at work. It
+    holds: the heartbeat keeps its session.
     """
     run_sql(kept, *SCENES["plain"])
     database = Database(kept, "roir tests", Limits(heartbeat_every_s=0.01))
@@ -240,7 +240,7 @@ def test_the_heart_beats_where_no_connection_is_left(kept: str, server: str) -> 
 
 
 def test_a_clean_up_without_room_says_so(dsn: str) -> None:
-    """Nothing is wrong with the index, so nobody is told to build it again."""
+    """Nothing is wrong with the index, so no message advises to rebuild it."""
     run_sql(dsn, *SCENES["plain"])
     database = Database(dsn, "roir tests")
     steps.make_index(database)

@@ -37,7 +37,7 @@ def table(dsn: str) -> str:
 
 
 def begun(database: Database, scan: str, batches: int) -> tuple[steps.Run, BuildWorker, Claim | None]:
-    """An operation of which so many blocks are copied; for `index` a rebuild of one that is published."""
+    """An operation with this many copied batches; for `index` it is a rebuild of a published index."""
     if scan == "index":
         _, run = steps.begin(database, **IX, **SMALL)  # type: ignore[arg-type]
         steps.finish_all(database, run)

@@ -1,4 +1,4 @@
-"""What went wrong with scans by blocks once: locks of a seal, a TRUNCATE's notes, the size of batches."""
+"""Errors that scans by blocks once had: locks of a seal, notes of a TRUNCATE, the size of batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)"
 
 
 def seal_beside(database: Database, dsn: str, run: Run, statement: str, truncate: str) -> list[BaseException]:
-    """Seal; a user truncates, and waits for us, before the seal's `statement`. What the user is told."""
+    """Seals. Before the seal's `statement` a user truncates, and waits for us. Returns the user's errors."""
     user, watch = steps.session(dsn), watching(dsn)
     user.autocommit = True
     threads: list[tuple[threading.Thread, list[BaseException]]] = []
@@ -130,7 +130,7 @@ def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
     if step == "pause":
         requests.pause(database, "ix", "test", "")
         with worker.connection.begin():
-            execute(worker.connection, "SET lock_timeout = '100ms'")  # what would wait for ever is told by an error
+            execute(worker.connection, "SET lock_timeout = '100ms'")  # an endless wait shows as an error
         assert worker.step(claim) == Stop("paused")
     else:
         with database.transaction() as connection:
@@ -154,7 +154,7 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
         "INSERT INTO t SELECT md5(i::text), i % 9, repeat('x', 400) FROM generate_series(1, 10000) i",
     )
     steps.make_index(database)
-    # What nothing but a comparison can tell.
+    # Only a comparison can find this.
     run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c1 = 3")
     _, run = steps.begin(database, table=None, keys=None)
     with pytest.raises(VerificationFailed):

@@ -169,7 +169,7 @@ class Schedule:
         """Resume, in a new run with another parallelism, where it is paused."""
         if self.row().status == Status.PAUSED:
             self.run = steps.start_with(self.database, self.chance.randint(1, MOST_WORKERS), owner="schedule")
-            # Whoever didn't see the pause is fenced at its next commit.
+            # A worker that didn't see the pause is fenced at its next commit.
             self.zombies += [(worker, claim) for worker, claim in self.workers.values() if claim is not None]
             self.workers.clear()
         return self.run

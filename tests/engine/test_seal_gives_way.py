@@ -1,4 +1,4 @@
-"""A seal lets by whoever waits for its segment: the index build of a test type stands still at a gate of ours."""
+"""A seal gives way to sessions that wait for its segment. A test type's index build waits at a gate of the test."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ROWS = "INSERT INTO t SELECT i, (i % 7)::gated, i FROM generate_series({}, {}) i
 
 
 class Gate:
-    """Shut from the start on. Whoever seals waits at it."""
+    """A gate at which each seal waits. It is shut from the beginning."""
 
     def __init__(self, dsn: str) -> None:
         self.session = watching(dsn)
@@ -63,7 +63,7 @@ class Gate:
         sql(self.session, "SELECT pg_advisory_unlock(%s)", GATE)
 
     def wait_for(self, sealing: threading.Thread, failed: object = "it passed by") -> None:
-        """Until the seal stands at it."""
+        """Waits until the seal is at the gate."""
         query = (
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sealer' AND wait_event = 'PgSleep' "
             "AND datname = current_database()"
@@ -144,7 +144,7 @@ def test_an_abort_gets_by(database: Database, dsn: str, built: Run) -> None:
 
 
 def test_who_comes_again_and_again_waits_in_the_end(database: Database, dsn: str, built: Run) -> None:
-    """Found: a `TRUNCATE` waited for the index build of a segment. It holds: the seal gives way."""
+    """After `seal_retreats` the seal no longer gives way: the next TRUNCATE waits until the index is built."""
     gate = Gate(dsn)
     thread, failed = start(dsn, built, Limits(seal_retreats=2))
     somebody = user(dsn)

@@ -72,7 +72,7 @@ def text_of(database: Database) -> str:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("key", [*KEYS, *UNGUESSED])
 def test_writes_are_exact_for_a_key_of_any_type(database: Database, dsn: str, key: str) -> None:
-    """Whatever the session of the writer is set to."""
+    """With any settings of the writer's session."""
     columns = make(dsn, {**KEYS, **UNGUESSED}[key])
     stage = Stage(database, "published", keys=columns, include="v", segments=5)
     assert ("DELETE FROM roir_data.g1_s002" in text_of(database)) == (key in KEYS)
@@ -117,7 +117,7 @@ def test_a_wrong_guess_of_the_segment_costs_only_time(
 def test_an_update_of_what_a_unique_index_includes_is_one_update(
     database: Database, dsn: str, key: str, updated: str, mode: str
 ) -> None:
-    """By `put` it would be three statements, two of them planned anew for each row."""
+    """With `put` it would be three statements, and two of them would be planned again for each row."""
     make(dsn, (key, f"i::text::{key.split()[1]}"))
     stage = Stage(database, mode, include="v", segments=20, unique=True)
     stage.mix()

@@ -1,4 +1,4 @@
-"""What is known of each segment: sizes, what it would take if built now, reads, age; and that no look at it waits."""
+"""Facts about each segment: sizes, the size if it were built now, reads, age. No look at them waits."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_bloat_is_the_sum_over_the_segments(database: Database, dsn: str) ->
 
 
 def test_numbers_need_not_be_consecutive_nor_in_the_order_of_keys(database: Database, dsn: str) -> None:
-    """As a compaction leaves them: what is made anew gets a number of its own."""
+    """A compaction leaves such numbers: a segment that it writes gets a number of its own."""
     make(database, dsn)
     before = {one.lower: one for one in look(database)}
     run_sql(
@@ -160,7 +160,7 @@ def test_reads_are_counted_by_segment(database: Database, dsn: str) -> None:
     assert [now.scans - then.scans for now, then in zip(found, before, strict=True)] == [0, 0, 0, 7, 0]
     assert found[3].rows_read - before[3].rows_read == 7
     assert found[3].blocks_read + found[3].blocks_hit > before[3].blocks_read + before[3].blocks_hit
-    # Whoever sets the counters back begins them anew.
+    # A reset sets the counters and their beginning.
     run_sql(dsn, "SELECT pg_stat_reset()")
     [(at,)] = sql(steps.session(dsn), "SELECT stats_reset FROM pg_stat_database WHERE datname = current_database()")
     assert {(one.scans, one.since) for one in look(database)} == {(0, at)}

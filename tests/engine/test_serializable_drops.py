@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sample(1)
 
 
 def reverted(database: Database) -> None:
-    """What was read is retired, and its window is over."""
+    """Retires the generation that was read; its revert window is over."""
     revert.revert(database, "ix", "test")
     report = clean_up.clean_up(database)
     assert report.generations_dropped == 0

@@ -163,7 +163,7 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
         )
     steps.assert_exact(database)
     writer.write(0)
-    # Who may read no view at all reads no index.
+    # A user that may read no view can't read an index.
     set_all(writer.session, {"restrict_nonsystem_relation_kind": ""})
     read = sql(writer.session, "SELECT count(*), sum(v) FROM public.ix")
     assert read == sql(writer.session, "SELECT count(*), sum(v) FROM public.t"), "what this user's queries see"
@@ -178,8 +178,8 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
     writer.session.close()
 
 
-# What ends a user's own statement or session, at values that are long enough for one here; a value that is too short
-# fails it without an index as well.
+# Settings that end a user's statement or session, at values long enough for a statement here. A shorter value fails the
+# statement without an index as well.
 LONG = {
     name: ["0", "600000"]
     for name in (
@@ -232,7 +232,7 @@ VALUES = {
     "deadlock_timeout": ["900", "1000"],
     "scram_iterations": ["1"],
 }
-# What a test can't set, or what isn't a setting of a session that is open already.
+# Settings that a test can't change, or that an open session can't.
 LEFT_OUT = {
     "transaction_isolation": "this transaction's alone; `default_transaction_isolation` is the setting",
     "transaction_read_only": "likewise",
@@ -345,7 +345,7 @@ def guilty(server: str, template: str, way: str, settings: dict[str, str], size:
     return settings if size == 1 else guilty(server, template, way, settings, max(1, size // 4))
 
 
-# Of the values that were found to matter, and what is next to them; the whole is the sweep.
+# The values that were found to matter, and others like them. The sweep tries all.
 SAMPLE = {
     "DateStyle": "SQL, DMY",
     "IntervalStyle": "sql_standard",
@@ -378,7 +378,7 @@ def _for(way: str, settings: Settings) -> dict[str, str]:
     """Without what would keep this writer from writing at all, and is tried elsewhere."""
     if way != "session":
         return dict(settings)
-    # A REPEATABLE READ writer may be told 40001, and can't truncate a leaf: tests/engine/test_old_snapshots.py.
+    # A REPEATABLE READ writer may get 40001, and can't truncate a leaf: tests/engine/test_old_snapshots.py.
     return {name: value for name, value in settings.items() if not name.startswith("default_transaction")} | {
         "search_path": "pg_temp, public"
     }
@@ -405,7 +405,7 @@ def test_no_setting_at_any_value_changes_an_index(server: str, prepared: str, wa
             raise AssertionError(f"round {number}, {way}: {few}: {error}") from error
 
 
-# Of each setting that our sessions pin, something else.
+# For each setting that our sessions pin, another value.
 HOSTILE = {
     **SAMPLE,
     "xmloption": "document",
@@ -457,7 +457,7 @@ def test_no_default_of_a_database_reaches_into_our_sessions(dsn: str, server: st
                 same = f"SELECT '{now}'::interval = '{value}'::interval" if setting.endswith("timeout") else None
                 assert execute(session, same).scalar_one() if same else now == value, setting
             assert execute(session, "SHOW transaction_isolation").scalar_one() == "read committed"
-            # What psycopg2 quotes reads back.
+            # psycopg2's quoting survives these settings.
             odd = "a\\b'c\\"
             assert execute(session, "SELECT %(odd)s::text", {"odd": odd}).scalar_one() == odd
 

@@ -61,7 +61,7 @@ def test_a_row_that_an_old_snapshot_does_not_see_keeps_its_entry(database: Datab
 def test_an_entry_whose_row_is_committed_between_look_and_removal_stays(
     database: Database, dsn: str, mode: str
 ) -> None:
-    """The gate stands before the removal of the last event: it makes the moment as long as it takes."""
+    """The gate is before the removal of the last event: the moment lasts as long as the gate is closed."""
     run_sql(
         dsn,
         "CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS "

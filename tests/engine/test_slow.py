@@ -1,4 +1,4 @@
-"""What makes a build slow is told where the options are given, and by the status."""
+"""The causes of a slow build are shown where the options are given, and by the status."""
 
 from __future__ import annotations
 

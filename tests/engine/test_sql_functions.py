@@ -117,7 +117,7 @@ def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -
         least, most = option.least_asked, option.most
         # 0 is none.
         too_small = -1 if option.zero and least == 1 else least - 1
-        # What the limits allow is refused all the same: nothing is paused.
+        # The limits allow these values. The call is refused nevertheless, because no operation is paused.
         for value, refusal, said in (
             (least, psycopg2.errors.ObjectNotInPrerequisiteState, "no paused operation"),
             (most, psycopg2.errors.ObjectNotInPrerequisiteState, "no paused operation"),

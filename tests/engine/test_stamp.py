@@ -17,8 +17,8 @@ from tests.engine import ddl
 from tests.engine.stages import Stage
 from tests.engine.test_ddl import fits, make, rendered, stage
 
-# What no other list has: rights by membership, names that expressions and keys go by, what our own schema says, and
-# levels of partitions below the first one.
+# Statements that no other list has: rights by membership, names that expressions and keys use, rows of our own schema,
+# and levels of partitions below the first one.
 MORE = (
     "REVOKE ddl_owner FROM stamp_member",
     "GRANT ddl_owner TO stamp_member",
@@ -72,7 +72,7 @@ SELECT c.relation, c.gone, c.link FROM roir.generation g CROSS JOIN roir.partiti
 
 
 def full_look(connection: Connection, job: Job) -> list[Any]:
-    """What a full look finds: the fingerprint, the labels of enums, the partitions that came and went."""
+    """The findings of a full look: the fingerprint, the labels of enums, the partitions that came and went."""
     values = {"generation": job.generation_id, "source": job.source.oid}
     found = [[tuple(row) for row in execute(connection, query, values)] for query in (LABELS, CHANGES)]
     return [catalog.fingerprint(connection, job.source.oid, job.columns), *found]

@@ -1,7 +1,7 @@
-"""Any interleaving of users' writes, readers and an operation's steps: a state machine draws them, by Hypothesis.
+"""Any interleaving of users' writes, readers and an operation's steps, drawn by a state machine of Hypothesis.
 
-`make test-stateful` runs more examples, by a seed that it prints; `ROIR_SEED` gives one. Whatever it finds it prints as
-calls of the machine's rules: a regression test is made of those, as in `test_variants.py`.
+`make test-stateful` runs more examples, with a seed that it prints; `ROIR_SEED` gives one. A finding is printed as
+calls of the machine's rules. A regression test is made of those, as in `test_variants.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.engine.variants import FOUND, Variant
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
 STEPS = 50
-# What few examples reach already, so that the search can't become empty.
+# Few examples reach these already, so that an empty search is noticed.
 REACHED = {
     *(f"{kind}, {phase}" for kind in ("create", "rebuild") for phase in ("seal", "capture", "direct", "publish")),
     *(f"{kind}, {end}" for kind in ("create", "rebuild") for end in ("paused", "aborted", "done")),

@@ -111,7 +111,7 @@ def _row_of_each(database: Database, user: psycopg2.extensions.connection) -> No
 
 
 def _arrows(table: str) -> set[tuple[str, str]]:
-    """What the declared arrows allow."""
+    """The changes of state that the declared arrows allow."""
     if table != "operation":
         return {(arrow.was, arrow.becomes) for arrow in ARROWS if arrow.table == table}
     named = {(f"{a.status.value} {a.phase.value}", f"{a.to_status.value} {a.to_phase.value}") for a in TRANSITIONS}
@@ -126,7 +126,7 @@ def _transition(verb: Verb, status: str, phase: str) -> Transition | None:
 @pytest.mark.parametrize("machine", STATE_COLUMNS)
 def test_the_database_takes_every_arrow_and_no_other(database: Database, dsn: str, machine: str) -> None:
     """Found: a stray `UPDATE` of a control table (an aborted operation runs again, a dropped generation is active, a
-    done range isn't): taken, if its own code didn't ask. It holds: refused by the database, whoever writes.
+    done range isn't): taken, if its own code didn't ask. It holds: the database refuses it, from any writer.
     """
     user = steps.session(dsn)
     _row_of_each(database, user)
@@ -141,7 +141,7 @@ def test_the_database_takes_every_arrow_and_no_other(database: Database, dsn: st
 @pytest.mark.parametrize("machine", CONCEIVABLE)
 def test_the_database_has_every_state_and_no_other(database: Database, dsn: str, machine: str) -> None:
     """Found: a stray `UPDATE` of a control table (an aborted operation runs again, a dropped generation is active, a
-    done range isn't): taken, if its own code didn't ask. It holds: refused by the database, whoever writes.
+    done range isn't): taken, if its own code didn't ask. It holds: the database refuses it, from any writer.
     """
     user = steps.session(dsn)
     _row_of_each(database, user)

@@ -1,4 +1,4 @@
-"""What logical replication writes to a partitioned table: by leaf or by root, in streams, filtered, truncated."""
+"""Logical replication writes to a partitioned table: by leaf or by root, in streams, filtered, truncated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
     sql(publisher, f"CREATE PUBLICATION p FOR TABLE {published} WITH (publish_via_partition_root = {root})")
     sql(publisher, f"SELECT pg_create_logical_replication_slot('{here}', 'pgoutput')")
     run_sql(primary.dsn(), "ALTER SYSTEM SET logical_decoding_work_mem = '64kB'", "SELECT pg_reload_conf()")
-    # Parallel workers stop for good at a row trigger of a partitioned table, whoever made it.
+    # Parallel workers stop for good at any row trigger of a partitioned table, not only at ours.
     streaming = "parallel" if pg >= 16 and not root else "on"
     run_sql(
         dsn,

@@ -1,4 +1,4 @@
-"""Partitions that came or went without roir: detected, said, and put right, in every phase."""
+"""Partitions that came or went without roir: detected, reported and repaired, in every phase."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, m
     user.commit()
     steps.assert_exact(database)
     last = clean_up.clean_up(database)
-    # The capture, which is made again for the newer layout, was right before.
+    # The capture is created again for the newer layout. The old one was right, so there is no warning.
     assert (last.waiting, last.warnings) == ([], [])
     assert one(database, "SELECT count(*) FROM roir.source_partition WHERE status <> 'present'") == 0
 

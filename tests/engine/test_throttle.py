@@ -145,7 +145,7 @@ def test_a_query_of_the_users_own_holds_the_work_and_lets_it_go(
 
 
 def test_a_grant_that_is_not_renewed_is_a_hold_and_a_pause_ends_it(governed: Database, dsn: str) -> None:
-    """Whoever reads the signals may die: then nobody knows how they are."""
+    """The governor, which reads the signals, may die: then their present values are unknown."""
     _, run = steps.begin(governed, throttle="lock_waits=4")
     looks: list[float] = []
 
@@ -264,7 +264,7 @@ def test_nobody_sees_the_query_or_a_dsn_in_a_table(governed: Database, dsn: str)
 
 
 def test_the_next_run_takes_the_grant_over_and_no_reason_is_left_behind(governed: Database, dsn: str) -> None:
-    """A build ends with what its server stands; its comparison needn't find that out once more."""
+    """A build ends with a grant that its server can bear; its comparison needn't find that grant again."""
     _, run = steps.begin(governed, parallelism=4, throttle="commit_latency=60s")
     clock = Clock()
     first, second = (Governor(governed, run, Surroundings(), clock=clock) for _ in range(2))
@@ -372,7 +372,7 @@ def test_segments_are_smaller_under_a_throttle_since_no_worker_rests_within_one(
         "CREATE TABLE big (id int PRIMARY KEY, k text)",
         "INSERT INTO big SELECT i, i::text FROM generate_series(1, 3000) i",
         "ANALYZE big",
-        # The plan stands on the statistics: a million rows.
+        # The plan uses the statistics: a million rows.
         "UPDATE pg_class SET reltuples = 1000000 WHERE oid = 'big'::regclass",
     )
 

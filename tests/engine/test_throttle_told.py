@@ -1,4 +1,4 @@
-"""What users are told of a throttle: why, since when, what it has cost, what was read. On a real server."""
+"""The facts of a throttle that users see: its reason, its beginning, its cost, the readings. On a real server."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_reason_is_in_the_status_its_json_the_progress_and_the_tasks_log(dat
 def test_a_governor_that_is_gone_is_told_and_what_it_said_is_not(database: Database, dsn: str, held: Run) -> None:
     run_sql(dsn, "UPDATE roir.operation SET granted_at = clock_timestamp() - interval '40 s'")
     told = operation_status(database, held.operation_id).throttled or ""
-    # Of which seconds, depends on how busy the machine is.
+    # The number of seconds depends on how busy the machine is.
     expected = r"throttled: no governor has read the signals for \d+ s"
     assert re.fullmatch(expected, told)
     assert re.fullmatch(expected, seen(database, held).held_up.text)

@@ -1,4 +1,4 @@
-"""What is shown of an operation never falls: over pauses, kills, resumes, phases, partitions, repeated comparisons."""
+"""The figures of an operation never fall: over pauses, kills, resumes, phases, partitions, repeated comparisons."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Watch:
         return now
 
     def check_clock(self) -> None:
-        """What the samples say of the work's seconds doesn't fall either, nor run ahead."""
+        """The seconds of work in the samples don't fall either, nor run ahead."""
         query = "SELECT array_agg(worked ORDER BY at) FROM roir.progress_sample GROUP BY operation_id"
         with self.database.transaction() as connection:
             operations = execute(connection, query).scalars().all()
@@ -117,7 +117,7 @@ def test_nothing_falls_through_a_whole_build(database: Database, dsn: str, seed:
     watch()
     for attempt in range(2):
         if attempt:
-            # What was found is put right; the next run compares all of it once more.
+            # The missing entry is repaired; the next run compares all of it again.
             run_sql(dsn, f"INSERT INTO {physical.base(generation)} (c1, c2, c3) SELECT k, id, v FROM t WHERE id = 7")
             requests.pause(database, "ix", "schedule", "by chance")
             schedule._running()

@@ -15,9 +15,9 @@ from tests.engine import meeting, operators
 from tests.engine.meeting import Meeting
 from tests.engine.operators import CALLS, COMMANDS
 
-# Of a command's gaps each pair has some, so that together they have them all.
+# Each pair tries some of a command's gaps. Together the pairs try them all.
 MOST_GAPS = 6
-# What needs a scene of its own.
+# Commands that need a scene of their own.
 SCENE_OF = {"compact": ("calm",), "publish": ("rebuilt",), "abort": ("rebuilt",), "cancel attach": ("came",)}
 
 
@@ -50,7 +50,7 @@ def gaps(server: str, templates: dict[str, str]) -> meeting.Gaps:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("command", list(COMMANDS)[::-1])
 def test_each_command_alone_does_what_it_is_for(server: str, templates: dict[str, str], command: str) -> None:
-    """Refused in every gap, it would meet nobody."""
+    """A command that is refused in every gap would meet no other."""
     with operators.cloned(server, templates[scenes(command)[0]]) as dsn:
         alone = Meeting(dsn, command, command)
         alone.run_alone()

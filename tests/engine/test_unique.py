@@ -37,7 +37,7 @@ ROWS = "INSERT INTO {} SELECT i, i % 4, i, i FROM generate_series(1, 60) i"
 
 
 def duplicates(database: Database) -> list[tuple[list[str], list[str], str | None]]:
-    """What is recorded and not healed."""
+    """The recorded duplicates that aren't healed."""
     with database.transaction() as connection:
         query = (
             "SELECT key, primary_key, partition FROM roir.duplicate WHERE healed_at IS NULL ORDER BY key, primary_key"

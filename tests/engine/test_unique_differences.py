@@ -131,7 +131,7 @@ def test_a_duplicate_that_is_younger_than_the_snapshot_is_40001(
 
 
 def test_a_row_that_is_only_locked_is_waited_for(dsn: str, no_twins_left: list[Twins]) -> None:
-    """Whoever has locked the holder's row may be about to change its key."""
+    """The transaction that has locked the holder's row may be about to change its key."""
     twins = Twins(dsn, INT)
     no_twins_left.append(twins)
     twins.publish()

@@ -1,4 +1,4 @@
-"""A unique index over its life: scans, aborts, kills, reverts, restores, and what is told if it can't enforce."""
+"""A unique index over its life: scans, aborts, kills, reverts, restores, and the messages if it can't be enforced."""
 
 from __future__ import annotations
 

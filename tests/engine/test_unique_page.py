@@ -41,7 +41,7 @@ def plain(output: str) -> str:
 
 
 def carried_on(database: Database, command: str) -> str:
-    """What `roir build` and `roir resume` do, without Spark; what they say if they stop."""
+    """Does what `roir build` and `roir resume` do, without Spark. Returns their message if they stop."""
     try:
         if command == "build":
             _, run = steps.begin(database, INDEX, "shop.customers", "email", unique=True, segments=4)
@@ -54,7 +54,7 @@ def carried_on(database: Database, command: str) -> str:
 
 
 def printed(dsn: str, block: str) -> str:
-    """What the page's Python prints, with what its reader has."""
+    """The output of the page's Python, with the names that its reader has."""
     with redirect_stdout(io.StringIO()) as output, closing(psycopg2.connect(dsn)) as connection:
         engine = create_engine(dsn)
         names = {"psycopg2": psycopg2, "connection": connection, "engine": engine, "Session": Session, "text": text}

@@ -149,7 +149,7 @@ def test_the_switch_between_copy_and_attach(database: Database, dsn: str, first:
 
 
 def test_a_pair_that_only_the_attach_makes_is_found_after_a_look(database: Database, dsn: str) -> None:
-    """The look sees the copied entry while it is hidden; nobody writes it again."""
+    """The look sees the copied entry while it is hidden. No user writes it again."""
     standing = stage(database, dsn, "sealed")
     run_sql(dsn, "INSERT INTO t VALUES (300, 0, 101, 0)")
 
@@ -169,7 +169,7 @@ def test_a_pair_that_only_the_attach_makes_is_found_after_a_look(database: Datab
 @pytest.mark.parametrize("phase", ["prepared", "mid-build", "built", "sealed", "mid-fold", "published", "rebuild"])
 @pytest.mark.parametrize("how", ["roir", "natively"])
 def test_entries_of_a_partition_that_left_hold_no_key(database: Database, dsn: str, phase: str, how: str) -> None:
-    """Its entries stay until a clean-up. Seen to be told as duplicates, and to take live entries over in the fold."""
+    """They stay until a clean-up. Seen to be reported as duplicates, and to take live entries over in the fold."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     standing = Stage(database, phase, keys="k", include="v", segments=4, unique=True)
     run_sql(dsn, "UPDATE t SET v = 0 WHERE id IN (5, 9)")

@@ -49,7 +49,7 @@ def rows(dsn: str) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("end", ["abort", "heal"])
 def test_gh_ost_167_477_825_1526_1636_percona_206_233_no_row_is_deleted(database: Database, dsn: str, end: str) -> None:
-    """`INSERT IGNORE` and `REPLACE` kept one row of each key there, and nobody was told."""
+    """There `INSERT IGNORE` and `REPLACE` kept one row of each key, without a message."""
     run_sql(dsn, "UPDATE t SET k = 5 WHERE id IN (10, 20, 30)", "UPDATE t SET k = 6 WHERE id IN (40, 41)")
     _, run = steps.begin(database, unique=True, batch_rows=10, ranges=4, segments=3)
     # Keys change rows while it is built: what was replayed by key took other rows away there.

@@ -148,7 +148,7 @@ def test_duplicates_are_found_healed_and_repaired_as_the_owner(database: Databas
 
 
 def test_the_note_of_a_taken_entry_reads_no_table_but_ours(database: Database, dsn: str) -> None:
-    """The owner may call it. A view can have a column `ctid`, and its functions run as whoever reads it."""
+    """The owner may call it. A view can have a column `ctid`, and its functions run as the role that reads the view."""
     run_sql(
         dsn,
         "CREATE TABLE t9 (id int, day int, k text, v int, PRIMARY KEY (id, day))",
@@ -175,7 +175,7 @@ def test_the_note_of_a_taken_entry_reads_no_table_but_ours(database: Database, d
 
 
 def test_only_a_write_to_the_table_notes_that_an_entry_was_taken_over(database: Database, dsn: str) -> None:
-    """Whoever owns an indexed table may call the function. Seen to let him make another owner's attach begin again."""
+    """The owner of an indexed table may call the function. Seen to make another owner's attach begin again."""
     run_sql(dsn, "CREATE TABLE t9 (id int, day int, k text, v int, PRIMARY KEY (id, day))")
     run_sql(dsn, "ALTER TABLE t9 OWNER TO unique_keeper", "INSERT INTO t9 VALUES (900, 9, 'k900', 1)")
     Stage(database, "published", keys="k", unique=True)
@@ -188,7 +188,7 @@ def test_only_a_write_to_the_table_notes_that_an_entry_was_taken_over(database: 
     steps.make_index(database, "io", "other", "k", unique=True)
     run_sql(dsn, "SELECT roir.begin_attach('t', 't9', 'FOR VALUES IN (9)', 'test')")
     with closing(writer(dsn)) as user:
-        # What it writes to its own table lends nothing.
+        # A write to the role's own table gives no right to a note about another table.
         sql(user, "UPDATE other SET k = k + 1")
         with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="only a write to its table"):
             sql(user, "SELECT roir.note_taken(1, 'roir_data.g1_s000'::regclass, '(9999,1)')")
@@ -312,6 +312,6 @@ def test_policies_that_hold_the_capture_are_told(dsn: str, keepers: str) -> None
 
 
 def warnings(database: Database) -> list[str]:
-    """What the status says."""
+    """The warnings of the status."""
     with database.transaction() as connection:
         return faults.warnings(connection)

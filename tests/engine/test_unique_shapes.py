@@ -19,7 +19,7 @@ from tests.engine.test_unique_verify import unseen
 pytestmark = pytest.mark.sample(1)
 
 MENDED = VerifyOptions(repair=True)
-# What the capture's own variables and aliases are called, and what breaks a text.
+# Names of the capture's own variables and aliases, and a name that breaks a text.
 NAMES = ("holder", "held", "here", "taken", "gone", "careful", "NEW", "d", "b", "s", "h", "x", "50% $roir$ 'it''s\" \\")
 TABLE = '"T $roir$ 1%% ""q"""'
 
@@ -141,7 +141,7 @@ def test_what_its_types_are_called_and_where_its_segments_are_stored_may_change(
     clean_up.clean_up(database, "test")
     run_sql(
         dsn,
-        # NULLs were impossible until now: they lie in the default segment.
+        # NULLs were impossible until now. They go to the default segment.
         "ALTER TABLE t ALTER k DROP NOT NULL",
         "INSERT INTO t VALUES (10, NULL, 1), (11, NULL, 1)",
         "UPDATE t SET k = 'e' WHERE id = 10",

@@ -64,7 +64,7 @@ def test_the_same_statements_succeed_where_the_primary_key_is_deferrable(dsn: st
 @pytest.mark.parametrize("action", ["CASCADE", "SET NULL", "SET DEFAULT"])
 @pytest.mark.parametrize("nulls_not_distinct", [False, True])
 def test_the_same_cascades_succeed(dsn: str, action: str, nulls_not_distinct: bool) -> None:
-    """Of foreign keys, which write to keys: two rows may come to share one by that."""
+    """Foreign keys write to keys: two rows may come to share a key by that."""
     kind = Kind(
         "of a foreign key",
         "a int, b text",
@@ -80,7 +80,8 @@ def test_the_same_cascades_succeed(dsn: str, action: str, nulls_not_distinct: bo
     play(Twins(dsn, kind, PARTITIONED, SEED, ddl, more=OF_PARENTS), EXAMPLES or TRANSACTIONS)
 
 
-# Of keys before they are stored, and of other columns afterwards, before the capture and after it.
+# Triggers that change keys before they are stored, and others that change other columns afterwards, before the capture
+# and after it.
 TRIGGERS = (
     "CREATE FUNCTION before() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
     "IF NEW.v % 10 = 7 THEN NEW.k = NEW.k + 1; END IF; IF NEW.v % 10 = 8 THEN RETURN NULL; END IF; RETURN NEW; END $$",

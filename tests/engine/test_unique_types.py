@@ -1,4 +1,4 @@
-"""A unique index on every type: what is equal is a duplicate, is told, and is refused once the index is enforced."""
+"""A unique index on every type: equal values are duplicates, are reported, and are refused once it is enforced."""
 
 from __future__ import annotations
 

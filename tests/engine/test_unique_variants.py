@@ -1,4 +1,4 @@
-"""What is checked of a unique index is seen to fail: each broken variant of the engine is found by a short schedule."""
+"""The checks of a unique index can fail: a short schedule finds each broken variant of the engine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def refused(state: UniqueMachine, statement: str, by: int = 0) -> None:
 
 
 def keys_change_rows_while_it_is_built(state: UniqueMachine) -> None:
-    """Row 1's key goes to a new row, before its segment is sealed and after; nobody has a duplicate."""
+    """Row 1's key goes to a new row, before its segment is sealed and after; no two rows share a key."""
     state.start(published=0, phases=0)
     state.work(number=0, meanwhile=[])  # copies the first two rows
     write(state, "UPDATE {t} SET k = 'was 1' WHERE id = 1")

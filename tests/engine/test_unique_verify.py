@@ -1,4 +1,4 @@
-"""A unique index that is wrong: what a verification tells of it, and what a repair mends, and leaves to its users."""
+"""A unique index that is wrong: findings of a verification, repairs, and duplicates that are left to the users."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_found_and_mended(database: Database, dsn: str, wrong: 
     for options in (VerifyOptions(slices=1), EVERY_ROW, MENDED):
         report = lifecycle.verify(database, "ix", options)
         if options.repair:
-            # What was in the way of a missing entry has gone with it.
+            # The entries that took a missing entry's place are gone too.
             assert report.is_exact
             assert report.found
             continue
@@ -103,7 +103,7 @@ def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(dat
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0), (101, 1, 200, 0), (102, 2, 200, 0), (103, 2, 200, 0)")
     report = lifecycle.verify(database, "ix")
     assert (report.duplicate, report.missing, report.found) == (3, 1, 4)
-    # Of the three whose key has no entry at all, one could have it.
+    # Three rows share a key that has no entry at all: one of them could have it.
     assert ("duplicate", "100", None) in found(dsn)
     assert {key for _, key, _ in found(dsn)} == {"100", "101", "102", "103"}
     assert "duplicate 3" in str(report)

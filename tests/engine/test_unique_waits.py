@@ -1,4 +1,4 @@
-"""Who waits for whom at a unique index: no writer for the fold's sake, nor the fold for a writer's."""
+"""Waits at a unique index: no writer waits for the fold, and the fold waits for no writer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A real pg_upgrade of a server whose databases stand in each phase: nothing is lost, operations go on.
+"""A real pg_upgrade of a server whose databases are in each phase: nothing is lost, and operations continue.
 
-It keeps the oids of tables, and makes schemas, functions, triggers and the links of partitions anew.
+pg_upgrade keeps the oids of tables. It creates schemas, functions, triggers and the links of partitions again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WRITES = (
 
 
 def stand(database: Database, dsn: str, phase: str) -> None:
-    """An operation over `t` that nobody drives, in that phase."""
+    """Leaves an operation over `t` in that phase, without a run."""
     make(dsn)
     options = {"scan": "block"} if phase == "by block" else {}
     stage = Stage(database, "mid-build" if phase == "by block" else phase, **options)
@@ -121,7 +121,7 @@ def fill(old: Server, wanted: Iterable[tuple[str, str]]) -> None:
 
 @pytest.fixture
 def dsn(upgraded: Server, request: pytest.FixtureRequest) -> str:
-    """Of the database that the test names."""
+    """The DSN of the database that the test names."""
     return upgraded.dsn(database_name(*request.param))
 
 

@@ -1,5 +1,5 @@
-"""What the state machine checks is seen to fail: each broken variant of the engine is found, by a short schedule of the
-machine's rules here, and by `make test-stateful` at random, too.
+"""The checks of the state machine can fail: a short schedule of the machine's rules finds each broken variant of the
+engine here, and `make test-stateful` finds them at random.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verify finds every discrepancy, reports none that isn't there, and mends what it found."""
+"""A verification finds every discrepancy, reports none that isn't there, and repairs those that it found."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ UNWATCHED, WATCHED = TRIGGER.format("DISABLE"), TRIGGER.format("ENABLE ALWAYS")
 NOT_READY, READY = "indisready = false, indisvalid = false", "indisready = true, indisvalid = true"
 NOT_UNIQUE, UNIQUE = "indisunique = false, indimmediate = false", "indisunique = true, indimmediate = true"
 
-# What is done to the table past its primary key's index ("lost"), or into it though it is unique ("twice"); then to
-# the entries past their B-tree, likewise; then as anybody. Row 7 has a NULL key.
+# Statements that run while the table's primary key misses rows (`key lost`) or takes duplicates (`key twice`), while
+# the entries' B-tree does (`tree lost`, `tree twice`), and afterwards as usual (`then`). Row 7 has a NULL key.
 Damage = dict[str, list[str]]
 DAMAGES: dict[str, Damage] = {
     "a row that the key has lost": {"key lost": [UNWATCHED, "INSERT INTO t VALUES (1000, 'a', 1)", WATCHED]},
@@ -118,7 +118,7 @@ def is_right(dsn: str, database: Database, base: str) -> bool:
 
 
 def is_beyond(case: str, by_key: bool, part: bool) -> bool:
-    """What the docs say isn't seen: by the source's key, what that has lost; in a part, a second row."""
+    """True if the docs say that it isn't seen: by the source's key, rows lost by the key; in a part, second rows."""
     return (by_key and "key lost" in DAMAGES[case]) or (part and "key twice" in DAMAGES[case])
 
 

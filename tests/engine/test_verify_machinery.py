@@ -280,7 +280,7 @@ def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Datab
 
 
 def test_where_no_snapshot_can_be_shared_each_unit_has_its_own(database: Database, base: str) -> None:
-    """Whoever holds one may have left each time; then totals say nothing, and buckets are compared."""
+    """The session that holds it may have ended each time. Then totals say nothing, and buckets are compared."""
     with changed(database, "SET TRANSACTION SNAPSHOT '.*'", "SET TRANSACTION SNAPSHOT '00000043-0000019C-1'"):
         report = lifecycle.verify(database, "ix")
     assert (report.found, report.complete) == (1, True)

@@ -166,7 +166,7 @@ def test_a_truncate_meets_a_verification_without_a_deadlock(database: Database, 
 
 
 def test_a_pause_is_no_report(database: Database, dsn: str) -> None:
-    """Of nothing looked at nothing is wrong: that isn't said."""
+    """A verification that has compared nothing finds nothing wrong. It must not say so."""
     build_index(dsn, database, *PARTITIONED)
     # A unit has been claimed, its snapshot is taken.
     pause = before(database, "SET TRANSACTION SNAPSHOT", lambda: run_sql(dsn, "SELECT roir.pause('ix')"))

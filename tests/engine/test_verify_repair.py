@@ -184,7 +184,7 @@ def test_a_writer_that_began_before_the_repair_writes_after_it(
 
 
 def test_a_key_that_is_taken_while_its_entry_is_missing_is_a_duplicate(database: Database, dsn: str) -> None:
-    """The damage lets a user in whom the index should refuse; both rows stay, and the repair waits for nobody."""
+    """The damaged index takes a row that it should refuse. Both rows stay, and the repair waits for no writer."""
     GROUNDS["unique"].wrong(dsn, database)
     one = _found_by_another(database)
     with closing(steps.session(dsn)) as user:

@@ -19,7 +19,7 @@ from tests.engine.test_partitions import make
 pytestmark = pytest.mark.sample(1)
 
 COLUMNS = "b.c1 AS k, b.c2 AS d, b.c3 AS id, b.c4 AS v"
-# What was done to the view, and what is said of it. shown: its query as it must be.
+# The change of the view, and its message. shown: the query that the view must have.
 WRONG = {
     "plain": ("CREATE OR REPLACE VIEW ix AS SELECT {columns} FROM roir_data.g2 b", "shows entries of partitions"),
     "another generation": ("CREATE OR REPLACE VIEW ix AS SELECT {columns} FROM roir_data.g1 b", "another generation"),
@@ -116,7 +116,7 @@ def test_a_guard_that_is_lost_while_older_snapshots_live_is_found(database: Data
 
 
 def test_a_snapshot_that_is_listed_beside_a_writer_of_before_is_no_older_one(database: Database, dsn: str) -> None:
-    """Its xmin is the writer's number; the guard went while nobody had a snapshot."""
+    """The snapshot's xmin is the writer's number. The guard was removed while no snapshot was open."""
     steps.make_table(dsn)
     run_sql(dsn, "CREATE TABLE other (i int)")
     writer = steps.session(dsn)

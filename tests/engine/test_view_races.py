@@ -38,7 +38,7 @@ WAITS = (
     "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'second' AND wait_event_type = 'Lock' "
     "AND datname = current_database()"
 )
-# What changes the view, or what it is made of.
+# Statements that change the view or its parts.
 CHANGES = re.compile(
     r"CREATE (OR REPLACE )?VIEW|SELECT roir\.(refresh_view|detach_partition|begin_attach|finish_attach|forget_gone)\("
 )
@@ -109,7 +109,7 @@ def compact(database: Database, _: int) -> None:
 
 
 def remove(database: Database, _: int) -> None:
-    """What a clean-up does with the entries of t6, and nothing else that would wait before."""
+    """Removes the entries of t6 as a clean-up does, without the clean-up's earlier steps, which would wait."""
     with database.transaction() as connection:
         leaving = remove_entries.leaving(connection)
     for row in leaving:
@@ -142,7 +142,7 @@ MOMENTS = {
     "compact": (1,),
 }
 
-# Of which there is one to do.
+# Commands that have one thing to do in a scene.
 ONCE = ("publish", "compact", "removal")
 
 
@@ -268,7 +268,7 @@ def test_an_attach_that_is_cancelled_before_its_last_step_has_its_lock_does_not_
     threads: list[Any] = []
 
     def cancel() -> None:
-        """It waits for nobody; the last step waits for its commit."""
+        """The cancel doesn't wait; the attach's last step waits for the cancel's commit."""
         if not threads:
             sql(user, "SELECT roir.cancel_attach('n7')")
             threads.append(in_thread(commit))

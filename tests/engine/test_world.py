@@ -1,4 +1,4 @@
-"""What else a database has: others' event triggers, prepared transactions, wide rows, big values, policies, limits."""
+"""Other things in a database: event triggers, prepared transactions, wide rows, big values, policies, limits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_event_trigger_that_refuses_our_ddl_is_told_as_it_is(database: Databa
 
 @pytest.mark.parametrize("phase", ["mid-build", "mid-fold"])
 def test_a_prepared_transaction_over_an_abort(database: Database, dsn: str, phase: str) -> None:
-    """What it wrote waits for its commit; the abort is refused its locks, stays `aborting`, and is finished later."""
+    """The prepared writes wait for their commit. The abort gets no locks, stays `aborting`, and is finished later."""
     run_sql(dsn, *ROWS)
     stage = Stage(database, phase)
     stage.connection.close()

@@ -1,4 +1,5 @@
-"""A worker that was taken for dead comes back beside whoever has its piece now: it is fenced, whatever it meets.
+"""A worker that was taken for dead comes back beside the worker that has its piece now: it is fenced, whatever it
+meets.
 
 Every kind of piece, at every step of the work of the run that took over, and when the index is gone.
 """

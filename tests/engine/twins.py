@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def is_duplicate(self) -> bool:
-        """True where our index, or the twin's constraint, has refused it."""
+        """True if our index, or the twin's constraint, has refused the statement."""
         return self.error == UNIQUE_VIOLATION and self.about[2] == INDEX
 
 
@@ -122,7 +122,7 @@ class Side:
 
 @dataclass
 class Tally:
-    """What was tried."""
+    """Counts of a comparison."""
 
     statements: int = 0
     refused: int = 0
@@ -220,7 +220,7 @@ class Twins:
             f"t (id, part, {self.kind.names}, v)"
         )
         stale_columns = ", ".join(entry.source_columns("t")[: entry.identity])
-        # Where the key has a column that may be NULL, such entries are told apart by (key, pk): left out here.
+        # Entries with a NULL in the key are distinguished by (key, pk): left out here.
         stale_regular = " AND ".join(f"t.{c.source} IS DISTINCT FROM NULL" for c in entry.columns[: entry.key])
         user = self.watcher
         sql(
@@ -246,7 +246,7 @@ class Twins:
         return f"(hashtext({name}::text) + {self.chance.randrange(1000)}) % 4 <> 0"
 
     def fold_step(self) -> None:
-        """Part of the delta is folded, and waits for nobody."""
+        """Folds a part of the delta, without a wait."""
         first = self.chance.choice((0, 0, 1))
         with self.database.connect() as connection:
             folded = steps.fold_blocks(
@@ -284,7 +284,7 @@ class Twins:
             sql(side.session, "SAVEPOINT here")
         ours, theirs = self.ours.run(statement), self.theirs.run(statement)
         if ours.error == SERIALIZATION_FAILURE != theirs.error and self.isolation != "READ COMMITTED":
-            # What others, the fold among them, wrote since the snapshot: allowed, then.
+            # 40001 is allowed if others, the fold among them, wrote since the snapshot.
             assert self.moved, self.told(f"40001 without a reason: {ours.text}")
             self.tally.retried += 1
             return ours
@@ -381,7 +381,7 @@ class Twins:
         return found
 
     def told(self, what: str) -> str:
-        """What was wrong, and all that came before since the last transaction began."""
+        """The failure, and all statements since the last transaction began."""
         begun = max((i for i, line in enumerate(self.log) if line.startswith("BEGIN")), default=0)
         mode = "direct" if self.direct else "active"
         return f"{self.kind.name}, {mode} mode: {what}\n" + ";\n".join(self.log[begun:])

@@ -70,7 +70,7 @@ class UniqueGround(Ground):
                 f"INSERT INTO {base} {projection} WHERE {layout} IN (0, 2)",
                 f"UPDATE {base} x SET c4 = NULL FROM {table} s WHERE s.id = x.c2 AND {layout} = 2",
                 f"INSERT INTO {delta} SELECT *, 'regular' FROM ({projection} WHERE {layout} > 0) x",
-                # What the other row of the slot, or one that isn't there, had before.
+                # Stale entries: keys that the slot's other row, or a row that isn't there, had before.
                 "CREATE TEMP TABLE stale AS SELECT s.k, o.id, o.part FROM "
                 f"{table} s JOIN {table} o ON o.id / 10 = s.id / 10 AND o.id <> s.id WHERE {layout} = 3 "
                 "AND s.id % 2 = 0 "

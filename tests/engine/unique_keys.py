@@ -316,7 +316,7 @@ def copy(m: Menu) -> str:
 
 
 def catch(m: Menu) -> str:
-    """What is caught is undone, and what comes after it counts."""
+    """The statement that is caught is undone, and the one in its place counts."""
     tried, instead = (m.chance.choice(IN_BLOCKS)(m) for _ in range(2))
     return f"DO $$ BEGIN {tried}; EXCEPTION WHEN unique_violation THEN {instead}; END $$"
 
@@ -342,7 +342,7 @@ def shift_primary_keys(m: Menu) -> str:
     return f"UPDATE t SET id = id + 1, {m.put(m.kind.number + ' + 1')} WHERE {m.span()}"
 
 
-# Of the table p (n), which the first column of a key refers to.
+# Statements on the table p (n), to which the first column of a key refers.
 
 
 def move_a_parent(m: Menu) -> str:

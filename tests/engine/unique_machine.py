@@ -1,6 +1,6 @@
-"""The state machine with a unique index: keys collide half of the time, and what is said of duplicates is true.
+"""The state machine with a unique index: keys collide half of the time, and the reports of duplicates are true.
 
-What is true is told by the source: which of its rows share a key, in one snapshot.
+The source decides what is true: which of its rows share a key, in one snapshot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UniqueUsers(Users):
         self.look.autocommit = True
 
     def write(self, write: Write, disturbing: bool = False) -> None:
-        # Of some other row's numbers, and some that are nobody's.
+        # The number of another row, or a number that no row has.
         key = str((write.i + 5 * int(write.k)) % (ROWS + 4)) if write.k.isdigit() else write.k
         own = write.sql.replace("(id % 3)::text", "id::text").replace("(i % 3)::text", "i::text")
         super().write(replace(write, k=key, sql=own), disturbing)
@@ -58,7 +58,7 @@ class UniqueUsers(Users):
             assert sql(self.look, ENFORCED, self.index) == [(True,)], "a duplicate is refused in capture mode (U1)"
 
     def heal(self) -> None:
-        """As somebody does who was told of duplicates: all but one row of each key gets another one."""
+        """Heals duplicates as a user does: of the rows that share a key all but one are deleted or get another key."""
         if not self.sessions[0].closed:
             self.commit_all()
         while True:
@@ -123,7 +123,7 @@ class UniqueMachine(Machine):
             self._look()
 
     def _is_true(self, told: str, alone: bool) -> None:
-        """The rows that are recorded are those that share their keys now. alone: nobody wrote meanwhile."""
+        """Checks that the recorded rows are those that share their keys now. alone: there were no other writes."""
         with self.connection.begin():
             recorded = set(
                 execute(

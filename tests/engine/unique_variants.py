@@ -20,7 +20,7 @@ from airflow_roir.engine.unique import duplicates, shared_keys
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []
-# What the unique machine says of one.
+# The unique machine's messages about a variant.
 FOUND = r"\(U\d\)|generation \d|\(I\d\)|lock timeout|duplicate key"
 
 
@@ -42,7 +42,7 @@ def _members(patch: pytest.MonkeyPatch, change: Callable[[Entry, str], str]) -> 
 
 @variant
 def reports_stale_base_copies(patch: pytest.MonkeyPatch) -> None:
-    """What the delta touches counts as a row's entry."""
+    """Entries that the delta touches count as a row's entry."""
     _members(patch, lambda entry, query: query.replace("WHERE NOT EXISTS", "WHERE true OR NOT EXISTS"))
 
 
@@ -67,7 +67,7 @@ def seals_over_touched_entries(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def switches_without_the_last_look(patch: pytest.MonkeyPatch) -> None:
-    """What is written after the look without the lock is not looked at."""
+    """Writes after the look without the lock aren't looked at."""
     look = duplicates.look
     under = {"lock": False}
     drain = switch.drain
@@ -106,7 +106,7 @@ def _of_put(patch: pytest.MonkeyPatch, name: str, change: Callable[[list[str]], 
 
 @variant
 def takes_over_without_asking(patch: pytest.MonkeyPatch) -> None:
-    """Whoever has a key gives it to who wants it."""
+    """A writer takes a key over, whether or not a row holds it."""
     _of_put(patch, "_ask", lambda lines: [])
 
 
@@ -118,7 +118,7 @@ def refuses_without_asking(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def asks_without_waiting(patch: pytest.MonkeyPatch) -> None:
-    """Who is changing the holder's row is not waited for."""
+    """The question doesn't wait for a transaction that is changing the holder's row."""
     _of_put(patch, "_ask", lambda lines: [line.replace(" FOR SHARE", "") for line in lines])
 
 
@@ -130,7 +130,7 @@ def forgets_the_delta_of_others(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def removes_what_was_taken_over(patch: pytest.MonkeyPatch) -> None:
-    """A removal goes by the key, whoever has taken it over."""
+    """A removal goes by the key, even if another row has taken it over."""
     same = segment_writes._same
 
     def by_key(entry: Entry, record: str) -> str:

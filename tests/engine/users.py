@@ -45,7 +45,7 @@ TOUCH = (
     "CREATE OR REPLACE FUNCTION touch(t text, i int) RETURNS void LANGUAGE plpgsql AS "
     "$$ BEGIN EXECUTE format('UPDATE %I SET k = ''inner'', v = v + 1 WHERE id = $1', t) USING i; END $$"
 )
-# What a user's statement may meet beside others'. A write that would wait gives up.
+# Errors that a user's statement may get beside others'. A write that would wait gives up.
 EXPECTED = (
     psycopg2.errors.LockNotAvailable,
     psycopg2.errors.SerializationFailure,
@@ -108,7 +108,9 @@ class Users:
             self.commit(number)
 
     def read(self, number: int) -> None:
-        """In one snapshot, the reader's own uncommitted writes in it, index and source agree; or he is too old."""
+        """Checks that index and source agree in one snapshot, the reader's own uncommitted writes included. A snapshot
+        that is too old may be refused.
+        """
         session = self.sessions[number]
         ((there,),) = sql(session, "SELECT to_regclass(%s) IS NOT NULL", self.index)
         if not there:

@@ -26,7 +26,8 @@ from airflow_roir.engine.work.phase_work import Step
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []
-# What the machine says of one: rows differ, an invariant is broken, an entry is there twice, or the build waits.
+# The machine's messages about a variant: rows differ, an invariant is broken, an entry is there twice, or the build
+# waits.
 FOUND = r"generation \d|\(I\d\)|duplicate|lock timeout"
 
 
@@ -110,14 +111,14 @@ def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def forgets_the_fence(patch: pytest.MonkeyPatch) -> None:
-    """A batch commits whoever holds its range by now."""
+    """A batch commits, whichever worker holds its range by now."""
     patch.setattr(claims, "HELD", "o.id = %(operation)s")
     patch.setattr(build, "BATCH_STOOD", "true")
 
 
 @variant
 def begins_a_range_anew(patch: pytest.MonkeyPatch) -> None:
-    """Who claims a range that another one has begun copies it from its lower bound."""
+    """A worker that claims a range that another one has begun copies it from its lower bound."""
     patch.setattr(
         build, "RANGES", replace(build.RANGES, columns="lower, upper, NULL AS watermark, filenode, shard_id, mark")
     )

@@ -110,7 +110,7 @@ def mender(database: Database, run: Run) -> repair.Mender:
 
 
 def ids(dsn: str, kinds: Sequence[str] = ("missing", "different", "extra")) -> list[int]:
-    """Of the discrepancies that are not settled."""
+    """The ids of the discrepancies that aren't settled."""
     rows = steps.sql(
         steps.session(dsn),
         "SELECT id FROM roir.discrepancy WHERE outcome IS NULL AND kind = ANY (%s) ORDER BY id",
