@@ -1,4 +1,4 @@
-"""A compaction, step by step: its units are carried on one transaction at a time, so that tests can come between."""
+"""A compaction, step by step: its units advance by one transaction at a time, so that tests can act in between."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SELECT 'constraint of ' || c.conrelid::regclass FROM pg_constraint c WHERE c.con
 
 
 def small(dsn: str, blocks: int = 1) -> Database:
-    """A database whose workers copy that many blocks at once."""
+    """A database whose workers copy this many blocks at once."""
     return Database(dsn, "roir tests", limits=Limits(compaction_blocks=blocks, table_lock_ms=20))
 
 
@@ -52,14 +52,14 @@ def act(kind: str, *ordinals: int, parts: int = 1) -> Action:
 
 
 def begin(database: Database, *actions: Action, index: str = "ix", **options: object) -> Run:
-    """Begin a compaction of these actions; a run of it."""
+    """Begins a compaction of these actions; returns a run of it."""
     given = {**AT_ONCE, "parallelism": 1, **options}
     compaction.begin(database, index, actions, CompactOptions(**given), "test")  # type: ignore[arg-type]
     return start_run(database, index, "test", take_over=True)
 
 
 def worker(database: Database, run: Run, number: int = 0) -> CompactWorker:
-    """A worker on a session of its own, to be stepped. The session ends with the process."""
+    """A worker to be stepped, in a session of its own. The session ends with the process."""
     connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
@@ -67,8 +67,7 @@ def worker(database: Database, run: Run, number: int = 0) -> CompactWorker:
 
 
 def stages(database: Database, run: Run, one: CompactWorker | None = None) -> Iterator[str]:
-    """Goes through all units of a run with one worker. Yields before each step what the step will do, and once at the
-    end.
+    """Goes through all units of a run with one worker. Yields the next step before each step, and once more at the end.
 
     A step that gets no lock is yielded again, so that the session that holds the lock has its turn first.
     """
@@ -92,7 +91,7 @@ def stages(database: Database, run: Run, one: CompactWorker | None = None) -> It
 
 
 def compact(database: Database, *actions: Action, between: Callable[[str], object] = lambda stage: None) -> None:
-    """A whole compaction. between: what happens before each step."""
+    """Does a whole compaction. between: called before each step."""
     run = begin(database, *actions)
     for stage in stages(database, run):
         between(stage)
@@ -130,7 +129,7 @@ def left_over(dsn: str) -> list[str]:
 
 
 def scene(dsn: str, segments: int = 2, rows: int = 200, **options: Any) -> Database:
-    """Table `t` with its index `ix`, and a database whose workers take small steps."""
+    """Creates table `t` with its index `ix`; returns a database whose workers take small steps."""
     steps.make_table(dsn, rows)
     database = small(dsn)
     steps.make_index(database, keys="k,v", segments=segments, **options)
@@ -138,7 +137,7 @@ def scene(dsn: str, segments: int = 2, rows: int = 200, **options: Any) -> Datab
 
 
 def is_right(database: Database) -> None:
-    """The index is exact, nothing is left over, and nothing is wrong."""
+    """Checks that the index is exact, nothing is left over, and no warning is given."""
     steps.assert_exact(database)
     assert left_over(database.dsn) == []
     with database.transaction() as connection:

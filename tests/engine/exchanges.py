@@ -112,11 +112,11 @@ KINDS = {
 
 
 class Blocked(BaseException):
-    """The exchange would wait for the command: it comes after it, or before."""
+    """The exchange would wait for the command: it comes after the command, or before it."""
 
 
 class Pooled(Database):
-    """Keeps its sessions: to open them takes longer than what is done by them."""
+    """Keeps its sessions: to open one takes longer than the statements in it."""
 
     def __init__(self, dsn: str, application_name: str = "roir") -> None:
         super().__init__(dsn, application_name, poolclass=QueuePool, pool_size=10)
@@ -145,7 +145,7 @@ class Exchange:
             self.come()
 
     def come(self) -> None:
-        """The exchange, and a write to each of the two that had or have the name, if a lock doesn't prevent it."""
+        """Does the exchange, and a write to the tables that had or have the name, if a lock doesn't prevent it."""
         session = psycopg2.connect(self.database.dsn)
         try:
             self._write(session, self.kind.old, 5)
@@ -155,7 +155,7 @@ class Exchange:
                 session.commit()
                 self.outcome = "done"
             except psycopg2.errors.UndefinedTable:
-                # The command has dropped it by then.
+                # The command has dropped the table.
                 session.rollback()
                 return
             except psycopg2.errors.LockNotAvailable:
@@ -180,7 +180,8 @@ class Exchange:
         ) or [(None, None)]
         if table is None:
             return
-        # A write that changes an included column, and one that takes a row away, by place: names may be others.
+        # A write that changes an included column, and one that deletes a row. Columns are found by place: their names
+        # may have changed.
         [(first,)] = sql(
             session, f"SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = {oid} AND attnum = 1"
         )
@@ -311,7 +312,7 @@ def spoiled(database: Database) -> None:
 
 
 def gone(database: Database) -> None:
-    """A partition was detached without roir, and one came with rows."""
+    """Detaches one partition without roir, and attaches one with rows."""
     published(database)
     run_sql(
         database.dsn, "ALTER TABLE app.t DETACH PARTITION app.p1", f"ALTER TABLE app.t ATTACH PARTITION app.n1 {BOUNDS}"
@@ -319,7 +320,7 @@ def gone(database: Database) -> None:
 
 
 def leaving(database: Database) -> None:
-    """The entries of a partition are to be removed; rows came into its bounds again."""
+    """A partition's entries are still to be removed, and there are new rows in its bounds."""
     published(database)
     run_sql(
         database.dsn,
@@ -330,7 +331,7 @@ def leaving(database: Database) -> None:
 
 
 def nothing(database: Database) -> None:
-    """The table alone."""
+    """Leaves the table without an index."""
 
 
 def remove(database: Database) -> None:
@@ -391,7 +392,7 @@ OF_PARTS = ("clean-up of a partition", "removal", "sync", "attach", "attach in a
 
 
 def members() -> Sequence[tuple[str, str, str]]:
-    """Every command, scene and kind that fit each other."""
+    """The combinations of command, scene and kind that are possible."""
     return [
         (command, scene, kind)
         for command in COMMANDS
@@ -399,16 +400,16 @@ def members() -> Sequence[tuple[str, str, str]]:
         for kind, how in KINDS.items()
         if scene in how.scenes
         and (scene == "parts" or command not in OF_PARTS)
-        # Partitioned, an index isn't read.
+        # A partitioned table's rebuild doesn't read the index.
         and (scene == "plain" or command != "build by index")
-        # Where there is a generation the server refuses it.
+        # The server refuses the change if there is a generation.
         and (kind != "retyped" or COMMANDS[command][0] is nothing)
         and (kind != "joining" or command in ("attach", "attach in a rebuild", "sync"))
     ]
 
 
 def oids(dsn: str) -> dict[str, int]:
-    """The tables by the names that they have before."""
+    """The oids of the tables by their names before the exchange."""
     session = steps.session(dsn)
     with suppress(psycopg2.Error):
         found = sql(session, "SELECT n, to_regclass('app.' || n)::oid::bigint FROM unnest(%s) n", list(TABLES))

@@ -1,4 +1,4 @@
-"""A user who reads a refusal and does what it says: takes the remedy from the message, and carries it out."""
+"""A user who follows a refusal: takes the remedy from the message, and carries it out."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Refused(Exception):
 
 @dataclass
 class Scene:
-    """A database, and those who use it: `admin`, a superuser; `worker`, whom roir connects as; `owner` of the table.
+    """A database with its users: `admin`, a superuser; `worker`, roir's role; `owner` of the table.
 
-    A step is a command, a statement, or what a test calls; before `>> ` it may say who does it. names: what stands for
+    A step is a command, a statement, or a function of the test; before `>> ` it may name the user. names: the values of
     the words in braces.
     """
 
@@ -84,13 +84,13 @@ class Scene:
         return ""
 
     def named(self, text: str) -> str:
-        """With the names and texts in it that this user knows."""
+        """The text with the values of the names in braces."""
         for name, value in self.names.items():
             text = text.replace(f"{{{name}}}", value)
         return text
 
     def refused(self, step: Any, says: str) -> str:
-        """The message, with the hint, that has this part. The example or the flag that it shows is known then."""
+        """The refusal's message that has this part, with its hint. The example or flag that it shows becomes a name."""
         with pytest.raises(Refused) as refused:
             self.do(step)
         found = [one for one in re.split("^roir: ", str(refused.value), flags=re.MULTILINE) if says in one]
@@ -101,7 +101,7 @@ class Scene:
         return found[-1]
 
     def remedies(self, said: str, fills: tuple[str, ...]) -> list[str]:
-        """The steps that a message names. fills: what the user puts for each … in it."""
+        """The steps that a message names. fills: the user's words for each … of the message."""
         for text in fills:
             said = said.replace("…", self.named(text), 1)
         found = [self._step(one) for one in STEP.finditer(said)]
@@ -128,7 +128,7 @@ def roir(dsn: str, *arguments: str) -> str:
 
 @dataclass
 class _Driver:
-    """Takes the place of Spark's: carries the phases that are for workers out in this process."""
+    """Takes the place of Spark's driver: does the workers' phases in this process."""
 
     drive: Callable[[], None]
     is_starting: bool = False
@@ -159,7 +159,7 @@ def _work(database: Database, index: str, owner: str, operation: int, take_over:
 
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands drive their operations in this process."""
+    """Lets the commands drive their operations in this process."""
 
     def drive(spark: CommandSpark, operation_id: int, index: str, owner: str, take_over: bool) -> _Driver:
         database = Database(spark._dsn, "roir tests")

@@ -1,4 +1,4 @@
-"""A stage with a twin that has no index: many schedules are played on both, each on rows of its own."""
+"""A stage and a twin that has no index: many schedules are played on both, each on rows of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SLOTS = 24
 TWIN = "twin"
 # After this many fillings a VACUUM removes the bloat. With more fillings each comparison took longer.
 FILLINGS_PER_VACUUM = 40
-# Failures that a report makes shorter; the others are only counted.
+# A report shortens this many failures; the others are only counted.
 SHORTENED = 30
 ORDINARY, IMMEDIATE, DEFERRED = "ordinary", "DEFERRABLE INITIALLY IMMEDIATE", "DEFERRABLE INITIALLY DEFERRED"
 KINDS = (ORDINARY, IMMEDIATE, DEFERRED)
@@ -71,7 +71,7 @@ class Count:
     began: float = field(default_factory=time.monotonic)
 
     def told(self) -> str:
-        """How much was played, and how fast."""
+        """The number of plays, and their speed."""
         seconds = time.monotonic() - self.began
         kinds = dict(Counter(failure.where for failure in self.failures))
         return (
@@ -88,7 +88,7 @@ class Ground:
     modes: Sequence[str] = ("mid-build", "direct", "active")
     # The other parts of the index's definition.
     definition: Mapping[str, object] = {}
-    # How many transactions a schedule by chance has, and of which levels: these in turn.
+    # The numbers and isolation levels of the transactions in a random schedule: these in turn.
     sizes: Sequence[int] = (2, 3)
     levels: Sequence[Sequence[str]] = (LEVELS,)
 
@@ -113,7 +113,7 @@ class Ground:
         self.count = Count()
 
     def rows(self, table: str, slot: int) -> Rows:
-        """Where a play takes place, and what its statements are."""
+        """The rows of one play, and the texts of its statements."""
         return Rows(table, slot)
 
     def choices(self) -> list[str]:
@@ -121,7 +121,7 @@ class Ground:
         return choices(self.kind != ORDINARY)
 
     def drawn(self, chance: random.Random, number: int) -> list[Schedule]:
-        """So many schedules by chance."""
+        """`number` random schedules."""
         return [
             shuffled(
                 chance,
@@ -131,7 +131,7 @@ class Ground:
         ]
 
     def fill(self, table: str, slots: int = SLOTS) -> str:
-        """SQL that puts the rows of all slots back."""
+        """SQL that restores the rows of all slots."""
         held = ", ".join(f"({row})" for row in HELD)
         return (
             f"DELETE FROM {table}; INSERT INTO {table} SELECT s * 10 + r, 'k', r "
@@ -159,7 +159,7 @@ class Ground:
         self.cursor.execute(statements)
 
     def close(self) -> None:
-        """Carry each stage on to its end: the index is exact."""
+        """Carries each stage to its end, and checks that the index is exact."""
         for mode, stage in self.stages.items():
             self.refill(mode)
             stage.finish()
@@ -170,7 +170,7 @@ class Ground:
         self.sessions.clear()
 
     def refill(self, mode: str) -> None:
-        """Put rows and entries back. Which of them are in the base, the delta or both goes by the slot."""
+        """Restores rows and entries. The slot decides which entries are in the base, the delta or both."""
         stage = self.stages[mode]
         job, base, delta = stage.job, stage.base, stage.delta
         table, columns = job.source.sql, ", ".join(job.entry.physical())
@@ -200,7 +200,7 @@ class Ground:
             self.run("VACUUM")
 
     def play(self, schedules: Sequence[Schedule], twins: Sequence[Outcomes], mode: str) -> list[Failure]:
-        """Play schedules whose outcomes on the twin are known, in one mode; returns what went wrong."""
+        """Plays schedules whose outcomes on the twin are known, in one mode; returns the failures."""
         self.refill(mode)
         table = self.stages[mode].job.source.sql
         plays = [self._play(schedule, self.rows(table, slot)) for slot, schedule in enumerate(schedules)]
@@ -264,9 +264,9 @@ class Ground:
             return []
         mine = {one.error for one in play.outcomes.values()}
         theirs = {one.error for one in twin.values()}
-        if DEADLOCK in theirs:  # who is ended by it goes by milliseconds
+        if DEADLOCK in theirs:  # milliseconds decide which transaction it ends
             return []
-        if len(play.schedule.transactions) > 2:  # who of two is woken first isn't said either
+        if len(play.schedule.transactions) > 2:  # the order in which two waiters wake isn't defined either
             strange = mine - theirs - {"23505", SERIALIZATION_FAILURE}
             strange -= {DEADLOCK} if self.kind != ORDINARY else set()
             return [f"strange errors {sorted(strange)}"] if strange else []
@@ -301,9 +301,9 @@ class Ground:
     def shortest(
         self, failure: Failure, play: Callable[[Sequence[Schedule], Sequence[Outcomes]], list[Failure]]
     ) -> Failure:
-        """The same failure with as few statements as it takes. play: as it was found."""
+        """The same failure with as few statements as possible. play: plays schedules as the failure was found."""
         while True:
-            # Three in a row, since where a slot's entries are goes by threes.
+            # Three times, since the place of a slot's entries repeats with every third slot.
             simpler = [one for one in failure.schedule.simpler() for _ in range(3)]
             lot = list(itertools.islice(self.twins(simpler), SLOTS))
             found = play(*zip(*lot, strict=True)) if lot else []  # type: ignore[arg-type]
@@ -312,7 +312,7 @@ class Ground:
             failure = found[0]
 
     def sweep(self, schedules: Iterable[Schedule]) -> None:
-        """Play all schedules in all modes, by lots of one per slot."""
+        """Plays all schedules in all modes, in lots of one per slot."""
         for lot in self.lots(schedules):
             for mode in self.stages:
                 self.play(*lot, mode)
@@ -320,13 +320,13 @@ class Ground:
     def lots(
         self, schedules: Iterable[Schedule], slots: int = SLOTS
     ) -> Iterator[tuple[Sequence[Schedule], Sequence[Outcomes]]]:
-        """Schedules with their outcomes on the twin, as many at a time as there are slots."""
+        """Schedules with their outcomes on the twin, in lots of one per slot."""
         twins = self.twins(schedules)
         while lot := list(itertools.islice(twins, slots)):
             yield tuple(zip(*lot, strict=True))  # type: ignore[misc]
 
     def settled(self, seed: int) -> None:
-        """Nothing was wrong."""
+        """Fails with a report if anything was wrong."""
         print(f"{self.kind}, seed {seed}: {self.count.told()}")
         if self.count.failures:
             pytest.fail(self.report())
@@ -352,9 +352,9 @@ G = TypeVar("G", bound=Ground)
 
 @contextmanager
 def grounds_of(server: str, name: str, make: Callable[[str, str], G]) -> Iterator[Callable[[str], G]]:
-    """A function that gives the ground of a kind, with a new count: each is made once, in a database of its own.
+    """A function that gives the ground of a kind, with a new count. Each ground is made once, in a database of its own.
 
-    make: of the database's DSN and the kind. At the end their operations are finished.
+    make: makes a ground from the database's DSN and the kind. At the end the grounds' operations are finished.
     """
     made: dict[str, G] = {}
 
@@ -380,7 +380,7 @@ def by_slot(different: Iterable[Sequence[str]]) -> dict[int, list[str]]:
 
 
 def compared(play: Play, twin: Outcomes) -> str:
-    """Where outcomes differ: the twin's, and those of the source."""
+    """The outcomes that differ: those on the twin, and those on the source."""
     return ", ".join(
         f"T{who + 1} {play.schedule.transactions[who].turns[position]}: {twin.get((who, position))} there, "
         f"{play.outcomes.get((who, position))} here"

@@ -138,7 +138,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE evil.t ADD CHECK (evil.constant(1))",
     ),
 }
-# None of its code is run by reading.
+# Reading runs no code of these.
 QUIET = (
     "domain",
     "cast of a type",
@@ -165,7 +165,7 @@ class Scene:
 
     @property
     def dsn_of_owner(self) -> str:
-        """His own."""
+        """The owner's DSN."""
         return make_dsn(**{**parse_dsn(self.dsn), "user": self.owner})
 
     def gains(self) -> list[str]:
@@ -223,7 +223,7 @@ class Scene:
 def scene(request: pytest.FixtureRequest, dsn: str) -> Iterator[Scene]:
     [(tag,)] = sql(steps.session(dsn), "SELECT current_database()")
     names = {name: f"{name}_{tag}" for name in ("owner", "victim", "builder")}
-    # So that the planner looks at each CHECK.
+    # This lets the planner evaluate each CHECK.
     run_sql(dsn, f"ALTER DATABASE {tag} SET constraint_exclusion = on")
     run_sql(dsn, *(f"CREATE ROLE {name} LOGIN" for name in names.values()))
     run_sql(dsn, *(statement.format(**names) for statement in SCENE))

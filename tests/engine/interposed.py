@@ -1,4 +1,4 @@
-"""Comes between the engine's statements, or changes one on its way to the server, by SQLAlchemy's events."""
+"""Acts between the engine's statements, or changes a statement on its way to the server, by SQLAlchemy's events."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_roir.engine.database import Database
 
 @contextmanager
 def before(database: Database, beginning: str, act: Callable[[], object], at: int = 1) -> Iterator[list[str]]:
-    """In the block, once: `act` before the statement, of those that begin so, with the number `at`.
+    """In the block, calls `act` once: before statement number `at` of those that begin like this.
 
-    Yields those that there were, the next one too. Fails where the block ends before it came to `act`.
+    Yields these statements, including the next one. Fails if the block ends before that statement.
     """
     seen: list[str] = []
 
@@ -54,14 +54,14 @@ def changed(database: Database, old: str, new: str) -> Iterator[None]:
 
 
 class Killed(BaseException):
-    """Nothing of the process is left."""
+    """The process ends here."""
 
 
 @contextmanager
 def killed(engine: Any, at: int) -> Iterator[list[str]]:
-    """In the block the process dies before the statement of that number. Yields those that it came to.
+    """In the block, the process dies before statement number `at`. Yields the statements up to that one.
 
-    engine: whose statements count; those of all databases, where it is the class.
+    engine: the engine whose statements count, or the class for those of all databases.
     """
     seen: list[str] = []
 

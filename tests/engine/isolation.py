@@ -24,15 +24,15 @@ SNAPSHOT, COMMIT, ROLLBACK = "snapshot", "COMMIT", "ROLLBACK"
 BUILD = -1
 SERIALIZATION_FAILURE, DEADLOCK = "40001", "40P01"
 REFUSE = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"
-# A statement takes less; one that takes more is asked whether it waits.
+# Most statements take less. A statement that takes more is checked for a wait.
 GLANCE_S = 0.001
-# No statement here takes so long unless something hangs.
+# A statement takes this long only if something hangs.
 PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
 class Transaction:
-    """Statements by their names on the menu. A snapshot that outlives a statement is a turn of its own."""
+    """Statements by their names on the menu. To take a snapshot that outlives a statement is a turn of its own."""
 
     isolation: str
     statements: tuple[str, ...]
@@ -48,11 +48,11 @@ class Transaction:
         return () if self.isolation == READ_COMMITTED else (SNAPSHOT,)
 
     def position(self, statement: int) -> int:
-        """Which turn of this transaction a statement is."""
+        """The turn of this transaction that is a statement's."""
         return statement + len(self._before)
 
     def without(self, statement: int) -> Transaction:
-        """The same with one statement less."""
+        """The same transaction with one statement less."""
         return replace(self, statements=self.statements[:statement] + self.statements[statement + 1 :])
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Transaction:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Transactions, and whose turn it is, one after the other, by their numbers from 0."""
+    """Transactions, and the order of their turns, by their numbers from 0."""
 
     transactions: tuple[Transaction, ...]
     turns: tuple[int, ...]
@@ -89,7 +89,7 @@ class Schedule:
         )
 
     def simpler(self) -> Iterator[Schedule]:
-        """The same with one statement less, or without one of the transactions."""
+        """The same schedule with one statement less, or without one of the transactions."""
         for who, transaction in enumerate(self.transactions):
             if len(self.transactions) > 1:
                 others = self.transactions[:who] + self.transactions[who + 1 :]

@@ -34,7 +34,8 @@ def through_modes(
     compare: Callable[[Database, str], object] = steps.assert_exact,
     **definition: Any,
 ) -> None:
-    """Build an index in small pieces; call `write` in each mode, in the middle of that mode's work; compare after.
+    """Builds an index in small pieces. Calls `write` in each mode, in the middle of that mode's work, and compares
+    after it.
 
     capture: after the first batch. direct: after the switch, before the fold. active: after publish.
     """
@@ -71,7 +72,7 @@ class Stage:
             definition = {"table": None, "keys": None}
         _, self.run = steps.begin(database, **{**options, **definition})
         self._reach(phase.removeprefix("rebuild ") if phase != "rebuild" else "mid-build")
-        # One session for all that this looks at: to connect takes longer than to compare.
+        # One session for all looks: to connect takes longer than to compare.
         self.connection = database.engine.connect()
         with self.connection.begin():
             self.job: Job = load_job(self.connection, self.run)
@@ -83,7 +84,7 @@ class Stage:
         if phase == "prepared":
             return
         if phase in ("mid-build", "paused"):
-            # The first range is done, the second one begun, the third one untouched.
+            # The first range is done, the second one is begun, the third one is untouched.
             worker = steps.worker(database, run)
             with worker.connection:
                 begun, done = 0, 0
@@ -110,7 +111,7 @@ class Stage:
             steps.fold_and_publish(database, run)
 
     def mix(self) -> None:
-        """Leave every third entry to the delta, every third to the base, and the rest to both: touched and stale."""
+        """Leaves every third entry to the delta, every third to the base, and the rest to both: touched and stale."""
         if self.phase == "published":
             return
         entry = self.job.entry
@@ -133,7 +134,7 @@ class Stage:
                 execute(connection, f"UPDATE {self.base} SET {spare[0]} = NULL WHERE {third} = 1")
 
     def assert_exact(self, what: str) -> None:
-        """Base, and source where it is still to be scanned, overridden by delta = source (I3, I1)."""
+        """Checks that the source = the base and the rows still to be scanned, overridden by the delta (I3, I1)."""
         if self.older is not None:
             self.older.assert_exact(what)
         with self.connection.begin():
@@ -141,7 +142,7 @@ class Stage:
         assert not different, f"{what}, in phase {self.phase}"
 
     def finish(self) -> None:
-        """Carry the operation on to its end; the index is exact."""
+        """Carries the operation to its end, and checks that the index is exact."""
         if self.phase != "published":
             database = self.database
             self.run = steps.start_with(database, 1, self.index, take_over=True)
@@ -159,7 +160,8 @@ class Stage:
 
 
 def differences(connection: Connection, job: Job, published: bool) -> Sequence[Row[Any]]:
-    """Base, and source where it is still to be scanned, overridden by delta = source (I3); published: base alone (I1).
+    """The differences between the source and the base with the rows still to be scanned, overridden by the delta (I3).
+    published: the base alone (I1).
 
     In the caller's snapshot. The source's primary key is `id int`.
     """
@@ -178,7 +180,7 @@ def differences(connection: Connection, job: Job, published: bool) -> Sequence[R
 
 
 def overlay(connection: Connection, job: Job) -> str:
-    """SQL for what the index would be, were the rest copied now and the delta folded."""
+    """SQL for the entries that the index would have if the rest were copied now and the delta folded."""
     entry, base, delta = job.entry, physical.base(job.generation_id), physical.delta(job.generation_id)
     columns = ", ".join(entry.physical(prefix="b."))
     return (
@@ -197,7 +199,7 @@ SELECT DISTINCT h.inhparent::regclass::text FROM roir.scan_range r JOIN pg_inher
 
 
 def to_scan(connection: Connection, job: Job) -> str:
-    """SQL: the entries that the ranges would still bring."""
+    """SQL for the entries that the ranges would still bring."""
     entry = job.entry
     named = (f"{sql} AS {name}" for sql, name in zip(entry.source_columns("s"), entry.physical(), strict=True))
     where, source = f"NOT {scanned(job, 's.id')}", job.source.sql
@@ -233,7 +235,8 @@ Write = str | Callable[[psycopg2.extensions.connection], object]
 def follow(
     database: Database, dsn: str, mode: str, statements: Mapping[str, Write], refill: str, **definition: Any
 ) -> None:
-    """Each statement on the same rows: rolled back, once, and again; compared each time, and at the end after publish.
+    """Runs each statement on the same rows: rolled back, once, and again. Compares each time, and at the end after
+    publish.
 
     mode: a mode of the capture, or a phase. refill: fills table `t`, which is emptied before each statement.
     """

@@ -28,21 +28,21 @@ from tests.conftest import run_sql
 
 
 def session(dsn: str, isolation: str = "READ COMMITTED") -> psycopg2.extensions.connection:
-    """A user's session: what it does is not committed until it says so."""
+    """A user's session. It commits only when the test says so."""
     connection = psycopg2.connect(dsn)
     connection.set_session(isolation_level=isolation)
     return connection
 
 
 def old_session(dsn: str, isolation: str = "REPEATABLE READ") -> psycopg2.extensions.connection:
-    """A transaction whose snapshot is taken now, of another table: it holds no lock on source and index."""
+    """A transaction whose snapshot is taken now, from another table, so that it has no lock on source and index."""
     user = session(dsn, isolation)
     sql(user, "SELECT count(*) FROM pg_class")
     return user
 
 
 def sql(connection: psycopg2.extensions.connection, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Run a statement in a user's session."""
+    """Runs a statement in a user's session."""
     with connection.cursor() as cursor:
         cursor.execute(statement, values or None)
         return cursor.fetchall() if cursor.description else []
@@ -59,7 +59,7 @@ def make_table(dsn: str, rows: int = 100, keys: int = 5) -> None:
 
 
 def capture_triggers(dsn: str, source: str = "t") -> tuple[str, str]:
-    """The names of a source's capture triggers, of rows and of TRUNCATE."""
+    """The names of a source's capture triggers, for rows and for TRUNCATE."""
     [(oid,)] = sql(session(dsn), "SELECT %s::regclass::oid", source)
     return trigger_name(oid), truncate_trigger_name(oid)
 
@@ -72,7 +72,7 @@ def begin(
     include: str | None = None,
     **options: Any,
 ) -> tuple[BegunOperation, Run]:
-    """Prepare an operation and start a run of it. options: also whether the index is unique."""
+    """Prepares an operation and starts a run of it. options: also whether the index is unique."""
     uniqueness = {name: options.pop(name) for name in ("unique", "nulls_not_distinct") if name in options}
     definition = IndexDefinition.parse(index, table, keys, include, **uniqueness)
     prepared = prepare.prepare(database, definition, BuildOptions(**options), "test")
@@ -80,35 +80,35 @@ def begin(
 
 
 def built(database: Database, *of: Any, **options: Any) -> Run:
-    """As `begin`; every range is copied. Its run."""
+    """Does `begin` and copies every range; returns the run."""
     _, run = begin(database, *of, **options)
     build_all(database, run)
     return run
 
 
 def sealed(database: Database, *of: Any, **options: Any) -> Run:
-    """As `built`; every segment has its index."""
+    """Does `built` and gives every segment its index."""
     run = built(database, *of, **options)
     seal_all(database, run)
     return run
 
 
 def switched(database: Database, *of: Any, **options: Any) -> Run:
-    """As `sealed`; writes go to the base."""
+    """Does `sealed` and the switch: writes go to the base."""
     run = sealed(database, *of, **options)
     switch.switch(database, run)
     return run
 
 
 def folded(database: Database, *of: Any, **options: Any) -> Run:
-    """As `switched`; the delta is applied, and nothing is published."""
+    """Does `switched` and applies the delta; publishes nothing."""
     run = switched(database, *of, **options)
     fold_delta(database, run)
     return run
 
 
 def make_index(database: Database, *of: Any, **options: Any) -> Run:
-    """Prepare an operation and carry it to its end; its run."""
+    """Prepares an operation and carries it to its end; returns its run."""
     run = sealed(database, *of, **options)
     lifecycle.run_phases(database, run)
     return run
@@ -119,7 +119,7 @@ MOMENTS = ("before prepare", "after prepare", "after build", "after seal", "afte
 
 
 def moments(database: Database, *of: Any, **options: Any) -> Iterator[str]:
-    """Carry an operation from nothing to its publish; yields each of MOMENTS, and "after publish"."""
+    """Carries an operation from nothing to its publish; yields each of MOMENTS, and "after publish"."""
     yield "before prepare"
     _, run = begin(database, *of, **options)
     yield "after prepare"
@@ -143,7 +143,7 @@ def start_with(database: Database, parallelism: int, index: str = "ix", owner: s
 
 
 def build_all(database: Database, run: Run) -> None:
-    """Every range, by one worker."""
+    """Copies every range by one worker, and ends the build."""
     for _ in build.PHASE.work(database, run, 0):
         pass
     build.finish(database, run)
@@ -152,7 +152,7 @@ def build_all(database: Database, run: Run) -> None:
 def build_by_chance(
     database: Database, run: Run, chance: random.Random, between: Callable[[], object] = lambda: None
 ) -> None:
-    """Every range, as `copy_by_chance`; then the build ends."""
+    """Copies every range as `copy_by_chance` does, and ends the build."""
     copy_by_chance(database, run, chance, between)
     build.finish(database, run)
 
@@ -160,7 +160,7 @@ def build_by_chance(
 def copy_by_chance(
     database: Database, run: Run, chance: random.Random, between: Callable[[], object] = lambda: None
 ) -> None:
-    """Every range, by two workers whose turns come by chance. between: what happens before each turn."""
+    """Copies every range by two workers, whose turns come by chance. between: called before each turn."""
     workers = [worker(database, run, number) for number in range(2)]
     held: dict[int, build.Claim] = {}
     while True:
@@ -182,7 +182,7 @@ def copy_by_chance(
 
 
 def step_by_step(database: Database, run: Run, phase: PhaseWork, number: int = 0) -> Generator[Step, None, None]:
-    """Each step of one worker of a phase, until it finds nothing to do."""
+    """Yields each step of one worker of a phase, until the worker finds nothing to do."""
     with database.connect() as connection:
         one = phase.worker(database, connection, run, number)
         while not isinstance(hold := one.claim(), Stop):
@@ -195,33 +195,33 @@ def step_by_step(database: Database, run: Run, phase: PhaseWork, number: int = 0
 
 
 def seal_all(database: Database, run: Run) -> None:
-    """Every segment, by one worker."""
+    """Seals every segment by one worker."""
     for _ in seal.PHASE.work(database, run, 0):
         pass
     seal.finish(database, run)
 
 
 def fold_all(database: Database, run: Run) -> apply_delta.Folded:
-    """The switch and the fold."""
+    """Does the switch and the fold."""
     switch.switch(database, run)
     return fold_delta(database, run)
 
 
 def fold_delta(database: Database, run: Run) -> apply_delta.Folded:
-    """The fold, once the switch is made, by this thread."""
+    """Folds the delta after the switch, in this thread."""
     folded = fold.fold_here(database, run)
     fold.finish(database, run)
     return folded
 
 
 def fold_blocks(connection: Connection, folding: apply_delta.Folding, first: int, end: int) -> apply_delta.Folded:
-    """One step of a fold."""
+    """Does one step of a fold."""
     with connection.begin():
         return folding.blocks(first, end)
 
 
 def switch_all(database: Database, run: Run) -> None:
-    """Build, seal and the switch."""
+    """Does build, seal and switch."""
     build_all(database, run)
     seal_all(database, run)
     switch.switch(database, run)
@@ -234,12 +234,12 @@ def fold_and_publish(database: Database, run: Run) -> None:
 
 
 def finish_all(database: Database, run: Run) -> None:
-    """Everything from the start of build to publish."""
+    """Does everything from the beginning of the build to the publish."""
     through(database, run)
 
 
 def through(database: Database, run: Run) -> None:
-    """The phases of a build that are left: the long ones by one worker, the last ones as a run has them."""
+    """Does the phases of a build that are left: the long ones by one worker, the last ones as a run does them."""
     phase = Phase(operations.find_operation(database, run.index).phase)
     for one in OF_A_BUILD[OF_A_BUILD.index(phase) :]:
         if one not in FINAL:
@@ -250,12 +250,12 @@ def through(database: Database, run: Run) -> None:
 
 
 def publish_all(database: Database, run: Run) -> None:
-    """Publish."""
+    """Does the publish."""
     publish.publish(database, run)
 
 
 def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
-    """A build worker on a session of its own, to be stepped. The session ends with the process."""
+    """A build worker to be stepped, in a session of its own. The session ends with the process."""
     connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
@@ -263,20 +263,20 @@ def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
 
 
 def claimed(database: Database, run: Run, number: int = 0) -> tuple[build.BuildWorker, build.Claim]:
-    """As `worker`, with a range that it holds."""
+    """A build worker, and a range that it holds."""
     one = worker(database, run, number)
     return one, claim_of(one)
 
 
 def claim_of(worker: build.BuildWorker) -> build.Claim:
-    """The next range."""
+    """Claims the next range."""
     claim = worker.claim()
     assert isinstance(claim, build.Claim)
     return claim
 
 
 def batches(database: Database, run: Run) -> list[int]:
-    """Every range, by one worker, batch by batch; the rows of each."""
+    """Copies every range by one worker, batch by batch; returns the rows of each batch."""
     one = worker(database, run)
     rows: list[int] = []
     claim = one.claim()
@@ -290,7 +290,7 @@ def batches(database: Database, run: Run) -> list[int]:
 
 
 def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
-    """The copy of all that is left of a range, in the caller's transaction: what a worker that dies has done."""
+    """Copies the rest of a range in the caller's transaction, as a worker does that dies before its commit."""
     relation = worker.standing(claim).name
     source = worker.source
     source.carrier.none()
@@ -298,7 +298,7 @@ def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
 
 
 def assert_exact(database: Database, index: str = "ix") -> Comparison:
-    """I1: index = source, exactly one entry per row."""
+    """Checks I1: index = source, exactly one entry per row."""
     report = compare(database, index)
     assert (report.missing, report.extra, report.different) == (0, 0, 0), report
     return report

@@ -1,6 +1,6 @@
 """Two operators' random commands beside writers with triggers of their own, prepared transactions, old readers, kills.
 
-Threads: the seed gives what each does, not how they meet.
+They run in threads: the seed decides what each does, but not when they meet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.engine.operators import COMMANDS, EXPECTED, OPTIONS, REFUSED
 from tests.engine.steps import sql
 from tests.engine.writers import ISOLATIONS
 
-# They write to the table that is written to: before and after, by a statement of their own.
+# The triggers write to the written table itself: before and after, by a statement of their own.
 TRIGGERS = (
     """CREATE FUNCTION adjust() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
          IF NEW.id % 7 = 0 THEN NEW.k := coalesce(NEW.k, '') || '!'; END IF;
@@ -50,10 +50,10 @@ WRITES = (
     "INSERT INTO t VALUES ({d}, {i}, '{k}', 0) ON CONFLICT (d, id) DO UPDATE SET k = excluded.k",
     "SAVEPOINT s; DELETE FROM t WHERE id = {i}; ROLLBACK TO s; INSERT INTO t VALUES ({d}, {j}, NULL, 1)",
 )
-# What a user's statement may meet: waits, snapshots, no partition, a duplicate, a kill, a partition that is gone.
-# 42P07: IF NOT EXISTS is asked before the wait for the table, and somebody else has made it by then.
+# Errors that a user's statement may get: waits, snapshots, no partition, a duplicate, a kill, a partition that is gone.
+# 42P07: IF NOT EXISTS is evaluated before the wait for the table, and another session may create it during the wait.
 USERS = ("42P07", "55P03", "40001", "40P01", "23514", "23505", "57P01", "42P01", "27000", "08006", "55006", "57014")
-# A generation or an index that goes meanwhile.
+# Errors of a read whose generation or index goes meanwhile.
 NO_ANSWER = ("40001", "42P01", "42809", "55P03", "57P01", "40P01")
 AGAIN = {
     "t2 again": "CREATE TABLE IF NOT EXISTS t2 PARTITION OF t FOR VALUES FROM (20) TO (30)",
@@ -63,7 +63,7 @@ PATIENT = Limits(attempt_ms=200, table_lock_ms=200, clean_up_s=2.0, repair_rest_
 
 
 def rebuild(database: Database) -> None:
-    """All of it."""
+    """Does a whole rebuild."""
     steps.make_index(database, "ix", None, None, **OPTIONS)
 
 
@@ -72,17 +72,17 @@ def alter(statement: str, database: Database) -> None:
 
 
 DONE: dict[str, Callable[[Database], object]] = {
-    # To publish is a rebuild's last step.
+    # The publish is a rebuild's last step.
     **{name: command for name, command in COMMANDS.items() if name != "publish"},
     "rebuild": rebuild,
     **{name: partial(alter, statement) for name, statement in AGAIN.items()},
 }
-# A drop ends all that there is to see.
+# A drop leaves nothing to look at, so it is rare.
 WEIGHTS = [1 if name == "drop" else 5 if name in ("rebuild", "clean-up") else 3 for name in DONE]
 
 
 class Storm:
-    """One database, for some seconds; then what is left is finished, and all must be exact."""
+    """Storms for some seconds in one database. Then the operations are finished, and all must be exact."""
 
     def __init__(self, dsn: str, seed: int) -> None:
         self.dsn = dsn
@@ -133,7 +133,7 @@ class Storm:
                 self.counts[type(error).__name__] += 1
             except (DBAPIError, psycopg2.Error) as error:
                 code = sqlstate(error) if isinstance(error, DBAPIError) else error.pgcode
-                # Killed; or what a user's own DDL, or a call of a function, meets.
+                # A kill, or an error that a user's own DDL or call of a function may get.
                 if not is_transient(error) and code not in (*REFUSED, *USERS):  # type: ignore[arg-type]
                     self.found.append(f"{name}: {code} {error}")
             except RoirError as error:
@@ -178,7 +178,7 @@ class Storm:
         self.counts["transactions"] += 1
 
     def _read(self, chance: random.Random, number: int) -> None:
-        """One snapshot for a while, and in it view and table again and again; or one statement at a time."""
+        """Reads view and table again and again: in one snapshot for a while, or one statement at a time."""
         while not self.halt.is_set():
             user = steps.session(self.dsn, "REPEATABLE READ" if number else chance.choice(ISOLATIONS))
             with closing(user), suppress(psycopg2.OperationalError):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.engine import steps
 from tests.engine.steps import sql
 
-# Few, so that they meet.
+# Few rows, so that the users meet.
 ROWS = 12
 ISOLATIONS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 WRITES = (
@@ -21,7 +21,7 @@ WRITES = (
     "UPDATE {t} SET k = '{k}' WHERE id = {i}; UPDATE {t} SET k = (id % 3)::text WHERE id = {i}",
     "UPDATE {t} SET k = NULL WHERE id BETWEEN {i} AND {i} + 3",
     "UPDATE {t} SET v = v + 1 WHERE id = {i}",
-    # It changes nothing but where the row is.
+    # Only the row's place changes.
     "UPDATE {t} SET v = v WHERE id BETWEEN {i} AND {i} + 2",
     "DELETE FROM {t} WHERE id = {i}",
     "INSERT INTO {t} VALUES ({i}, '{k}', 0)",
@@ -84,7 +84,8 @@ class Users:
             session.commit()
 
     def write(self, write: Write, disturbing: bool = False) -> None:
-        """disturbing: in the middle of a step of the engine's, so that it may be the engine whom it would wait for."""
+        """Runs a user's write. disturbing: in the middle of an engine step, which the write may then have to wait for.
+        """
         session = self.sessions[write.session]
         try:
             sql(session, write.sql.format(t=self.table, i=write.i, j=write.j, k=write.k))
@@ -97,7 +98,7 @@ class Users:
             self.commit(write.session)
 
     def met(self, error: psycopg2.Error) -> None:
-        """Something that a user's statement may meet; all that there is to say of it."""
+        """Called with an expected error of a user's statement. Does nothing here."""
 
     def commit(self, number: int) -> None:
         with suppress(*EXPECTED):

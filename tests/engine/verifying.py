@@ -23,7 +23,7 @@ from tests.engine import steps
 
 
 def build_index(dsn: str, database: Database, *setup: str, index: str = "ix", **definition: Any) -> str:
-    """Run the statements, build an index and publish it; returns its base."""
+    """Runs the statements, builds an index and publishes it; returns its base."""
     run_sql(dsn, *setup)
     prepared, run = steps.begin(database, index, **{"ranges": 3, "segments": 3, **definition})
     steps.finish_all(database, run)
@@ -31,13 +31,13 @@ def build_index(dsn: str, database: Database, *setup: str, index: str = "ix", **
 
 
 def begin(database: Database, **options: Any) -> Run:
-    """A verification of `ix`, and a run of it."""
+    """Begins a verification of `ix`, and a run of it."""
     record.begin(database, "ix", VerifyOptions(**options), "test")
     return start_run(database, "ix", "test", take_over=True)
 
 
 def worker(database: Database, run: Run, number: int = 0, kind: type[VerifyWorker] = VerifyWorker) -> VerifyWorker:
-    """A worker on a session of its own, to be stepped. The session ends with the process."""
+    """A worker to be stepped, in a session of its own. The session ends with the process."""
     connection = database.engine.connect()
     with connection.begin():
         verify_job = load(connection, run)
@@ -45,20 +45,20 @@ def worker(database: Database, run: Run, number: int = 0, kind: type[VerifyWorke
 
 
 def claim(one: VerifyWorker) -> UnitClaim:
-    """The next unit."""
+    """Claims the next unit."""
     found = one.claim()
     assert isinstance(found, UnitClaim)
     return found
 
 
 def units(database: Database, run: Run) -> Iterator[WorkerMetrics]:
-    """The units of a stage, by one worker."""
+    """Compares the units of a stage by one worker."""
     phase = operations.find_operation(database, run.index).phase
     yield from lifecycle.PHASES[Phase(phase)].work(database, run, 0)
 
 
 def go_through(database: Database, run: Run, stages: int = 1) -> None:
-    """So many stages, by one worker."""
+    """Goes through this many stages by one worker."""
     for _ in range(stages):
         for _ in units(database, run):
             pass
@@ -66,14 +66,14 @@ def go_through(database: Database, run: Run, stages: int = 1) -> None:
 
 
 def is_done(database: Database, run: Run) -> bool:
-    """Whether the run's verification has ended."""
+    """True if the run's verification has ended."""
     with database.transaction() as connection:
         last = record.last(connection, run.operation_id)
         return last is None or last.finished_at is not None
 
 
 def of_build(database: Database, run: Run, wait: Callable[[float], object] | None = None) -> VerifyReport:
-    """Compare the generation of a build that is folded, by one worker."""
+    """Compares the generation of a build that is folded, by one worker."""
     comparing.begin_of_build(database, run)
     while not is_done(database, run):
         for _ in lifecycle.PHASES[Phase.PUBLISH].work(database, run, 0, wait):
@@ -85,7 +85,7 @@ def of_build(database: Database, run: Run, wait: Callable[[float], object] | Non
 
 
 def to_check(database: Database, run: Run) -> None:
-    """Up to where rows are compared one by one."""
+    """Goes on to the stage that compares rows one by one."""
     while True:
         with database.transaction() as connection:
             found = record.unfinished(connection, run.operation_id)
@@ -104,7 +104,7 @@ def found(dsn: str) -> list[tuple[Any, ...]]:
 
 
 def mender(database: Database, run: Run) -> repair.Mender:
-    """On a session of its own."""
+    """A mender in a session of its own."""
     one = worker(database, run)
     return repair.Mender(one.connection, one.job)
 

@@ -18,9 +18,9 @@ ISOLATIONS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
 
 class Writer(threading.Thread):
-    """Writes to table `t (id, k, v)` until told to stop. Serialization failures are retried, as clients do.
+    """Writes to table `t (id, k, v)` until it is stopped. Retries after serialization failures, as clients do.
 
-    rest_s: seconds between two transactions. Without a rest the writers would take the cores that the build is on.
+    rest_s: seconds between two transactions. Without a rest the writers would take the cores that the build needs.
     """
 
     rest_s = 0.005
@@ -55,7 +55,7 @@ class Writer(threading.Thread):
             connection.close()
 
     def finish(self) -> None:
-        """Stop it; raises what it met."""
+        """Stops the writer; raises its error."""
         self.halt.set()
         self.join()
         if self.error is not None:
@@ -95,7 +95,7 @@ class Writer(threading.Thread):
 
 @contextmanager
 def at_work(writers: Sequence[Writer]) -> Iterator[None]:
-    """They write while the block runs; raises what they met."""
+    """Lets the writers write while the block runs; raises their errors."""
     for writer in writers:
         writer.start()
     try:
