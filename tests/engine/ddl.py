@@ -1,7 +1,7 @@
-"""DDL that can touch a source, what it is made of, and what is ours: every subcommand of the servers' own grammar.
+"""DDL that can touch a source, its types and functions, and our objects: every subcommand of the servers' own grammar.
 
-In `sql` {base}, {delta} and {source} are of a generation, {capture}, {empty}, {row} and
-{truncate} its triggers. The source is `t`, partitioned into `t0`, `t1` and `t2` or not; its index has the key `k, q`.
+In `sql` {base}, {delta} and {source} belong to a generation; {capture}, {empty}, {row} and {truncate} are its functions
+and triggers. The source is `t`, partitioned into `t0`, `t1` and `t2` or not; its index has the key `k, q`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FILL = (
 class Ddl:
     """Statements that a user sends, one transaction. shape: both, plain, parts. alone: not inside a transaction block.
 
-    unseen: without the event triggers nothing tells of it but `verify`: a leaf that came and went between two looks.
+    unseen: without the event triggers only `verify` reports it: a leaf that came and went between two looks.
     """
 
     sql: tuple[str, ...]

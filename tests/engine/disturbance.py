@@ -13,18 +13,18 @@ from sqlalchemy import Connection, event
 from airflow_roir.engine.database import Database
 from tests.engine.users import Users, Write, writes
 
-# The number of a statement, a commit being one, and who comes before it; None is death.
+# The number of a statement (a commit counts as one), and the write before it; None is the session's death.
 Disturbance = tuple[int, Write | None]
 
 
 def disturbances(most_statements: int) -> st.SearchStrategy[list[Disturbance]]:
-    """Mostly none."""
+    """Disturbances, mostly none."""
     some = st.lists(st.tuples(st.integers(1, most_statements), st.none() | writes), max_size=2)
     return st.one_of(st.just([]), st.just([]), some)
 
 
 class Disturber:
-    """Follows the statements of every session of a `Database`. died: a session was killed since `arm`."""
+    """Follows the statements of every session of a `Database`. died: a session was killed since the last `arm`."""
 
     def __init__(self, database: Database, users: Users) -> None:
         self.users = users
@@ -39,7 +39,7 @@ class Disturber:
         event.listen(self._watched, "commit", self._before)
 
     def arm(self, disturbances: Sequence[Disturbance]) -> None:
-        """For the statements from here to the next call."""
+        """Sets the disturbances of the following statements, until the next call."""
         self._due, self._statements, self.died = list(disturbances), 0, False
 
     def close(self) -> None:

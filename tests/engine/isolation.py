@@ -116,14 +116,14 @@ def by_chance(
 
 
 def shuffled(chance: random.Random, transactions: tuple[Transaction, ...], build: bool = False) -> Schedule:
-    """One interleaving of them. build: with a turn of the build."""
+    """A random interleaving of the transactions. build: with a turn of the build."""
     turns = [who for who, one in enumerate(transactions) for _ in one.turns] + [BUILD] * build
     chance.shuffle(turns)
     return Schedule(transactions, tuple(turns))
 
 
 def all_pairs(statements: Sequence[str], levels: tuple[str, str]) -> Iterator[Schedule]:
-    """A statement each, in all interleavings; a pair of one level is the same the other way round."""
+    """Pairs of transactions with one statement each, in all interleavings. Pairs of one level come in one order."""
     for pair in itertools.product(statements, repeat=2):
         if levels[0] != levels[1] or pair[0] <= pair[1]:
             two = tuple(Transaction(level, (one,)) for level, one in zip(levels, pair, strict=True))
@@ -131,7 +131,7 @@ def all_pairs(statements: Sequence[str], levels: tuple[str, str]) -> Iterator[Sc
 
 
 def interleavings(transactions: Sequence[Transaction], build: bool = False) -> Iterator[tuple[int, ...]]:
-    """All orders of their turns, in lexicographic order. build: with one turn of the build."""
+    """All orders of the transactions' turns, in lexicographic order. build: with one turn of the build."""
     left = {who: len(one.turns) for who, one in enumerate(transactions)}
     if build:
         left = {BUILD: 1, **left}
@@ -150,7 +150,7 @@ def interleavings(transactions: Sequence[Transaction], build: bool = False) -> I
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one turn ended. error: its SQLSTATE, '' where it went well. waited: for another of the sessions."""
+    """The end of one turn. error: its SQLSTATE, or '' for success. waited: it waited for another of the sessions."""
 
     error: str = ""
     waited: bool = False
@@ -160,7 +160,7 @@ class Outcome:
 
 
 class Session:
-    """A user's session whose statements are sent without waiting for their end."""
+    """A user's session that sends statements without waiting for their end."""
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg2.connect(dsn, async_=True)
@@ -179,13 +179,13 @@ class Session:
             select.select([connection] if reading else [], [] if reading else [connection], [], PATIENCE_S)
 
     def send(self, statement: str) -> None:
-        """Begin a statement."""
+        """Sends a statement."""
         assert not self.busy
         self.busy, self.waited, self.error = True, False, ""
         self.cursor.execute(statement)
 
     def ended(self, patience_s: float = 0.0) -> bool:
-        """True when the statement has ended; `error` tells how. patience_s: how long to wait for that."""
+        """True if the statement has ended; `error` says how. patience_s: the longest wait for its end."""
         try:
             if self.connection.poll() != psycopg2.extensions.POLL_OK:
                 select.select([self.connection], [], [], patience_s)
@@ -201,7 +201,7 @@ class Session:
 
 
 class Watcher:
-    """Asks the server which sessions wait for which."""
+    """Asks the server which session waits for which."""
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg2.connect(dsn)
@@ -246,11 +246,11 @@ class Play:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The turns up to the one that couldn't be taken."""
+        """The turns up to and including the one that couldn't be taken."""
         return self.schedule.turns[: self.at + 1]
 
     def go_on(self) -> None:
-        """Take turns up to the build's next one, or to the end."""
+        """Takes turns up to the build's next one, or to the end."""
         while self.at < len(self.schedule.turns):
             who = self.schedule.turns[self.at]
             if who == BUILD:
@@ -266,11 +266,11 @@ class Play:
 
     @property
     def over(self) -> bool:
-        """True when no turn is left, or none can be taken."""
+        """True if no turn is left, or none can be taken."""
         return self.impossible or self.at == len(self.schedule.turns)
 
     def give_up(self) -> None:
-        """Roll back whatever is open."""
+        """Rolls back all open transactions."""
         while any(self._open):
             for who, session in enumerate(self.sessions):
                 if self._open[who] and not session.busy:
@@ -299,7 +299,7 @@ class Play:
         self._settle()
 
     def _settle(self, record: bool = True) -> None:
-        """Until each statement has ended, or waits for a session that may end it."""
+        """Waits until each statement has ended, or waits for a session that may end it."""
         deadline = time.monotonic() + PATIENCE_S
         while busy := [session for session in self.sessions if session.busy]:
             for session in busy:

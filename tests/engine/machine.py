@@ -1,4 +1,4 @@
-"""The state machine: one table with its index, its users, and all that an operation can do or suffer, step by step."""
+"""The state machine: one table with its index, its users, and all that can happen to an operation, step by step."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from tests.engine.stages import differences
 from tests.engine.users import ROWS, Users, Write, sessions, writes
 
 WORKERS = 3
-# From one beginning to the next: build, seal, switch, fold, publish, prepare.
+# The steps from one beginning to the next: build, seal, switch, fold, publish, prepare.
 PHASES = 6
-# An operation that is aborted again and again comes to nothing.
+# With more aborts an example would reach nothing else.
 ABORTS = 2
 ZOMBIES = 3
 _numbers = itertools.count(1)
@@ -48,7 +48,7 @@ meanwhile = disturbances(30)
 
 
 class KeptSessions(Database):
-    """A database whose sessions are used again, for twice as many steps in a second. None waits for a lock for long."""
+    """A database that reuses its sessions, which doubles the steps per second. They don't wait long for locks."""
 
     def __init__(self, dsn: str) -> None:
         impatient = Limits(table_lock_ms=20, attempt_ms=20, outage_s=0)
@@ -56,7 +56,7 @@ class KeptSessions(Database):
         event.listen(self.engine, "checkout", _wait_little)
 
 
-# Below the size from which values are stored elsewhere, and nothing that would compress.
+# Shorter than values that are stored out of line, and incompressible.
 FILLER = (
     "CREATE OR REPLACE FUNCTION filler(n int) RETURNS text IMMUTABLE LANGUAGE sql AS "
     "$$ SELECT string_agg(md5((n * 100 + i)::text), '') FROM generate_series(1, 50) i $$"
@@ -70,11 +70,12 @@ def _wait_little(session: Any, *_: Any) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """The database is set by the test. reached: how often each phase was, and how operations and reverts ended."""
+    """The state machine. The test sets `database`. reached: counts of phases and of ends of operations."""
 
     database: KeptSessions
     reached: Counter[str] = Counter()
-    # How creates and rebuilds scan. By blocks, rows and entries are so wide that most updates bring them elsewhere.
+    # The scans of creates and rebuilds. If they are by blocks, rows and entries are so wide that most updates move
+    # them.
     scans = ("key", "key")
     table_of = "(id int PRIMARY KEY, k text, v int)"
     include = "v"
@@ -108,7 +109,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(published=st.integers(0, 2), phases=st.integers(0, 4))
     def start(self, published: int, phases: int) -> None:
-        """In any phase of a create, of a rebuild, or of a second one, when there is a generation to go back to."""
+        """Starts in any phase of a create, of a rebuild, or of a second rebuild, with a generation to revert to."""
         self.go_on(published * PHASES + phases, written=[], commit=True)
 
     # -- users
@@ -126,7 +127,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(session=sessions, index=st.booleans())
     def read(self, session: int, index: bool) -> None:
-        """index: it is the index that is read, else nothing but a snapshot is taken."""
+        """Reads the index if `index`. Else only takes a snapshot."""
         if index:
             self.users.read(session)
         else:
@@ -137,7 +138,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.row.status == Status.RUNNING and self.row.phase == Phase.BUILD)
     @rule(number=st.integers(0, WORKERS - 1), meanwhile=meanwhile_of_a_batch)
     def work(self, number: int, meanwhile: list[Disturbance]) -> None:
-        """A claim and a batch, or a batch of what is claimed."""
+        """Claims a range and copies a batch, or copies a batch of the worker's range."""
         if number not in self.workers:
             worker = steps.worker(self.database, self.run, number)
             found = worker.claim()
@@ -157,7 +158,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.workers)
     @rule(number=st.integers(0, WORKERS - 1))
     def lose(self, number: int) -> None:
-        """A worker is taken for dead, and what it had claimed is given back. It may come back."""
+        """Takes a worker for dead and gives its claims back. The worker may come back."""
         if number in self.workers:
             self.zombies.append(self.workers.pop(number))
         with self.connection.begin():
@@ -185,20 +186,20 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.row.status in (Status.RUNNING, Status.PAUSED))
     @rule(parallelism=st.integers(1, WORKERS))
     def resume(self, parallelism: int) -> None:
-        """By another run, from the one that paused or from one that is alive."""
+        """Starts another run, after a paused one or one that is alive."""
         self.run = steps.start_with(self.database, parallelism, self.index, take_over=True)
         self._leave()
         self._look()
 
     @rule(meanwhile=meanwhile)
     def step(self, meanwhile: list[Disturbance]) -> None:
-        """A range, a segment, a part of the delta, or whatever comes next, if open transactions don't hold it up."""
+        """Does one piece of the phase (a range, a segment, …), if open transactions don't hold it up."""
         with self._disturbed(meanwhile):
             self._advance(whole=False)
 
     @rule(meanwhile=meanwhile)
     def advance(self, meanwhile: list[Disturbance]) -> None:
-        """All that is left of a phase."""
+        """Does the rest of a phase."""
         with self._disturbed(meanwhile):
             self._advance(whole=True)
 
@@ -225,7 +226,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: "retired" in self.generations.values())
     @rule(alone=st.booleans(), meanwhile=meanwhile)
     def go_back(self, alone: bool, meanwhile: list[Disturbance]) -> None:
-        """Readers see the generation again that was replaced; or forth to what they saw before."""
+        """Reverts: readers see the replaced generation again; after another revert, the newer one."""
         if alone:
             self.users.commit_all()
         with self._disturbed(meanwhile):
@@ -305,14 +306,14 @@ class Machine(RuleBasedStateMachine):
         self.reached["death"] += died
 
     def _is_truncated(self) -> bool:
-        """An open TRUNCATE holds the whole table: only for that one the build may wait (I6)."""
+        """True if an open TRUNCATE holds the whole table. The build may wait for that alone (I6)."""
         pids = [session.info.backend_pid for session in self.users.sessions]
         held = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted AND pid = ANY (%(pids)s)"
         with self.connection.begin():
             return bool(execute(self.connection, held + " AND locktype = 'relation'", {"pids": pids}).scalar_one())
 
     def _look(self) -> None:
-        """Only the machine changes the operation: looked at after each of its steps, not before each rule."""
+        """Reads the operation's state after each step of the machine. Only the machine changes it."""
         with self.connection.begin():
             newest = (
                 "SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id "
@@ -334,7 +335,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def is_right(self) -> None:
-        """I1 of what readers see, and would see by a revert; I3 and I5 of what is being built."""
+        """Checks I1 for the entries that readers see, and would see after a revert; I3 and I5 for the build's."""
         try:
             with self.connection.begin():
                 execute(self.connection, "SET LOCAL lock_timeout = '20ms'")
@@ -353,7 +354,7 @@ class Machine(RuleBasedStateMachine):
                 raise
 
     def teardown(self) -> None:
-        """Everything comes to its end, and the index is exact."""
+        """Carries everything to its end, and checks that the index is exact."""
         self.reached["examples"] += 1
         self.users.commit_all()
         for session in self.users.sessions:
@@ -375,7 +376,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class BlockMachine(Machine):
-    """The same, where creates and rebuilds scan by blocks; needs `FILLER`."""
+    """The same machine, with creates and rebuilds that scan by blocks. Needs `FILLER`."""
 
     scans = ("block", "block")
     table_of = "(id int PRIMARY KEY, k text, v int, pad text GENERATED ALWAYS AS (filler(id)) STORED)"
@@ -383,6 +384,6 @@ class BlockMachine(Machine):
 
 
 class IndexMachine(BlockMachine):
-    """The same, where rebuilds read the index."""
+    """The same machine, with rebuilds that read the index."""
 
     scans = ("block", "index")

@@ -1,4 +1,4 @@
-"""Two operators' commands that meet: one in a gap of the other, beside readers and a writer; what must hold then."""
+"""Two operators' commands that meet: one runs in a gap of the other, beside readers and a writer. Then the checks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.engine.operators import (
 from tests.engine.steps import sql
 from tests.engine.test_locks import watching
 
-# Both sides of the view, in one snapshot.
+# The differences between view and table, in one snapshot.
 DIFFERENCE = f"""
 SELECT x.side, x.n FROM (
   SELECT 'entries without rows' AS side, count(*) AS n FROM (SELECT {ROWS} FROM ix EXCEPT ALL SELECT {ROWS} FROM t) a
@@ -44,7 +44,7 @@ SELECT x.side, x.n FROM (
   SELECT 'rows without entries', count(*) FROM (SELECT {ROWS} FROM t EXCEPT ALL SELECT {ROWS} FROM ix) b) x
  WHERE x.n > 0
 """
-# Gone, or another snapshot's.
+# Errors of a view that is gone, or that refuses the snapshot.
 NO_ANSWER = ("40001", "42P01", "42809")
 ORPHANS = """
 SELECT c.relname FROM pg_class c
@@ -67,11 +67,11 @@ WAITS = (
 
 @dataclass
 class Meeting:
-    """One first command, one second one, in one gap.
+    """One first command and one second command, in one gap.
 
-    readers: `none`. `snapshots`: REPEATABLE READ ones of before, the middle and after. `holding`: from the gap on a
-    transaction has read the view; once the first command waits for it, the second one has its turn, then it ends. `in
-    it`: that transaction itself does what the second one does.
+    readers: `none`. `snapshots`: REPEATABLE READ readers from before, the middle and after. `holding`: from the gap on
+    a transaction has read the view; once the first command waits for it, the second command runs, and then the
+    transaction ends. `in it`: that transaction itself does what the second command does.
     """
 
     dsn: str
@@ -89,7 +89,7 @@ class Meeting:
         self.watch = watching(self.dsn)
         self.failed: dict[str, BaseException] = {}
 
-    # -- the two
+    # -- the two commands
 
     def go(self, at: int) -> int:
         """Runs the whole meeting with the gap before the first command's statement or commit number `at`. Returns the
@@ -107,7 +107,7 @@ class Meeting:
         return seen
 
     def run_alone(self) -> None:
-        """The first one, to know its statements."""
+        """Runs the first command alone, to learn its statements."""
         self._run(0)
 
     def _take(self, moment: str) -> None:
@@ -140,7 +140,7 @@ class Meeting:
                 sql(reader, "SET lock_timeout = '400ms'")
                 sql(reader, "SELECT count(*) FROM ix")
             except psycopg2.Error:
-                # The first one has it already.
+                # The first command has the view already.
                 reader.close()
                 return
             then.append(self._thread(lambda: self._beside(reader)))
@@ -156,7 +156,7 @@ class Meeting:
             self._take("after the second one's turn")
 
     def _beside(self, reader: psycopg2.extensions.connection) -> None:
-        """Once the first one waits for the reader: the second one, then the reader's end."""
+        """Waits until the first command waits for the reader. Then the second command runs, and the reader ends."""
         with closing(reader):
             while not sql(self.watch, WAITS, "first")[0][0] and not self._is_over:
                 pass
@@ -219,7 +219,7 @@ class Meeting:
                     if error.pgcode not in ("55P03", "23514"):
                         self.found.append(f"writer's statement {number}: {error.pgcode} {error}")
 
-    # -- what it must be like
+    # -- the checks
 
     def compare(self, moment: str) -> None:
         """Compares for each reader the view with the table that the reader sees."""
@@ -295,7 +295,7 @@ class Meeting:
             try:
                 found = operations.find_index(connection, IndexDefinition.parse("ix").name)
             except NotFound:
-                # Its only operation was given up.
+                # Its only operation was aborted.
                 return False
             last = operations.newest_operation(connection, found.id)
         return last is not None and last.status in operations.LIVE
@@ -314,9 +314,9 @@ class Meeting:
 
 
 def meet(server: str, template: str, first: str, second: str, at: int, readers: str = "none") -> list[str]:
-    """One meeting in a database of its own; what was wrong."""
+    """Runs one meeting in a database of its own; returns the errors."""
     with cloned(server, template) as dsn:
-        # A verification takes as long as all the rest.
+        # A verification takes as long as all other steps together.
         meeting = Meeting(dsn, first, second, readers, verified=at % 4 == 0)
         try:
             meeting.go(at)
@@ -335,7 +335,7 @@ VIEW = re.compile(r"refresh_view|forget_gone|VIEW |detach_partition\(|(begin|fin
 
 
 class Gaps:
-    """The gaps of each command, alone, of each scene."""
+    """The gaps of each command in each scene."""
 
     def __init__(self, server: str, templates: dict[str, str]) -> None:
         self.server = server
@@ -343,9 +343,10 @@ class Gaps:
         self.known: dict[tuple[str, str], list[str]] = {}
 
     def of(self, scene: str, first: str, readers: str = "none") -> list[int]:
-        """Before which of its statements and commits the second one is started; by their numbers.
+        """The numbers of the first command's statements and commits before which the second command starts.
 
-        Where a reader holds the view before those that need it; else where something is locked, changed or committed.
+        If a reader holds the view: before those that need the view. Else: before those that lock, change or commit
+        something.
         """
         if (scene, first) not in self.known:
             with cloned(self.server, self.templates[scene]) as dsn:

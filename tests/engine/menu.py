@@ -1,11 +1,11 @@
-"""Statements on a few rows, of which some aren't there; what interleavings are made of."""
+"""Statements on a few rows, some of which aren't there: the material of interleavings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Rows of one play, a, b and c, of which c isn't there; its ids are `slot * 10` and these. All keys are equal, so that a
-# row which takes another one's primary key takes its entry too.
+# Rows of one play, a, b and c, of which c isn't there. Their ids are `slot * 10` and these numbers. All keys are equal,
+# so that a row that takes another row's primary key takes its entry too.
 A, B, C = 5, 6, 7
 HELD = (A, B)
 
@@ -58,16 +58,16 @@ MENU = {
     "audited update of b": "UPDATE {t} SET v = -{v} WHERE id = {b}",
     "audited upsert of b": _UPSERT.replace("{0}", "{b}").replace("{v}", "-{v}") + "v = excluded.v",
     "audited b to c": "UPDATE {t} SET id = {c}, v = -{v} WHERE id = {b}",
-    # The key `d` makes a trigger delete row a first.
+    # The key `d` lets a trigger delete row a first.
     "b, without a": "UPDATE {t} SET k = 'd' WHERE id = {b}",
     "swap a and b": "UPDATE {t} SET id = {a} + {b} - id WHERE id IN ({a}, {b})",
     "insert b, then delete all but it": (
         "INSERT INTO {t} VALUES ({b}, 'k', {v}); DELETE FROM {t} WHERE id = {b} AND v <> {v}"
     ),
 }
-# They ask for an index that isn't deferrable.
+# These need a primary key that isn't deferrable.
 ARBITERS = frozenset(name for name, statement in MENU.items() if "ON CONFLICT" in statement)
-# They fail at once where the primary key isn't deferrable.
+# These fail at once if the primary key isn't deferrable.
 DUPLICATES = frozenset(("swap a and b", "insert b, then delete all but it"))
 TRIGGERS = """
 CREATE FUNCTION {t}_audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -88,13 +88,13 @@ def choices(deferrable: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one slot of a table: where one play takes place."""
+    """The rows of one slot of a table, for one play."""
 
     table: str
     slot: int
 
     def sql(self, name: str, who: int, position: int) -> str:
-        """A statement of the menu for a transaction's turn. Its value tells which."""
+        """The text of a statement for a transaction's turn. Its value identifies the turn."""
         ids = {letter: self.slot * 10 + row for letter, row in zip("abc", (A, B, C), strict=True)}
         return MENU[name].format(t=self.table, v=100 * (who + 1) + position, **ids)
 
@@ -155,7 +155,8 @@ KEYS = {
     "delete a in vain": "SAVEPOINT s; DELETE FROM {t} WHERE id = {a}; ROLLBACK TO s",
 }
 MOVES = frozenset(name for name in KEYS if name.startswith("move"))
-# They find their rows by a primary key; others may have moved such a row, which PostgreSQL refuses with 40001.
+# All other statements find rows by primary key. Another transaction may have moved such a row, which PostgreSQL refuses
+# with 40001.
 INSERTS = frozenset(name for name in KEYS if name.startswith("insert"))
 
 

@@ -54,13 +54,13 @@ SOURCE = (
     "INSERT INTO m SELECT 60 + i % 10, 600 + i, (i % 7)::text, i FROM generate_series(1, 20) i",
     "ANALYZE t",
 )
-# Hidden, its entries there.
+# The partition is hidden, and its entries are still there.
 LEFT = "SELECT roir.detach_partition('public.t0')"
-# Not copied.
+# The attach has begun, and no rows are copied.
 JOINING = "SELECT roir.begin_attach('public.t', 'public.m', 'FOR VALUES FROM (60) TO (70)')"
 # Without entries, and not registered yet.
 CAME = "CREATE TABLE t4 PARTITION OF t FOR VALUES FROM (40) TO (50)"
-# In the first two the view is plain but for that; in the others it is guarded by a publish.
+# In the first two scenes only these statements change the view; in the others it is guarded by a publish.
 SCENES = {"calm": (), "left": (LEFT,), "came": (LEFT, JOINING, CAME), "rebuilt": (LEFT, JOINING)}
 # The first command gives way soon if both wait for each other; the second one waits until the first one continues.
 FIRST = Limits(attempt_ms=60, table_lock_ms=60, repair_rest_s=0.01)
@@ -201,14 +201,15 @@ EXPECTED = (
     SourceChanged,
     AttachDisturbed,
 )
-# The same of functions: no such partition or attach, being attached, gone since, another definition of it.
+# Errors of our SQL functions that the docs name too: no such partition or attach, being attached, gone since, defined
+# differently.
 REFUSED = ("P0002", "55006", "42P01", "42809", "P0001")
-# A retry of these must do it.
+# A retry after these must succeed.
 PASSING = (LockNotAcquired, AttachDisturbed)
 
 
 def make_templates(server: str) -> dict[str, str]:
-    """The scenes, once, to be cloned. `rebuilt`: a rebuild is about to be published."""
+    """Makes the scenes once, to be cloned. `rebuilt`: a rebuild is about to be published."""
     names = {scene: f"operators_{scene}" for scene in SCENES}
     template = "roir_template"
     for scene, name in names.items():
@@ -232,7 +233,7 @@ def make_templates(server: str) -> dict[str, str]:
 
 
 def drop_templates(server: str, names: dict[str, str]) -> None:
-    """Takes the scenes away again."""
+    """Drops the scenes."""
     run_sql(server, *(f"DROP DATABASE {name} WITH (FORCE)" for name in names.values()))
 
 
@@ -241,7 +242,7 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def cloned(server: str, template: str) -> Iterator[str]:
-    """A database as the template."""
+    """A clone of the template."""
     name = f"operators_{next(_numbers)}"
     run_sql(server, f"CREATE DATABASE {name} TEMPLATE {template} {COPIED}")
     try:

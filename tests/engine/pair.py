@@ -1,4 +1,4 @@
-"""Two servers, of which the second follows the first and takes over, with or without the last commits."""
+"""Two servers: the second follows the first and takes over, with or without the last commits."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Pair:
 
     @property
     def dsn(self) -> str:
-        """The address of whichever takes writes."""
+        """The address of the server that takes writes."""
         return f"{self._both} target_session_attrs=read-write"
 
     @property
     def any_dsn(self) -> str:
-        """The address of whichever answers, the first one first."""
+        """The addresses of both servers, the first one first."""
         return self._both
 
     def lose(self) -> None:
@@ -57,18 +57,18 @@ class Pair:
         self.is_over = True
 
     def promote(self) -> None:
-        """The standby takes over."""
+        """Promotes the standby."""
         run_sql(self.there, "SELECT pg_promote()")
 
     def fail_over(self) -> None:
-        """The primary dies, the standby takes over."""
+        """Kills the primary and promotes the standby."""
         self.kill()
         self.promote()
 
 
 @contextmanager
 def pair(primary: Server, dsn: str) -> Iterator[Pair]:
-    """A standby of a server that is left as it was found. dsn: of a database there."""
+    """A server and a standby of it. At the end the server is as before. dsn: of a database there."""
     with standby_of(primary) as standby:
         both = Pair(primary, standby, dsn.rsplit("/", 1)[1])
         try:
@@ -80,7 +80,7 @@ def pair(primary: Server, dsn: str) -> Iterator[Pair]:
 
 @contextmanager
 def between(database: Database, beginning: str, act: Callable[[], object], at: int = 1) -> Iterator[None]:
-    """In the block, once: `act` between two sessions, after that of the statement, the `at`-th that begins so."""
+    """In the block, calls `act` once: after the session of the `at`-th statement that begins like this."""
     seen, armed = 0, False
 
     def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The roles that meet our objects: what each was granted, as the documentation grants it, and what each has."""
+"""The roles that meet our objects: the rights that the documentation grants each, and the rights that each has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.engine.steps import sql
 
 DOCS = Path(__file__).parents[2] / "docs" / "rights.md"
 NAMES = ("builder", "alice", "bob", "app", "reader", "watcher", "monitor", "pauser")
-# Objects by what they are: of numbers only that there is one.
+# Objects by kind and name. Numbers in names are replaced by N.
 OBJECTS = """
 SELECT o.kind, regexp_replace(regexp_replace(o.name, '_[0-9]{4,}', '_N'), '\\mg[0-9]+', 'gN') AS name, o.oid
   FROM (SELECT CASE c.relkind WHEN 'S' THEN 'sequence' ELSE 'relation' END AS kind, c.oid::regclass::text AS name,
@@ -65,7 +65,7 @@ class World:
         return steps.session(self.dsn_of(role), isolation)
 
     def run(self, *statements: str) -> None:
-        """As the superuser, roles by their names here."""
+        """Runs statements as the superuser, with roles by their names here."""
         run_sql(self.dsn, *(self.named(statement) for statement in statements))
 
     def named(self, statement: str) -> str:
@@ -118,7 +118,7 @@ def documented(role: str) -> list[str]:
 
 @pytest.fixture(params=["superuser", "plain"])
 def world(request: pytest.FixtureRequest, dsn: str) -> Iterator[World]:
-    """roir's role is a superuser, or one that has no more than it needs."""
+    """The world with two roles for roir: a superuser, and a role that has only the rights that it needs."""
     [(tag,)] = sql(steps.session(dsn), "SELECT current_database()")
     roles = {name: f"{name}_{tag}" for name in NAMES}
     run_sql(dsn, *(f"CREATE ROLE {name} LOGIN" for name in roles.values()))

@@ -1,4 +1,6 @@
-"""What roir refuses, what leads there, and what works once its remedy was carried out: `test_remedies_of_errors.py`."""
+"""Refusals of roir, the steps that lead to them, and the steps that work after the remedy
+(`test_remedies_of_errors.py`).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ BEGIN_ATTACH = f"SELECT roir.begin_attach('{T}', 'n', '{BOUNDS}')"
 TWICE = "UPDATE n SET k = '7' WHERE id = 7001"
 GUARD = "SELECT roir.guard()"
 IDLE = "UPDATE roir.operation SET heartbeat_at = NULL"
-# Roles: the control schema is of one that is no superuser.
+# Roles: the control schema belongs to one that is no superuser.
 WORKER = (
     "DROP SCHEMA roir, roir_data CASCADE",
     "GRANT CREATE ON DATABASE {database} TO {worker}",
@@ -64,7 +66,7 @@ def finish(scene: Scene) -> None:
 
 
 def ended(status: str) -> str:
-    """Something that the operation can't be continued after."""
+    """Ends the operation in a status from which it can't continue."""
     return f"UPDATE roir.operation SET status = '{status}', error = 'something' WHERE status IN ('running', 'paused')"
 
 
@@ -77,7 +79,7 @@ def start(scene: Scene) -> None:
 
 
 def built_badly(scene: Scene) -> None:
-    """A worker's fault, as far as the comparison before the publish."""
+    """Folds entries of which one is missing, for the comparison before the publish."""
     steps.folded(scene.database, IX, T, "k", "v")
     scene.do("DELETE FROM roir_data.g1 WHERE ctid = '(0,1)'")
 
@@ -88,7 +90,7 @@ def with_amcheck(scene: Scene) -> None:
 
 
 def with_collation(scene: Scene) -> None:
-    """Names one whose library tells a version."""
+    """Names a collation whose library reports a version."""
     found = sql(steps.session(scene.dsn), VERSIONED)
     if not found:
         pytest.skip("no collation of this server tells the version of its library")
@@ -124,7 +126,7 @@ class Case:
 
 
 def case(says: str, refused: Any, *given: Any, **more: Any) -> Case:
-    """In the order of what happens."""
+    """A case, with its arguments in the order of its steps."""
     return Case(says, refused, given, **more)
 
 

@@ -1,4 +1,4 @@
-"""The life of an index by the functions that commands and Spark's tasks call, and faults that come into it."""
+"""The life of an index, by the functions that commands and Spark's tasks call, with faults on the way."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ STRIDE = 19
 
 
 class Faults:
-    """Makes every STRIDE-th of a database's different statements fail once, or every few commits."""
+    """Makes every STRIDE-th of a database's different statements fail once, or loses every few dozen commits."""
 
     def __init__(self, database: Database, cause: str, offset: int) -> None:
         self.database = database
@@ -115,7 +115,7 @@ class Faults:
 
 
 class Life:
-    """An index from the first command to the last, by the functions that commands and Spark's tasks call."""
+    """The life of an index from the first command to the last, by the functions that commands and tasks call."""
 
     def __init__(self, database: Database, dsn: str, scene: str, **options: int) -> None:
         self.database = database
@@ -127,7 +127,7 @@ class Life:
         self._numbers = itertools.count(100, 100)
 
     def write(self) -> None:
-        """Users' own sessions find what they need."""
+        """Writes in sessions of users, which no fault disturbs."""
         more = WRITES[self.scene].format(n=next(self._numbers))
         run_sql(
             self.dsn, more, "UPDATE t SET v = v + 1, k = k || 'x' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 11 = 5"
@@ -144,7 +144,7 @@ class Life:
         raise AssertionError(self.failed)
 
     def live_once(self) -> None:
-        """Prepare and one run."""
+        """Does prepare and one run."""
         self._prepare()
         self.write()
         self.drive()
@@ -154,7 +154,7 @@ class Life:
         prepare.prepare(self.database, definition, self.options, "test", self.said.append)
 
     def live(self) -> None:
-        """Prepare to clean-up."""
+        """Does everything from prepare to clean-up."""
         database = self.database
         self.command("prepare", self._prepare)
         self.write()
@@ -179,7 +179,7 @@ class Life:
             detach.detach_partition(self.database, "t2", "test")
 
     def drive(self) -> None:
-        """A run to the publish."""
+        """Does a run up to the publish."""
         database = self.database
         if operations.find_operation(Database(self.dsn), "ix").status == "completed":
             return

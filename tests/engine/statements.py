@@ -1,4 +1,4 @@
-"""Every way in which PostgreSQL writes rows, by kind of table `t (id, k, v)`: what `test_dml.py` plays."""
+"""Every way in which PostgreSQL writes rows, by kind of table `t (id, k, v)`. `test_dml.py` plays them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def two_phase(statement: str, commit: bool = True) -> Write:
 
 
 def since(version: int, statement: str) -> Write:
-    """A write that older servers don't know."""
+    """A write that older servers don't have."""
 
     def write(user: psycopg2.extensions.connection) -> None:
         if user.server_version // 10_000 >= version:
@@ -39,7 +39,7 @@ def since(version: int, statement: str) -> Write:
 
 
 def copy_binary(user: psycopg2.extensions.connection) -> None:
-    """Out, changed in the table, and in again as it was."""
+    """Copies rows out, changes them in the table, and copies them in again as they were."""
     rows = io.BytesIO()
     with user.cursor() as cursor:
         cursor.copy_expert("COPY (SELECT id, k, v FROM t WHERE id < 20) TO STDOUT (FORMAT binary)", rows)
@@ -49,7 +49,7 @@ def copy_binary(user: psycopg2.extensions.connection) -> None:
 
 
 def copied(table: str, first: int, last: int, options: str = "") -> str:
-    """COPY of rows from a program's output."""
+    """A COPY of rows from a program's output."""
     lines = f"'seq -f \"%.0f,copied,1\" {first} {last}'"
     return f"COPY {table} (id, k, v) FROM PROGRAM {lines} (FORMAT csv{options})"
 
@@ -156,7 +156,7 @@ WRITING_FUNCTIONS = (
     "CREATE FUNCTION try_in_vain(i int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN "
     "UPDATE t SET k = 'vain' WHERE id = i; RAISE 'no'; EXCEPTION WHEN raise_exception THEN NULL; END $$",
 )
-# Their events come before those of the statement that calls them, though no trigger is involved.
+# Functions whose events come before those of the statement that calls them, though no trigger is involved.
 FUNCTIONS: dict[str, Write] = {
     "returning, on insert": "INSERT INTO t VALUES (200, 'a', 1) RETURNING touch(id); DELETE FROM t WHERE id = 200",
     "returning, on an update of the key": "UPDATE t SET k = 'outer' WHERE id IN (5, 6) RETURNING touch(id)",

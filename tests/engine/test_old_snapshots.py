@@ -46,7 +46,7 @@ UNIQUE_WRITES = {
 
 @dataclass(frozen=True)
 class Ground:
-    """Writes of old snapshots to `t`. began: writes before the snapshot, which is taken after prepare; then: after it."""
+    """Writes of old snapshots to `t`. began: writes before the snapshot, taken after prepare; then: after it."""
 
     writes: Mapping[str, str]
     began: tuple[str, ...] = ()

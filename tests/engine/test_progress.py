@@ -204,7 +204,7 @@ def test_what_isnt_there_is_said(database: Database) -> None:
 
 
 def test_what_holds_it_up_is_named(database: Database, dsn: str) -> None:
-    """One state after the other: starting, a limit, a lock and its holder, no run, a pause that workers haven't seen."""
+    """One state after the other: starting, a limit, a lock and its holder, no run, a pause not yet seen by workers."""
     _, run = steps.begin(database, ranges=4, batch_rows=50, parallelism=2)
     assert look(database).held_up.by == "starting"
     begin_to_work(dsn, run)

@@ -1,6 +1,6 @@
 """A table with a unique index of ours, and a twin without partitions that has PostgreSQL's own constraint instead.
 
-Both are given the same statements: `UNIQUE (…) DEFERRABLE INITIALLY IMMEDIATE` is what the index promises.
+Both get the same statements: the index promises `UNIQUE (…) DEFERRABLE INITIALLY IMMEDIATE`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from tests.engine.unique_keys import AWAY, IDS, KEYS, PARTS, Kind, Menu, Templat
 
 INDEX = "ix"
 TWIN = "twin"
-# By blocks of the delta that are this big a fold step takes all there is: a tenth of a table of the tests.
 PLAIN, PARTITIONED, NESTED = "plain", "partitioned", "partitioned twice"
 LAYOUTS = (PLAIN, PARTITIONED, NESTED)
 UNIQUE_VIOLATION, FOREIGN_KEY_VIOLATION, SERIALIZATION_FAILURE = "23505", "23503", "40001"
 
 
 def table(kind: Kind, layout: str, primary_key: str = "") -> list[str]:
-    """DDL of table `t (id, part, …, v)`. primary_key: what comes after its columns."""
+    """DDL of table `t (id, part, …, v)`. primary_key: the words that follow its columns."""
     create = f"CREATE TABLE t (id int, part int, {kind.columns}, v int, PRIMARY KEY ({kind.primary_key}) {primary_key})"
     if layout == PLAIN:
         return [create]
@@ -56,14 +55,14 @@ def table(kind: Kind, layout: str, primary_key: str = "") -> list[str]:
 
 
 def twin(kind: Kind, primary_key: str = "") -> list[str]:
-    """DDL of the twin, in its own schema, which comes first."""
+    """DDL of the twin, for a session whose path begins with the twin's schema."""
     nulls = "NULLS NOT DISTINCT " if kind.nulls_not_distinct else ""
     constraint = f"CONSTRAINT {INDEX} UNIQUE {nulls}({kind.indexed}) DEFERRABLE INITIALLY IMMEDIATE"
     return [*table(kind, PLAIN, primary_key), f"ALTER TABLE t ADD {constraint}"]
 
 
 def begin(database: Database, kind: Kind, **options: object) -> Run:
-    """Prepare the unique index."""
+    """Prepares the unique index and starts a run."""
     definition = IndexDefinition.parse(
         INDEX, "t", kind.indexed, kind.include, unique=True, nulls_not_distinct=kind.nulls_not_distinct
     )
@@ -74,7 +73,7 @@ def begin(database: Database, kind: Kind, **options: object) -> Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a statement ended: '' or its SQLSTATE, and what the error says of a unique constraint. count: of rows."""
+    """The end of a statement: '' or its SQLSTATE, and the unique constraint that the error names. count: of rows."""
 
     error: str = ""
     about: tuple[str | None, ...] = ()
@@ -97,7 +96,7 @@ class Side:
         self.session.commit()
 
     def run(self, statement: str) -> Outcome:
-        """A statement, in the open transaction."""
+        """Runs a statement in the open transaction."""
         try:
             with self.session.cursor() as cursor:
                 if statement.startswith("COPY "):
@@ -126,14 +125,14 @@ class Tally:
 
     statements: int = 0
     refused: int = 0
-    # Refused there and here, where several keys are duplicates and each names one of them.
+    # Refused on both sides, if several keys are duplicates and each side names another one.
     another_key: int = 0
     other_errors: Counter[str] = field(default_factory=Counter)
     retried: int = 0
     folded: int = 0
 
     def told(self) -> str:
-        """In a line."""
+        """The counts, in one line."""
         share = self.refused / max(self.statements, 1)
         return (
             f"{self.statements} statements, {self.refused} refused ({share:.0%}), {self.another_key} name another key, "
@@ -144,7 +143,7 @@ class Tally:
 class Twins:
     """Both tables, filled alike, with the index in direct mode.
 
-    ddl: of both sides, after the tables (triggers, other tables). deferrable: the primary key is. more: statements.
+    ddl: of both sides, after the tables (triggers, other tables). deferrable: of the primary key. more: statements.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class Twins:
     # -- the operation
 
     def mix(self) -> None:
-        """Spread the entries over base and delta, with stale ones of all sorts that capture mode can leave."""
+        """Spreads the entries over base and delta, with all sorts of stale ones that capture mode can leave."""
         entry = self.job.entry
         columns = ", ".join(entry.physical())
         projection = ", ".join(entry.source_columns("t"))
@@ -242,7 +241,7 @@ class Twins:
         user.commit()
 
     def _drawn(self, name: str) -> str:
-        """Some rows of a table; the same by the same seed."""
+        """A condition for some rows of a table; the same rows for the same seed."""
         return f"(hashtext({name}::text) + {self.chance.randrange(1000)}) % 4 <> 0"
 
     def fold_step(self) -> None:
@@ -256,7 +255,7 @@ class Twins:
         self.moved = self.moved or folded.rows > 0
 
     def fold_some(self) -> None:
-        """Only one or two rows of the delta."""
+        """Folds one or two rows of the delta. A step by blocks would take all of these small deltas."""
         with self.database.connect() as connection, connection.begin():
             worker = apply_delta.Folding(connection, self.job.generation_id, self.job.entry)
             ctids = sql(self.watcher, f"SELECT ctid::text FROM {self.delta} WHERE state <> 'ghost' ORDER BY 1")
@@ -270,14 +269,14 @@ class Twins:
         self.moved = self.moved or folded.rows > 0
 
     def publish(self) -> None:
-        """To the end."""
+        """Folds and publishes."""
         steps.fold_and_publish(self.database, self.run)
         self.direct = False
 
-    # -- what is compared
+    # -- the comparisons
 
     def statement(self, statement: str) -> Outcome:
-        """The same on both sides, with the same outcome."""
+        """Runs a statement on both sides, and checks that the outcomes are the same."""
         self.log.append(statement)
         self.tally.statements += 1
         for side in (self.ours, self.theirs):
@@ -295,13 +294,13 @@ class Twins:
         if ours.error not in ("", UNIQUE_VIOLATION):
             self.tally.other_errors[ours.error] += 1
         if self.menu.more and {ours.error, theirs.error} == {UNIQUE_VIOLATION, FOREIGN_KEY_VIOLATION}:
-            return ours  # which of both comes first goes by the order of rows
-        # The counts of rows that a partitioned table and a plain one say are the same.
+            return ours  # the order of rows decides which of both comes first
+        # A partitioned table and a plain one report the same counts of rows.
         alike = (ours.error, ours.count) == (theirs.error, theirs.count)
         if alike and (ours.is_duplicate or theirs.is_duplicate):
             alike = ours.about == theirs.about
-            # Which of several keys comes first goes by the order of rows, which partitions change; and so does which
-            # constraint, if the primary key is checked at the end, too.
+            # The order of rows decides which of several keys comes first, and partitions change that order. It also
+            # decides which constraint comes first, if the primary key is checked at the end, too.
             if not alike and self.menu.deferrable and not (ours.is_duplicate and theirs.is_duplicate):
                 alike = True
             elif not alike and (ours.about[:3], ours.about[4]) == (theirs.about[:3], theirs.about[4]):
@@ -311,7 +310,7 @@ class Twins:
         return ours
 
     def _is_one_of_several(self, statement: str, ours: Outcome) -> bool:
-        """The twin has that key twice where its constraint isn't checked."""
+        """True if the twin has that key twice while its constraint isn't checked."""
         twin = self.theirs.session
         sql(twin, "SAVEPOINT unchecked; SET CONSTRAINTS ALL DEFERRED")
         outcome = self.theirs.run(statement)
@@ -326,7 +325,7 @@ class Twins:
         return bool(outcome.error) or ours.about[3] in found
 
     def begin(self, isolation: str) -> None:
-        """A transaction on both sides."""
+        """Begins a transaction on both sides."""
         self.isolation, self.moved, self.emptied = isolation, False, False
         for side in (self.ours, self.theirs):
             side.session.rollback()
@@ -335,7 +334,7 @@ class Twins:
         self.log.append(f"BEGIN ISOLATION LEVEL {isolation}")
 
     def end(self, commit: bool) -> None:
-        """The same end, and then the same rows, and the index is exact."""
+        """Ends both transactions alike, and checks that both sides have the same rows and the index is exact."""
         self.log.append("COMMIT" if commit else "ROLLBACK")
         errors = []
         for side in (self.ours, self.theirs):
@@ -350,7 +349,7 @@ class Twins:
         self.check()
 
     def check(self) -> None:
-        """The same rows on both sides; the index is their projection."""
+        """Checks that both sides have the same rows, and that the index is their projection."""
         ours, theirs = self.ours.rows(), self.theirs.rows()
         for side in (self.ours, self.theirs):
             side.session.rollback()
@@ -359,7 +358,7 @@ class Twins:
         assert not different, self.told(f"{different}")
 
     def differences(self) -> list[tuple[str, ...]]:
-        """Entries that are missing or too many."""
+        """The entries that are missing or too many."""
         entry = self.job.entry
         columns = entry.physical()
         ours = f"SELECT {', '.join(columns)} FROM {self.base}"
@@ -389,10 +388,10 @@ class Twins:
     # -- at random
 
     def transaction(self, levels: Sequence[str]) -> None:
-        """Up to four statements, with folds between them."""
+        """Runs up to four statements, with folds between them."""
         self.begin(self.chance.choice(levels))
         for _ in range(self.chance.randint(1, 4)):
-            # An open TRUNCATE has the delta for itself.
+            # An open TRUNCATE holds the whole delta.
             if self.direct and not self.emptied and self.chance.random() < 0.3:
                 self.log.append("-- fold")
                 self.fold_some()

@@ -13,7 +13,7 @@ SOURCES = (PLAIN, PARTITIONED)
 
 
 class UniqueGround(Ground):
-    """The index is unique. kind: whether its source has partitions."""
+    """A ground with a unique index. kind: whether its source has partitions."""
 
     modes = ("direct", "active")
     definition = {"unique": True}
@@ -40,11 +40,11 @@ class UniqueGround(Ground):
         return f"CREATE TABLE {table} {columns} PARTITION BY LIST (part); {leaves}"
 
     def twin(self) -> str:
-        """It has no partitions, and the server's own constraint."""
+        """SQL for the twin: no partitions, and the server's own constraint."""
         return f"{self.create(TWIN, PLAIN)}; ALTER TABLE {TWIN} ADD UNIQUE (k) DEFERRABLE"
 
     def touch(self, table: str, slots: int) -> list[str]:
-        """Some keys change rows, others are changed and come back."""
+        """Moves some keys to other rows, changes others, and brings them back."""
         return [
             f"UPDATE {table} SET v = v + 10 WHERE id / 10 % 3 = 0",
             f"UPDATE {table} SET k = id / 10 * {WIDTH} + 2 - id % 10 WHERE id / 10 % 4 = 1",
@@ -55,7 +55,7 @@ class UniqueGround(Ground):
         ]
 
     def refill(self, mode: str) -> None:
-        """Which entries are in the base, the delta or both, and which are stale, goes by the slot."""
+        """Restores rows and entries. The slot decides which entries are in base, delta or both, and which are stale."""
         stage = self.stages[mode]
         job, base, delta = stage.job, stage.base, stage.delta
         table = job.source.sql
@@ -94,7 +94,7 @@ class UniqueGround(Ground):
         return found
 
     def _differences(self, stage: Stage) -> str:
-        """As `stages.differences`, where all is scanned and ids may be there twice."""
+        """As `stages.differences`, if all is scanned and ids may be there twice."""
         entry = stage.job.entry
         columns = ", ".join(entry.physical())
         ours = f"SELECT {columns} FROM {stage.base}"
@@ -119,13 +119,13 @@ class UniqueGround(Ground):
             return []
         mine = {one.error for one in play.outcomes.values()}
         theirs = {one.error for one in twin.values()}
-        if DEADLOCK in theirs:  # who is ended by it goes by milliseconds
+        if DEADLOCK in theirs:  # milliseconds decide which transaction it ends
             return []
         if self._met_a_move(play):
             return []
         transactions = play.schedule.transactions
         if {one.isolation for one in transactions} == {READ_COMMITTED}:
-            if len(transactions) > 2:  # who of two is woken first isn't said
+            if len(transactions) > 2:  # the order in which two waiters wake isn't defined
                 strange = mine - theirs - {"23505"}
                 return [f"strange errors {sorted(strange)}: {compared(play, twin)}"] if strange else []
             return [f"not as on the twin: {compared(play, twin)}"]
@@ -134,7 +134,7 @@ class UniqueGround(Ground):
         return super()._unexpected(play, twin)
 
     def _met_a_move(self, play: Play) -> bool:
-        """PostgreSQL itself refuses to write to a row that has moved to another partition meanwhile."""
+        """True if a turn met a row that has moved to another partition: PostgreSQL itself refuses to write to it."""
         return self.kind == PARTITIONED and any(
             one.error == SERIALIZATION_FAILURE
             and play.schedule.transactions[who].turns[turn] not in INSERTS

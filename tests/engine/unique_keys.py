@@ -1,4 +1,4 @@
-"""Unique keys of all kinds, and random statements on them: what the twins of `twins.py` are both given."""
+"""Unique keys of all kinds, and random statements on them, for the twins of `twins.py`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# So few that every other write meets another row's key.
+# So few keys that every other write meets another row's key.
 IDS, PARTS, KEYS = 9, 3, 11
 AWAY = 20
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A key of table `t (id, part, <columns>, v)`, which stands for a number.
+    """A key of table `t (id, part, <columns>, v)`, which represents a number.
 
-    number: SQL of the number that a row's key is. values: SQL of the key's columns for the number {e}; by {s}, 0 or 1,
-    they are of equal values that differ, where there are such. keys: the index's, if it has more. single: a statement
-    may change the key of one row only, as its primary key is checked row by row. needs: DDL before.
+    number: SQL for the number of a row's key. values: SQL for the key's columns of the number {e}; {s}, 0 or 1, chooses
+    between equal values that differ, if there are such. keys: the index's key, if it has more columns. single: a
+    statement may change the key of one row only, as its primary key is checked row by row. needs: DDL that comes
+    before.
     """
 
     name: str
@@ -42,11 +43,11 @@ class Kind:
         return self.keys or self.names
 
     def of(self, number: object, chance: random.Random) -> str:
-        """SQL of the values for a number, which may be an expression."""
+        """SQL for the values of a number, which may be an expression."""
         return self.values.format(e=number, s=chance.randrange(2))
 
     def put(self, number: object, chance: random.Random) -> str:
-        """SQL: what an UPDATE sets."""
+        """SQL for the SET of an UPDATE."""
         values = self.of(number, chance)
         return f"({self.names}) = ROW({values})" if "," in self.names else f"{self.names} = {values}"
 
@@ -83,7 +84,7 @@ KINDS = (
     Kind("of the primary key", "k int", "k", "({e})", primary_key="k, part", single=True),
     Kind("the whole primary key and more", "k int", "k", "({e})", keys="part, k, id"),
 )
-# Where the server has what it takes.
+# If the server has the extension or the collation.
 CITEXT = Kind(
     "citext",
     "k citext",
@@ -108,7 +109,7 @@ class Menu:
 
     kind: Kind
     chance: random.Random
-    # No ON CONFLICT asks for a deferrable one.
+    # ON CONFLICT can't use a deferrable key.
     deferrable: bool = False
     more: tuple[Template, ...] = ()
 
@@ -140,7 +141,7 @@ class Menu:
         return f"id, part, {self.kind.names}, v"
 
     def statement(self) -> str:
-        """One of all."""
+        """A random statement."""
         templates = [one for one in TEMPLATES if not (self.kind.single and one in SEVERAL)]
         if self.deferrable:
             templates = [one for one in templates if one not in ARBITERS] + list(SWAPS) * 2
@@ -149,7 +150,7 @@ class Menu:
         return self.chance.choice(templates)(self)
 
 
-# Rows of one id in several partitions would get there in the order of the scan.
+# Without this, rows of one id in several partitions would move there in the order of the scan.
 ALONE = "NOT EXISTS (SELECT FROM t o WHERE o.id = t.id AND o.part <> t.part)"
 
 
@@ -244,7 +245,7 @@ def change_what_is_included(m: Menu) -> str:
 
 
 def write_the_same_key(m: Menu) -> str:
-    """Equal, and maybe not the same."""
+    """An equal value, maybe a different one."""
     return f"UPDATE t SET {m.put(m.kind.number)} WHERE {m.span()}"
 
 
@@ -310,7 +311,7 @@ def swap_by_two_updates(m: Menu) -> str:
 
 
 def copy(m: Menu) -> str:
-    """The rows of this query come by COPY (`twins.Side.run`)."""
+    """A COPY of the rows of this query (`twins.Side.run`)."""
     rows = " UNION ALL ".join(f"SELECT {m.id()}, {m.part()}, {m.key()}, 5" for _ in range(2))
     return f"COPY t ({m.columns}) FROM {rows}"
 

@@ -36,7 +36,7 @@ ENFORCED = (
 
 
 class UniqueUsers(Users):
-    """Their keys are a few numbers, of which each row has its own at first."""
+    """Users whose keys are a few numbers. At first each row has its own."""
 
     def __init__(self, dsn: str, table: str, index: str, shared: str) -> None:
         super().__init__(dsn, table, index)
@@ -52,7 +52,7 @@ class UniqueUsers(Users):
         super().write(replace(write, k=key, sql=own), disturbing)
 
     def met(self, error: psycopg2.Error) -> None:
-        """A refusal by the index, which must be enforced then."""
+        """Checks that a refusal by the index comes only while it is enforced."""
         if isinstance(error, psycopg2.errors.UniqueViolation) and error.diag.constraint_name == self.index:
             self.refused += 1
             assert sql(self.look, ENFORCED, self.index) == [(True,)], "a duplicate is refused in capture mode (U1)"
@@ -68,7 +68,7 @@ class UniqueUsers(Users):
             for (key,) in found:
                 rows = sql(self.look, f"SELECT id FROM {self.table} WHERE k IS NOT DISTINCT FROM %s ORDER BY id", key)
                 for number, (row,) in enumerate(rows[1:]):
-                    # By a delete, or by a key of its own.
+                    # By a delete, or by a key of the row's own.
                     if number % 2:
                         sql(self.look, f"DELETE FROM {self.table} WHERE id = %s", row)
                     else:
@@ -79,7 +79,7 @@ class UniqueUsers(Users):
 
 
 class UniqueMachine(Machine):
-    """Unique, NULLs distinct."""
+    """The state machine with a unique index whose NULLs are distinct."""
 
     reached: Counter[str] = Counter()
     nulls_not_distinct = False
@@ -90,7 +90,7 @@ class UniqueMachine(Machine):
 
     @property
     def shared(self) -> str:
-        """SQL for the keys that several rows have."""
+        """SQL for the keys that several rows share."""
         return SHARED.format(t=self.table, which="true" if self.nulls_not_distinct else "k IS NOT NULL")
 
     def _rows(self) -> str:
@@ -147,7 +147,7 @@ class UniqueMachine(Machine):
 
     @initialize(published=st.sampled_from((0, 0, 0, 1)), phases=st.integers(0, 2))
     def start(self, published: int, phases: int) -> None:
-        """Mostly in a first build, before its switch."""
+        """Starts in a first build, before its switch, in most examples."""
         super().start(published, phases)
 
     @precondition(lambda self: self.row.status == Status.PAUSED)
@@ -157,7 +157,7 @@ class UniqueMachine(Machine):
 
     @invariant()
     def is_unique(self) -> None:
-        """From the switch of the first build on no two rows share a key; and then nothing is recorded that does."""
+        """Checks that from the first switch on no two rows share a key, and that no shared key is recorded."""
         try:
             with self.connection.begin():
                 execute(self.connection, "SET LOCAL lock_timeout = '20ms'")
@@ -179,7 +179,7 @@ class UniqueMachine(Machine):
         self.is_unique()
 
     def teardown(self) -> None:
-        """With its duplicates healed it comes to its end."""
+        """Heals the duplicates, and carries everything to its end."""
         self.reached["refused"] += self.users.refused
         try:
             super().teardown()
@@ -188,6 +188,6 @@ class UniqueMachine(Machine):
 
 
 class EqualNullsMachine(UniqueMachine):
-    """The same, where two NULLs are the same key."""
+    """The same machine, with NULLs that are one key."""
 
     nulls_not_distinct = True

@@ -25,13 +25,13 @@ FOUND = r"\(U\d\)|generation \d|\(I\d\)|lock timeout|duplicate key"
 
 
 def variant(broken: Variant) -> Variant:
-    """List a variant. It patches the engine."""
+    """Lists a variant. It patches the engine."""
     VARIANTS.append(broken)
     return broken
 
 
 def _members(patch: pytest.MonkeyPatch, change: Callable[[Entry, str], str]) -> None:
-    """The members of groups, by another query."""
+    """Finds the members of groups by another query."""
     members = shared_keys.members_of
 
     def broken(job: Job, *arguments: Any) -> str:
@@ -61,7 +61,7 @@ def lets_antimatter_hide_a_pair(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def seals_over_touched_entries(patch: pytest.MonkeyPatch) -> None:
-    """A segment's unique index is made over what the delta has touched, too."""
+    """A segment's unique index also covers entries that the delta touches."""
     patch.setattr(physical, "remove_touched", lambda *arguments: None)
 
 
@@ -94,7 +94,7 @@ def forgets_writers_in_flight_at_the_look(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def takes_what_was_found_for_healed(patch: pytest.MonkeyPatch) -> None:
-    """A resume looks at what is new alone."""
+    """A resume looks at new duplicates alone."""
     all_of_it = "UPDATE roir.duplicate SET healed_at = clock_timestamp() WHERE healed_at IS NULL"
     patch.setattr(duplicates, "_heal", lambda connection, job, values, *rest: execute(connection, all_of_it, values))
 
@@ -124,7 +124,7 @@ def asks_without_waiting(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def forgets_the_delta_of_others(patch: pytest.MonkeyPatch) -> None:
-    """In direct mode only the base is asked who has a key."""
+    """In direct mode only the base is asked for the holder of a key."""
     patch.setattr(unique_put, "_of_delta", lambda *arguments: [])
 
 
@@ -141,7 +141,7 @@ def removes_what_was_taken_over(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def enforces_in_capture_mode(patch: pytest.MonkeyPatch) -> None:
-    """Writers are refused before the switch, for what is in the delta by then."""
+    """Writers are refused before the switch, because of rows in the delta."""
     capture_mode = row_function._capture_mode
 
     def broken(source: Source, target: Target) -> list[str]:

@@ -84,8 +84,7 @@ class Users:
             session.commit()
 
     def write(self, write: Write, disturbing: bool = False) -> None:
-        """Runs a user's write. disturbing: in the middle of an engine step, which the write may then have to wait for.
-        """
+        """Runs a user's write. disturbing: in the middle of an engine step, for which the write may have to wait."""
         session = self.sessions[write.session]
         try:
             sql(session, write.sql.format(t=self.table, i=write.i, j=write.j, k=write.k))

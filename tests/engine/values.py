@@ -23,7 +23,7 @@ SETUP = (
     "CREATE DOMAIN moody AS mood",
     "CREATE DOMAIN paired AS pair",
     'CREATE DOMAIN posix AS text COLLATE "C"',
-    # The embedded server has no ICU; others have.
+    # The embedded server has no ICU; other servers have it.
     "DO $$ BEGIN CREATE COLLATION ignore_case (provider = icu, locale = 'und-u-ks-level1', deterministic = false); "
     "EXCEPTION WHEN feature_not_supported THEN NULL; END $$",
 )
@@ -173,12 +173,12 @@ INCLUDED: dict[str, list[str]] = {
 
 
 def set_up(dsn: str) -> None:
-    """Make the types that are no built-in ones."""
+    """Creates the types that aren't built in."""
     run_sql(dsn, *SETUP)
 
 
 def supported(dsn: str, name: str, values: list[str]) -> list[str]:
-    """The values that this server knows (infinite intervals came with 17); skips where the type itself isn't there."""
+    """The values that this server knows (infinite intervals came with 17). Skips the test if the type isn't there."""
     user = steps.session(dsn)
     user.autocommit = True
     known = []

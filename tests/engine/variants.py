@@ -1,5 +1,5 @@
-"""Broken variants of the engine, each with one mistake that the state machine must find. The words of its docstring
-are the mistake; those that the model knows too are in `tests/model/state.py`.
+"""Broken variants of the engine, each with one mistake that the state machine must find. The docstring says the mistake
+in words; the mistakes that the model knows too are in `tests/model/state.py`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FOUND = r"generation \d|\(I\d\)|duplicate|lock timeout"
 
 
 def variant(broken: Variant) -> Variant:
-    """List a variant. It patches the engine."""
+    """Lists a variant. It patches the engine."""
     VARIANTS.append(broken)
     return broken
 
 
 def _undrained(body: Callable[..., Any]) -> Callable[..., Any]:
-    """A step under the drain lock, without that lock; whatever else it waits for, it gives up soon."""
+    """A step under the drain lock, without that lock. For other locks it waits 20 ms at most."""
 
     def broken(connection: Connection, lock: Callable[[], None], *rest: Any) -> Any:
         return body(connection, lambda: execute(connection, "SET LOCAL lock_timeout = '20ms'"), *rest)
@@ -47,7 +47,7 @@ def _undrained(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _render(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    """The capture function, with another text in it."""
+    """Replaces a text in the capture function."""
     render = row_function.render
 
     def broken(source: Source, generations: list[Target]) -> str:
@@ -167,7 +167,7 @@ def forgets_the_delta(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def lets_the_base_win(patch: pytest.MonkeyPatch) -> None:
-    """The fold leaves a base entry as it is where the delta has a newer one."""
+    """The fold leaves a base entry as it is if the delta has a newer one."""
 
     def broken(connection: Connection, sql: str, values: Any = None) -> Any:
         head, found, _ = sql.partition("DO UPDATE SET")
@@ -178,7 +178,7 @@ def lets_the_base_win(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def deletes_the_delta_unconditionally(patch: pytest.MonkeyPatch) -> None:
-    """With the rows that it applies the fold takes every other one out of the delta, too."""
+    """The fold takes all rows of the delta, not only those that it has locked."""
     _fold_text(patch, "AND d.ctid = ANY (%(tids)s::tid[]) RETURNING", "RETURNING")
 
 
@@ -187,7 +187,7 @@ def deletes_the_delta_unconditionally(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def drops_antimatter_at_insert(patch: pytest.MonkeyPatch) -> None:
-    """An insert takes its entry's antimatter away instead of writing a regular row."""
+    """An insert removes its entry's antimatter instead of writing a regular row."""
     capture_mode = row_function._capture_mode
 
     def broken(source: Source, target: Target) -> list[str]:
@@ -257,6 +257,6 @@ def _only(patch: pytest.MonkeyPatch, maintained: Callable[[str, set[str]], bool]
 
 @variant
 def forgets_old_readers(patch: pytest.MonkeyPatch) -> None:
-    """The view shows a generation to whom can't see it."""
+    """The view shows a generation to snapshots that can't see it."""
     show: Any = view.show
     patch.setattr(view, "show", lambda *arguments: show(*arguments, guarded=False))
