@@ -154,7 +154,7 @@ def test_a_reader_only_holds_up_the_removal_of_the_triggers(database: Database, 
     with database.transaction() as connection:
         assert execute(connection, "SELECT to_regclass('roir_data.g1')").scalar() is None
     writer = steps.session(dsn)
-    sql(writer, "UPDATE t SET v = v WHERE id = 1")  # the triggers are still there, and do nothing
+    sql(writer, "UPDATE t SET v = v WHERE id = 1")  # the triggers still exist, and do nothing
     writer.rollback()
     reader.rollback()
     clean_up.clean_up(database)

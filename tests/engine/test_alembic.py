@@ -44,7 +44,7 @@ REFUSED: dict[str, Callable[[Operations], object]] = {
 
 @pytest.fixture
 def connection(database: Database, dsn: str) -> Iterator[Connection]:
-    """The application's; its table has an index, and the guard is on."""
+    """A connection of the application. Its table has an index, and the guard is on."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int, note text)",

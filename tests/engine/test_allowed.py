@@ -26,13 +26,13 @@ def table(dsn: str) -> None:
 
 
 def closed() -> str:
-    """A window of an hour that opens in twelve."""
+    """A window of one hour, closed now: it opens in twelve hours."""
     hour = (datetime.now(timezone.utc) + timedelta(hours=12)).hour
     return f"30 {hour} * * * for 1h"
 
 
 def give(dsn: str, **columns: object) -> None:
-    """Columns of the operation, past every check, as a user of SQL could."""
+    """Sets columns of the operation, without any check, as a user of SQL could."""
     for name, value in columns.items():
         run_sql(dsn, f"UPDATE roir.operation SET {name} = {value}")
 
@@ -94,7 +94,7 @@ def test_a_window_that_closes_between_fold_and_publish_holds_the_comparison_but_
     give(dsn, windows=f"'{OPEN}'")
     run = start_run(database, "ix", "test")
     verifying.of_build(database, run)
-    # All is compared, and the view is about to show it.
+    # The comparison is done, and the publish is next.
     give(dsn, windows=f"'{closed()}'", max_duration_s=1, working_since="clock_timestamp() - interval '1 h'")
     assert look(database, run) is None
     steps.publish_all(database, run)
@@ -145,7 +145,7 @@ def test_a_pause_that_ends_by_itself_becomes_the_users_who_pauses(database: Data
     event = operations.events(database, "ix")[-1]
     assert (event.actor, event.action) == ("somebody", "pause")
     assert f"it was paused by {by}: for now" in event.detail
-    # Nobody takes that over, Airflow's switch least of all.
+    # Another pause doesn't take this one over, least of all that of Airflow's switch.
     for other in ("another", "airflow switch of DAG rebuild_index"):
         requests.pause(database, "ix", other)
         assert row(database).paused_by == "somebody"
@@ -196,12 +196,12 @@ def test_the_tries_of_a_task_share_their_time(database: Database, dsn: str) -> N
     give(dsn, working_since="clock_timestamp() - interval '30 min'")
     settle(database, run, OSError("the network"), fatal=False)
     end_run(database, run)
-    # As a task does before it starts Spark, under the name of its run.
+    # A task does this before it starts Spark, under the name of its run.
     requests.resume(database, "ix", "test")
     run = start_run(database, "ix", "test")
     give(dsn, working_since="working_since - interval '31 min'")
     assert look(database, run) is not None
-    # Its own pause is another one than a failure's.
+    # A pause of the operation's own isn't a failure's.
     end_run(database, run)
     requests.resume(database, "ix", "test")
     run = start_run(database, "ix", "test")

@@ -1,4 +1,4 @@
-"""Loaded tables that become partitions: their entries are copied hidden, and shown in the moment of the attach."""
+"""Loaded tables that become partitions: their entries are copied hidden, and shown at the moment of the attach."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_shapes(database: Database, dsn: str, shape: str) -> None:
 
 
 def test_nothing_is_shown_before_and_nobody_writes_meanwhile(dsn: str) -> None:
-    """It dies after two batches; goes on after them; a rebuild that began meanwhile gets the rows too."""
+    """The attach dies after two batches and continues after them. A rebuild that began meanwhile gets the rows too."""
     database = Database(dsn, limits=Limits(attach_rows=30))
     published(database, dsn)
     run_sql(dsn, *LOADED)
@@ -142,7 +142,7 @@ def test_a_lock_that_a_batch_does_not_get_is_named(database: Database, dsn: str)
     ],
 )
 def test_one_that_is_cancelled_while_it_runs_ends(dsn: str, beginning: str, at: int) -> None:
-    """And doesn't close the table again."""
+    """It ends, and doesn't close the table again."""
     database = Database(dsn, limits=Limits(attach_rows=30))
     published(database, dsn)
     run_sql(dsn, *LOADED)

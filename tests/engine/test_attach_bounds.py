@@ -99,7 +99,7 @@ def test_bounds_mean_what_they_mean_to_their_user(dsn: str, server: str, meaning
     name = dsn.split("?")[0].rsplit("/", 1)[1]
     bounds = [f"FOR VALUES {one}" for one in MEANINGS[meaning][1:3]]
     for setting, value in settings.items():
-        # Each part of a search_path by itself.
+        # Each part of a search_path is an identifier of its own.
         run_sql(server, f"ALTER DATABASE {name} SET {setting} = {', '.join(map(repr, value.split(', ')))}")
     make(dsn, key, bounds[0].removeprefix("FOR VALUES "))
     run_sql(dsn, f"ALTER TABLE t ATTACH PARTITION t2 {bounds[1]}")
@@ -250,7 +250,7 @@ SPOILT: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("spoilt", SPOILT)
 def test_what_the_table_is_is_found_before_the_first_change(dsn: str, spoilt: str) -> None:
-    """The oracle is ATTACH PARTITION: both refuse, or neither."""
+    """The oracle is ATTACH PARTITION: both refuse, or neither does."""
     make(dsn, "int", "FROM (1) TO (2)")
     run_sql(dsn, "ALTER TABLE t2 ALTER d SET NOT NULL", "INSERT INTO t2 VALUES (2, 5, 'a')")
     try:

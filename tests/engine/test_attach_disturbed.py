@@ -41,12 +41,12 @@ SPLIT = (
 )
 BOUNDS = "FOR VALUES FROM (200) TO (300)"
 COMES, GOES = "INSERT INTO t VALUES (205, 'k', 205)", "DELETE FROM t WHERE id = 205"
-# Where in the attach: before the rows are copied, and when all are.
+# The moments of the attach: before the rows are copied, and when all are copied.
 BEFORE, AFTER = "roir.validate_attach", "pg_current_xact_id()::text"
 
 
 def meanwhile(database: Database, where: str, dsn: str, statements: Sequence[str]) -> None:
-    """Run the statements once, when the attach has got so far."""
+    """Runs the statements once, when the attach has come to `where`."""
     left = list(statements)
 
     def look(connection: object, cursor: object, statement: str, *rest: object) -> None:
@@ -122,7 +122,7 @@ def test_a_row_that_stays_in_the_bounds_keeps_its_entry(database: Database, dsn:
 
 @pytest.mark.parametrize("where", [BEFORE, AFTER])
 def test_a_snapshot_that_is_older_than_the_attach_takes_no_entry_away(database: Database, dsn: str, where: str) -> None:
-    """It doesn't see the copied entries: what would write one of them gets 40001."""
+    """Such a snapshot doesn't see the copied entries. A write to one of them gets 40001."""
     run_sql(dsn, *TABLES, REST)
     published(database)
     user = steps.session(dsn, "REPEATABLE READ")
@@ -172,7 +172,7 @@ def test_what_left_the_bounds_before_is_removed_after_the_attach(database: Datab
 
 
 def test_another_partition_leaves_while_a_table_is_being_attached(database: Database, dsn: str) -> None:
-    """Its bounds are its own: nothing waits."""
+    """The two bounds don't overlap: nothing waits."""
     run_sql(dsn, *TABLES)
     published(database)
     run_sql(dsn, f"SELECT roir.begin_attach('t', 'p3', '{BOUNDS}')")
@@ -206,7 +206,7 @@ def test_a_table_that_is_dropped_while_it_is_being_attached_leaves_no_trigger(da
 
 
 def test_nobody_else_can_have_arrivals_noted(database: Database, dsn: str, stranger: str) -> None:
-    """The function runs as roir's role: only who made it makes triggers of it."""
+    """The function runs as roir's role: only that role may create triggers with it."""
     user = steps.session(stranger)
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         sql(
@@ -218,7 +218,7 @@ def test_nobody_else_can_have_arrivals_noted(database: Database, dsn: str, stran
 
 @pytest.mark.parametrize("table", ["t", "p3"])
 def test_the_validation_waits_for_an_analyze(database: Database, dsn: str, table: str) -> None:
-    """As the other steps wait for locks: with patience, and telling for whom; nothing is left closed."""
+    """It waits as the other steps wait for locks: with patience, naming the holder; nothing is left closed."""
     run_sql(dsn, *TABLES)
     published(database)
     others: list[psycopg2.extensions.connection] = []
@@ -266,7 +266,7 @@ def test_a_rebuild_that_is_aborted_while_rows_are_copied_to_it_spares_no_wait_fo
 def test_a_writer_beside_whom_each_snapshot_is_as_old_as_he_is_named(
     database: Database, dsn: str, server: str, prepared: bool
 ) -> None:
-    """In another database. To end the reader alone, who began after the copies, helped for no longer than that."""
+    """The writer is in another database. Seen to name the reader alone, which began after the copies, in vain."""
     run_sql(dsn, *TABLES)
     published(database)
     writer = steps.session(server)

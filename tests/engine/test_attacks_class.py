@@ -40,7 +40,7 @@ SEED = (
 def test_what_a_trigger_writes_after_a_truncate_is_not_lost(
     database: Database, dsn: str, on: str, name: str, mode: str
 ) -> None:
-    """Its events come before the capture's, or between those of the table and of its leaves."""
+    """The trigger's events come before the capture's, or between those of the table and of its leaves."""
     run_sql(dsn, *(PARTITIONED if on in ("t partitioned", "leaf") else (PLAIN,)), ROWS, SEED)
     table = {"t partitioned": "t", "leaf": "t1"}.get(on, on)
     truncated = "other, t" if on == "other" else "t"
@@ -88,7 +88,7 @@ WRITES = (
 
 @pytest.fixture
 def roles(dsn: str) -> Iterator[tuple[str, str, str]]:
-    """The names of two owners and of somebody without any right. Roles are the server's: dropped afterwards."""
+    """The names of two owners and of a role without rights. Roles belong to the server: they are dropped afterwards."""
     [(database,)] = sql(steps.session(dsn), "SELECT current_database()")
     names = (f"first_{database}", f"second_{database}", f"nobody_{database}")
     run_sql(dsn, *(f"CREATE ROLE {name} LOGIN" for name in names))
@@ -197,7 +197,7 @@ def test_an_owner_who_is_a_superuser_no_more_goes_on_writing(
 def test_default_privileges_give_nobody_a_right_to_ours(
     database: Database, dsn: str, roles: tuple[str, str, str]
 ) -> None:
-    """EXECUTE on what reads as a source's owner is to be that owner; TRIGGER on the delta is to be who folds it."""
+    """EXECUTE on the function that reads the source gives its owner's rights; TRIGGER on the delta, the folder's."""
     owner, _, nobody = roles
     run_sql(
         dsn,
@@ -256,7 +256,7 @@ READS = {
 def test_a_write_to_a_leaf_needs_no_right_that_it_does_not_need_without_the_index(
     database: Database, dsn: str, roles: tuple[str, str, str], how: str, mode: str
 ) -> None:
-    """The careful path asks the leaf by its name, as the source's owner; the server asks for rights on the source."""
+    """The careful path reads the leaf by its name, as the source's owner; the server checks rights on the source."""
     owner, _, writer = roles
     run_sql(dsn, *PARTITIONED, ROWS, *(f"ALTER TABLE {one} OWNER TO {owner}" for one in ("t", "t1", "t2")))
     run_sql(dsn, f"GRANT ALL ON t TO {writer}")
@@ -286,7 +286,7 @@ def test_rows_that_shared_a_primary_key_while_there_was_none_are_told(database: 
 
 
 def test_partitions_by_the_hash_of_a_domain_are_refused(database: Database, dsn: str) -> None:
-    """`satisfies_hash_partition` wants the key's own type, which is the domain; an entry has its base type."""
+    """`satisfies_hash_partition` needs the key's own type, which is the domain; an entry has its base type."""
     run_sql(
         dsn,
         "CREATE DOMAIN number AS int",
@@ -325,7 +325,7 @@ def test_a_level_by_the_hash_of_a_domain_that_comes_later_is_told(database: Data
 def test_a_row_of_an_inheritance_child_does_not_answer_for_the_tables_own(
     database: Database, dsn: str, mode: str
 ) -> None:
-    """While the child is there status warns. Gone again, it leaves an entry without a row."""
+    """While the child is there status warns. Once it is gone, it leaves an entry without a row."""
     run_sql(dsn, PLAIN, ROWS)
     stage = Stage(database, mode, include="v")
     run_sql(

@@ -115,7 +115,7 @@ def test_a_vacuum_elsewhere_holds_up_no_new_partition(database: Database, dsn: s
     published(database)
     run_sql(dsn, "CREATE TABLE p3 PARTITION OF t FOR VALUES FROM (200) TO (300)", "SELECT roir.guard()")
     vacuum = steps.session(dsn)
-    # A writer of p3 holds a lock on t too, for which the server itself waits.
+    # A writer of p3 would lock t too, for which the server itself waits.
     sql(vacuum, "LOCK TABLE p3 IN SHARE UPDATE EXCLUSIVE MODE")
     run_sql(dsn, "SET lock_timeout = '300ms'", "CREATE TABLE p4 PARTITION OF t FOR VALUES FROM (300) TO (400)")
     vacuum.commit()
@@ -159,7 +159,7 @@ def test_domain_over_an_enum_that_is_renamed(database: Database, dsn: str, phase
     steps.assert_exact(database)
 
 
-# Another table takes the name in the middle of a command, as blue-green migrations do.
+# Another table takes the name in the middle of a command, as in a blue-green migration.
 SWAP = "BEGIN; ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t; COMMIT"
 
 
@@ -235,7 +235,7 @@ def test_names_are_swapped_while_entries_of_a_partition_are_removed(database: Da
 
 @pytest.mark.parametrize("verify", ["none"])
 def test_names_are_swapped_while_a_rebuild_waits_for_its_lock(database: Database, dsn: str, verify: str) -> None:
-    """The lock is taken by name: the writers of another table are drained, and those of the source aren't."""
+    """The lock is taken by name: another table's writers are drained, and the source's aren't."""
     run_sql(dsn, *PLAIN, "CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     published(database)
     blocker, writer = steps.session(dsn), steps.session(dsn)
@@ -281,7 +281,7 @@ def test_a_partitioned_table_without_partitions(database: Database, dsn: str, sc
 
 
 def test_an_operator_classs_schema_is_renamed(database: Database, dsn: str) -> None:
-    """As ALTER EXTENSION citext SET SCHEMA does it."""
+    """ALTER EXTENSION citext SET SCHEMA does this."""
     operators = list(enumerate(["<", "<=", "=", ">=", ">"]))
     run_sql(
         dsn,
@@ -352,7 +352,7 @@ def test_values_are_rewritten_while_a_table_is_being_attached(database: Database
         "INSERT INTO n SELECT i, (i % 5)::text, i, -i FROM generate_series(200, 250) i",
     )
     published(database)
-    # When its rows are copied, and older snapshots are waited for.
+    # At this statement the rows are copied, and older snapshots are waited for.
     with before(database, "SELECT pg_current_xact_id()::text", lambda: run_sql(dsn, how)):
         attach.attach_partition(database, "t", "n", "FOR VALUES FROM (200) TO (300)", "test")
     steps.assert_exact(database)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sample(1)
 
 
 def stubbed(dsn: str) -> tuple[psycopg2.extensions.connection, psycopg2.extensions.connection]:
-    """A user whose write ran another capture function, and hasn't committed; the function is as it was again."""
+    """A user whose write ran a stub and hasn't committed. The capture function is as before again."""
     admin, writer = steps.session(dsn), steps.session(dsn)
     admin.autocommit = True
     [(oid,)] = sql(admin, "SELECT 't'::regclass::oid")
@@ -38,7 +38,7 @@ def stubbed(dsn: str) -> tuple[psycopg2.extensions.connection, psycopg2.extensio
 def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function is replaced without a lock on its table."""
+    """A function can be replaced without a lock on its table."""
     run_sql(dsn, *PLAIN, ROWS)
     Stage(database, "active", include="v").connection.close()
     _, writer = stubbed(dsn)
@@ -73,7 +73,7 @@ def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_
 
 @pytest.mark.sample(0)
 def test_a_child_that_has_gone_is_none(database: Database, dsn: str) -> None:
-    """The server goes on saying that the table has children until an ANALYZE."""
+    """The catalog says that the table has children until an ANALYZE."""
     run_sql(dsn, *PLAIN, ROWS)
     Stage(database, "active", include="v").connection.close()
     run_sql(dsn, "CREATE TABLE child () INHERITS (t)")

@@ -16,7 +16,7 @@ from airflow_roir.errors import RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 
-# The other table is of a role whose tables ours may not lock.
+# roir's role may not lock the other table, which belongs to another role.
 EXCHANGE = ("ALTER TABLE t RENAME TO lost", "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
 BACK = ("DROP TABLE t", "ALTER TABLE lost RENAME TO t")
 
@@ -43,7 +43,7 @@ def kept(server: str) -> Iterator[tuple[str, Database]]:
 
 @contextmanager
 def exchanged(dsn: str, database: Database) -> Iterator[None]:
-    """The next lock on the table finds another one under its name, until the end of the block."""
+    """In the block, the next lock on the table finds another table under its name."""
     done: list[str] = []
 
     def before(_connection: object, _cursor: object, statement: str, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""A real autovacuum worker that stays on a table doesn't starve a drain, and is called what it is."""
+"""A real autovacuum worker that stays on a table doesn't starve a drain, and is reported as autovacuum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_locks import watching
 
-# A worker comes every second, and then takes its time with our table: a tenth of a second for each page.
+# A worker comes every second, and reads our table slowly: a tenth of a second for each page.
 SETTINGS = """
 autovacuum_naptime = 1s
 autovacuum_max_workers = 1
@@ -95,7 +95,7 @@ def test_who_may_not_cancel_one_waits_until_the_server_does(vacuumed: tuple[str,
         f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}",
         f"GRANT USAGE ON TYPE roir.entry_state TO {role}",
     )
-    # The owner of all, but no superuser.
+    # The role owns everything, but is no superuser.
     for (statement,) in sql(
         watch,
         "SELECT format('ALTER SCHEMA %%I OWNER TO %%I', n, %s::text) FROM unnest(ARRAY['roir', 'roir_data']) n "
@@ -109,7 +109,7 @@ def test_who_may_not_cancel_one_waits_until_the_server_does(vacuumed: tuple[str,
         role,
     ):
         sql(watch, statement)
-    # Its ACCESS EXCLUSIVE lock sends the worker away, which comes again.
+    # The ACCESS EXCLUSIVE lock cancels the worker, which comes again.
     sql(watch, f"ALTER TABLE t OWNER TO {role}")
     sql(watch, "UPDATE t SET v = v + 1")
     while not sql(watch, WORKER):
@@ -124,7 +124,7 @@ def test_one_that_prevents_a_wraparound_is_left_alone_and_named(vacuumed: tuple[
     dsn, watch = vacuumed
     run_sql(dsn, "ALTER TABLE t SET (autovacuum_freeze_max_age = 100000)")
     connection = watching(dsn)
-    # PL/pgSQL's exceptions are subtransactions, each with an id of its own.
+    # PL/pgSQL's exception blocks are subtransactions, each with an id of its own.
     sql(connection, "CREATE TEMP TABLE spent (n int)")
     sql(
         connection,
@@ -132,7 +132,7 @@ def test_one_that_prevents_a_wraparound_is_left_alone_and_named(vacuumed: tuple[
         "END LOOP; END $$",
     )
     connection.close()
-    # The one that is there already came for another reason.
+    # The present worker came for another reason.
     while not sql(watch, f"{WORKER} AND a.query LIKE '%%wraparound%%'"):
         sql(watch, f"SELECT pg_cancel_backend(w.pid) FROM ({WORKER} AND a.query NOT LIKE '%%wraparound%%') w")
     with pytest.raises(LockNotAcquired, match=r"autovacuum: VACUUM (ANALYZE )?public.t \(to prevent wraparound\)"):
@@ -161,7 +161,7 @@ def test_an_attach_waits_for_no_autovacuum_of_another_table(vacuumed: tuple[str,
     [(since,)] = sql(watch, "SELECT pg_current_xact_id()::text")
     with database.transaction() as connection:
         assert old_snapshots.holders(connection, since) == []
-        # It sees nothing of another session but its id, its user and its snapshot.
+        # This role sees of another session only its id, its user and its snapshot.
         connection.exec_driver_sql("SET LOCAL ROLE pg_read_server_files")
         assert old_snapshots.holders(connection, since) == []
     assert sql(watch, WORKER) == [(worker,)], "the worker has ended too early to show anything"

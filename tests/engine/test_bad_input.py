@@ -57,7 +57,7 @@ def tables(dsn: str) -> None:
 
 
 def refuse(dsn: str, error: type[RoirError], *words: str, **definition: Any) -> None:
-    """Prepare must raise `error`, with all words in its message, and leave the catalog as it was."""
+    """Checks that prepare raises `error`, with all words in its message, and leaves the catalog as it was."""
     given = {"index": "ix", "table": "t", "keys": "k", "include": None, **definition}
     options = given.pop("options", {})
     user = steps.session(definition.pop("watch", given.pop("watch", dsn)))
@@ -148,7 +148,7 @@ def test_a_role_without_rights_is_told_what_it_lacks(database: Database, dsn: st
     refuse(stranger, InvalidInput, "control schema", "right", watch=dsn)
     [(role,)] = sql(steps.session(stranger), "SELECT current_user")
     run_sql(dsn, f"GRANT USAGE ON SCHEMA roir TO {role}", f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}")
-    refuse(stranger, InvalidInput, "control schema", watch=dsn)  # it could not make its tables
+    refuse(stranger, InvalidInput, "control schema", watch=dsn)  # it couldn't create its tables
     run_sql(dsn, f"GRANT USAGE, CREATE ON SCHEMA roir_data TO {role}")
     refuse(stranger, InvalidInput, "public.t", "belongs to", "only a member of that role", watch=dsn)
     run_sql(
@@ -186,7 +186,7 @@ def test_a_key_column_may_lose_its_not_null_after_publish(database: Database, ds
     ],
 )
 def test_a_dsn_that_can_not_be_read_is_not_shown(given: str) -> None:
-    """libpq quotes what it stumbles over, which may be the password."""
+    """libpq quotes the part that it can't read, which may be the password."""
     with pytest.raises(InvalidInput) as refused, Database(given).connect():
         pass
     assert "hunter" not in str(refused.value)

@@ -43,7 +43,7 @@ def loaded(database: Database) -> None:
 
 
 def rebuilt(database: Database) -> None:
-    """There is a generation to go back to."""
+    """Makes a generation to revert to."""
     loaded(database)
     steps.make_index(database, table=None, keys=None)
 
@@ -75,7 +75,7 @@ def was_out_for_a_while(database: Database) -> Iterator[Step]:
 
 
 def came_before_a_sync_that_was_killed(database: Database) -> Iterator[Step]:
-    """After the last copy; a clean-up finds nothing missing, and takes the partition in."""
+    """The kill comes after the last copy. A clean-up finds nothing missing, and takes the partition in."""
     yield lambda: run_sql(database.dsn, f"ALTER TABLE t ATTACH PARTITION n3 {BOUNDS}")
     yield lambda: killed(database)
     yield lambda: clean_up.clean_up(database)
@@ -169,10 +169,11 @@ class Readers:
         self.turn = threading.Lock()
 
     def come(self, *_: Any) -> None:
-        """One whose snapshot is of now: a transaction's, or a statement's that calls a STABLE function later."""
+        """Opens a reader with a new snapshot: of a transaction, or of a statement that later calls a STABLE function.
+        """
         with self.turn:
             if len(self.open) >= MOST:
-                # The first ones stay.
+                # The first half of the readers stays.
                 for user in self.open[MOST // 2 :: 2]:
                     user.close()
                 del self.open[MOST // 2 :: 2]
@@ -188,7 +189,7 @@ class Readers:
         self.open.append(user)
 
     def seen(self) -> list[int | str]:
-        """The difference that each sees, or that it is refused; they end."""
+        """The difference that each reader sees, or `refused`. The readers end."""
         found = [self._seen(user) for user in self.open]
         self.end()
         return found
@@ -212,7 +213,7 @@ class Readers:
 def test_a_snapshot_of_any_moment_sees_the_whole_index_or_is_refused(
     database: Database, dsn: str, way: Callable[[Database], Iterator[Step]], isolation: str
 ) -> None:
-    """A snapshot for each transaction of each command; they read when all is done."""
+    """There is a snapshot for each transaction of each command. They read when all is done."""
     published(database, dsn)
     run_sql(dsn, FUNCTION)
     WAYS[way](database)
@@ -225,7 +226,7 @@ def test_a_snapshot_of_any_moment_sees_the_whole_index_or_is_refused(
             try:
                 step()
             except LockNotAcquired:
-                # It waits for them.
+                # This step waits for the readers.
                 assert all(one in (0, "refused") for one in readers.seen())
                 event.remove(database.engine, "commit", readers.come)
                 step()

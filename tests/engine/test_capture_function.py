@@ -1,4 +1,4 @@
-"""The capture functions are, to the character, those in golden/: a change of them is seen whole by who reviews it.
+"""The capture functions equal those in golden/ to the character: a reviewer sees each change of them as a whole.
 
 `ROIR_RENEW_GOLDEN=1 pytest tests/engine/test_capture_function.py` writes the files again.
 """
@@ -38,7 +38,7 @@ SHAPES = {
 
 
 def functions(database: Database) -> str:
-    """The statements that make the functions of t, as they are installed; the table's oid differs in each database."""
+    """The statements of t's functions, as they are installed. The table's oid differs in each database."""
     with database.transaction() as connection:
         oid = int(execute(connection, "SELECT 'public.t'::regclass::oid::bigint").scalar_one())
         source = catalog.read_source_by_oid(connection, oid)
@@ -62,7 +62,7 @@ def test_the_functions_of_each_mode_are_the_golden_ones(database: Database, dsn:
         steps.begin(database, table=None, keys=None)
         read("rebuild")
     if shape == "blocks":
-        # The other modes are those of plain.
+        # The other modes are the same as those of plain.
         found = {name: text for name, text in found.items() if name == "blocks_capture.sql"}
     if os.environ.get("ROIR_RENEW_GOLDEN"):
         GOLDEN.mkdir(exist_ok=True)

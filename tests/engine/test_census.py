@@ -43,7 +43,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> Ite
 
 
 def sealed(database: Database, dsn: str, **options: Any) -> Run:
-    """Keys of the base, of the delta, and of both collide; one pair is healed meanwhile."""
+    """A sealed census. Keys of the base, of the delta, and of both collide; one pair is healed meanwhile."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id IN (5, 10)")
     run_sql(dsn, "UPDATE t SET k = 2 WHERE id = 3")
     run = steps.built(database, unique=True, census=True, ranges=3, segments=4, **options)
@@ -72,7 +72,7 @@ def test_it_lists_all_and_keeps_nothing_else(database: Database, dsn: str) -> No
             execute(connection, "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'public.t'::regclass").scalar_one()
             == 0
         )
-    # The name is free, and from then on means the index.
+    # The name is free, and from now on names the index.
     steps.begin(database, "ix", unique=True, keys="id")
     assert report(database)[0].groups == 0
 

@@ -1,4 +1,4 @@
-"""Clean-up goes on: with what is broken of one index, and beside another clean-up, a drop, an abort, a TRUNCATE."""
+"""A clean-up completes: beside what is broken of one index, another clean-up, a drop, an abort, a TRUNCATE."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def template(server: str) -> Iterator[str]:
 
 @pytest.fixture
 def dsn(server: str, template: str) -> Iterator[str]:
-    """A database with both."""
+    """A database with both indexes."""
     name = f"cleaned_{next(_numbers)}"
     run_sql(server, f"CREATE DATABASE {name} TEMPLATE {template}")
     yield database_dsn(server, name)
@@ -84,7 +84,7 @@ _numbers = itertools.count(1)
 
 
 def walked(how: str) -> Any:
-    """A small sample in each run; all of them are the sweep."""
+    """A parameter of each run if it is in the small sample; the others are in the sweep."""
     small = ("view renamed", "view's column renamed", "view is a table", "delta renamed", "source dropped")
     return pytest.param(how, marks=() if how in small else pytest.mark.sample(0))
 
@@ -139,7 +139,7 @@ def truncate(database: Database) -> None:
 
 
 def stop(database: Database) -> None:
-    """An abort of what is being built."""
+    """Aborts the build under way."""
     abort.abort(database, "young", "test", patience_s=0)
 
 
@@ -169,7 +169,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
     def look(*_: Any) -> None:
         seen[0] += 1
         if seen[0] == at:
-            # To its end, or until it waits for what the clean-up holds.
+            # It runs to its end, or until it waits for a lock of the clean-up.
             others.append(in_thread(lambda: BESIDE[beside](other)))
             while others[0][0].is_alive() and not sql(watch, WAITS)[0][0]:
                 pass
@@ -225,7 +225,7 @@ def test_two_commands_give_a_new_partition_its_trigger_once(database: Database, 
 
 
 def test_who_holds_a_view_for_himself_is_not_waited_for(dsn: str) -> None:
-    """As a `roir.begin_attach` or a detach whose transaction is still open. Seen to wait for good, silently."""
+    """An open `roir.begin_attach` or detach holds the view like this. Seen to wait for good, silently."""
     holder = steps.session(dsn)
     [(view, schema)] = sql(
         holder,

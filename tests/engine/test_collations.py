@@ -19,7 +19,7 @@ from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(1)
 
-# The libraries that tell a version: ICU, where the server has it, or PostgreSQL's own since 17. libc's C tells none.
+# The libraries that report a version: ICU, if the server has it, or PostgreSQL's own since 17. libc's C reports none.
 VERSIONED = """
 SELECT quote_ident(collname) FROM pg_collation
  WHERE pg_collation_actual_version(oid) IS NOT NULL AND collisdeterministic
@@ -45,12 +45,12 @@ def make(dsn: str, pk: str, key: str) -> None:
 
 
 def exchange(dsn: str, collation: str) -> None:
-    """As if the collation's library had been another one when its version was recorded."""
+    """Makes the recorded version of the collation's library another one than today's."""
     run_sql(dsn, f"UPDATE pg_collation SET collversion = 'before' WHERE oid = '{collation}'::regcollation")
 
 
 def exchange_for_entries(dsn: str, column: str) -> None:
-    """The same for what was sorted by it."""
+    """Does the same for the entries that were sorted by it."""
     run_sql(
         dsn,
         "UPDATE roir.generation g SET entry = jsonb_set(entry, '{columns}', (SELECT jsonb_agg(CASE "
@@ -137,7 +137,7 @@ def icu(dsn: str) -> None:
         pytest.skip("this server is built without ICU, as the embedded ones are; Debian's has it (--pg 15)")
 
 
-# Case and accents don't count; digits count as numbers; neither byte order nor the database's.
+# Case and accents don't count, digits count as numbers: neither the order of bytes nor the database's.
 ICU = {
     "another order": "provider = icu, locale = 'de-u-kn-true-kf-upper'",
     "case insensitive": "provider = icu, locale = 'und-u-ks-level2', deterministic = false",
@@ -185,7 +185,7 @@ def test_keys_in_icus_order(database: Database, dsn: str, kind: str, as_primary_
 
 @pytest.mark.usefixtures("icu")
 def test_a_primary_key_that_finds_different_texts_equal(database: Database, dsn: str) -> None:
-    """'a' and 'A' are one row to it: one entry, which follows the row's own spelling, watermarks and all."""
+    """'a' and 'A' are one row: one entry, which follows the row's own spelling. So do watermarks."""
     run_sql(
         dsn,
         f"CREATE COLLATION odd ({ICU['case insensitive']})",
@@ -235,7 +235,7 @@ def test_segments_and_partitions_by_icus_order(database: Database, dsn: str) -> 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("by", ["", "PARTITION BY HASH (id)"], ids=["plain", "partitioned"])
 def test_names_of_another_collation_than_that_of_their_type_are_written(database: Database, dsn: str, by: str) -> None:
-    """A parameter of type name has a collation of its own: the capture's dynamic statements say which one they mean."""
+    """A parameter of type name has its own collation: the capture's dynamic statements name the one that they need."""
     run_sql(
         dsn,
         f'CREATE TABLE t (id name COLLATE "POSIX" PRIMARY KEY, k name COLLATE "POSIX", v text) {by}',

@@ -35,7 +35,7 @@ from tests.engine.steps import sql
 pytestmark = pytest.mark.sample(2)
 
 ROWS = 800
-# One statement of each kind; each leaves other rows than it finds.
+# One statement of each kind. Each changes the rows that it leaves.
 WRITES = (
     "UPDATE t SET k = '9' WHERE id % 50 = 7",
     "UPDATE t SET v = v + 1 WHERE id % 50 = 8",
@@ -52,7 +52,7 @@ def action(kind: str, ordinals: Sequence[int], parts: int = 1) -> Action:
 
 
 def compact(database: Database, *actions: Action, between: Callable[[str], object] = lambda status: None) -> list[str]:
-    """A whole compaction; the statuses in which its steps began. between: what happens before each step."""
+    """Does a whole compaction; returns the statuses in which its steps began. between: called before each step."""
     seen: list[str] = []
 
     def told(stage: str) -> None:
@@ -82,7 +82,7 @@ def an_index(database: Database, dsn: str) -> None:
 
 
 def check(database: Database, dsn: str) -> None:
-    """The index is its table's, nothing is left of the units, no warning is given."""
+    """Checks that the index is exact, no unit has left anything, and no warning is given."""
     assert verify(database, "ix").is_exact
     assert compacting.left_over(dsn) == []
     with database.transaction() as connection:
@@ -112,7 +112,7 @@ def test_writers_at_every_step_are_in_the_new_segments(
     assert {"waiting", "copying", "indexing", "folding"} == set(seen)
     assert segments(dsn) == after
     check(database, dsn)
-    # The capture knows the new ones.
+    # The capture knows the new segments.
     write(dsn)
     check(database, dsn)
 
@@ -147,7 +147,7 @@ def test_keys_of_a_unique_index_are_taken_over_at_every_step(
         turns += 1
         run_sql(
             dsn,
-            # All of them now and then, else few enough to be applied under the lock.
+            # In some turns all rows, in the others few enough to be applied under the lock.
             f"UPDATE t SET k = k + 1 WHERE k > {0 if turns in (2, 5, 8, 11) else ROWS - 50}",
             "UPDATE t a SET k = b.k FROM t b WHERE (a.id, b.id) IN ((10, 11), (11, 10))",
             "UPDATE t SET id = id + 100000 WHERE id % 997 = 5 AND id < 100000",
@@ -253,7 +253,7 @@ def test_a_snapshot_older_than_the_swap_reads_no_empty_segment(database: Databas
         user.rollback()
         assert sql(user, "SELECT count(*) FROM ix") == [(ROWS,)]
         user.close()
-    # The guard goes once they have ended.
+    # Once these transactions have ended the guard goes.
     assert clean_up.clean_up(database).guards_removed == 1
     check(database, dsn)
 
@@ -357,7 +357,7 @@ def test_nothing_is_read_under_the_lock_of_the_swap(database: Database, dsn: str
 
     for stage in compacting.stages(database, run, one):
         sort_out(stage.rpartition(" ")[2])
-    # The last steps of a unit: what is checked on tables that are made empty comes before.
+    # In the last steps of a unit. Checks on tables that are still empty come earlier.
     assert [line for line in of_status["folding"] if "partition constraint" in line]
     assert not [line for line in of_status["folding"] if "verifying table" in line]
     check(database, dsn)

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.sample(2)
 
 
 def until(stages_: object, wanted: str) -> str:
-    """Go on until that is to be done next."""
+    """Goes on until `wanted` is the next step."""
     for stage in stages_:  # type: ignore[attr-defined]
         if stage.endswith(wanted):
             return str(stage)
@@ -63,7 +63,7 @@ def test_a_truncate_between_the_look_at_the_files_and_the_comparison_is_no_diffe
 
 
 def truncate(dsn: str) -> None:
-    """As a user who doesn't insist."""
+    """Truncates as a user does who gives up soon."""
     user = session(dsn)
     sql(user, "SET lock_timeout = '50ms'")
     try:
@@ -166,7 +166,7 @@ def test_a_unit_that_is_rewritten_again_and_again_is_left_out(dsn: str) -> None:
 
 
 def test_a_copy_that_is_wrong_is_not_swapped_in(dsn: str) -> None:
-    """The comparison finds it, and all of it is taken back."""
+    """The comparison finds the error, and the whole unit is taken back."""
     database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
@@ -184,7 +184,7 @@ def test_a_copy_that_is_wrong_is_not_swapped_in(dsn: str) -> None:
 
 
 def waits_for_a_lock(dsn: str, thread: threading.Thread) -> None:
-    """Until it waits for another session, or has ended."""
+    """Waits until the thread waits for another session, or has ended."""
     watcher = session(dsn)
     watcher.autocommit = True
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -195,7 +195,7 @@ def waits_for_a_lock(dsn: str, thread: threading.Thread) -> None:
 
 @contextmanager
 def before_commit(database: Database, part: str, act: Callable[[], object]) -> Iterator[None]:
-    """In the block, once: `act` before the commit of the transaction that has sent a statement with this part."""
+    """In the block, calls `act` once: before the commit of the transaction that has sent a statement with `part`."""
     sent: list[object] = []
 
     def note(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
@@ -218,7 +218,7 @@ def before_commit(database: Database, part: str, act: Callable[[], object]) -> I
 
 @pytest.mark.parametrize("stage", ["waiting", "copying", "indexing", "folding"])
 def test_an_abort_beside_a_step_that_is_about_to_commit(dsn: str, stage: str) -> None:
-    """It waits for the step, and takes back what that has made."""
+    """The abort waits for the step, and takes its effects back."""
     database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
@@ -239,7 +239,7 @@ def test_an_abort_beside_a_step_that_is_about_to_commit(dsn: str, stage: str) ->
 
 @pytest.mark.parametrize("stage", ["waiting", "copying", "indexing", "folding", "done"])
 def test_an_abort_at_every_stage_and_then_the_same_again(dsn: str, stage: str) -> None:
-    """Nothing is left; what was swapped in stays; the next compaction isn't disturbed by the last one's."""
+    """Nothing is left, swapped segments stay, and the next compaction isn't disturbed by the last one's traces."""
     database = scene(dsn, 3, 300)
     run = begin(database, act("rewrite", 1), act("split", 2, parts=2))
     going = stages(database, run)
@@ -259,7 +259,7 @@ def test_an_abort_at_every_stage_and_then_the_same_again(dsn: str, stage: str) -
 
 
 def partitioned(dsn: str, **options: object) -> Database:
-    """As `scene`, of a partitioned table."""
+    """As `scene`, with a partitioned table."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
@@ -295,7 +295,7 @@ def test_a_partition_leaves_while_a_swap_waits_for_its_lock(dsn: str) -> None:
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("unique", [False, True])
 def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
-    """Empty ones, full ones, dropped ones; their entries are removed between the steps."""
+    """Partitions are empty, full or dropped; their entries are removed between the steps."""
     database = partitioned(dsn) if not unique else partitioned(dsn, unique=True)
     number = iter(range(1, 100))
     ends = []
@@ -327,7 +327,7 @@ def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
 
 
 def test_a_revert_ends_a_compaction(dsn: str) -> None:
-    """Readers see another generation: nothing is swapped any more, and all of it is taken back."""
+    """Readers see another generation: nothing more is swapped, and open units are taken back."""
     database = scene(dsn, 3, 300, revert_window_s=3600)
     steps.make_index(database, keys="k,v", segments=3)
     run = begin(database, act("rewrite", 1))
@@ -340,7 +340,7 @@ def test_a_revert_ends_a_compaction(dsn: str) -> None:
     steps.assert_exact(database)
     abort.abort(database, "ix", "test")
     is_right(database)
-    # Back again: what a compaction had swapped in by then is seen as it is.
+    # After another revert the earlier swaps of the compaction are as they were.
     revert.revert(database, "ix", "test")
     compact(database, act("merge", 1, 2), between=lambda stage: writes(dsn, 40))
     revert.revert(database, "ix", "test")
@@ -350,7 +350,7 @@ def test_a_revert_ends_a_compaction(dsn: str) -> None:
 
 
 def test_a_generation_is_dropped_under_a_compaction_that_a_revert_has_ended(dsn: str) -> None:
-    """The abort finds what is left of it."""
+    """The abort finds the rest of the compaction."""
     database = scene(dsn, 3, 300, revert_window_s=3600)
     steps.make_index(database, keys="k,v", segments=3, revert_window_s=0)
     run = begin(database, act("rewrite", 1))
@@ -368,7 +368,7 @@ def test_a_generation_is_dropped_under_a_compaction_that_a_revert_has_ended(dsn:
 
 
 def test_a_walk_of_a_verification_goes_on_after_a_compaction(dsn: str) -> None:
-    """Units that an earlier slice left are of segments that are gone."""
+    """An earlier slice left units of segments that are gone."""
     database = scene(dsn, 3, 2000)
     verified = [verify(database, "ix", VerifyOptions(slices=4))]
     compact(database, act("merge", 1, 2), act("split", 3, parts=2))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.sample(1)
 
 @pytest.fixture
 def index(database: Database, dsn: str) -> int:
-    """The generation of an index whose keys are even: as many entries in each segment."""
+    """The generation of an index with even keys: each segment has as many entries as the others."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k int, v text)",
@@ -40,7 +40,7 @@ def index(database: Database, dsn: str) -> int:
 
 
 def aged(dsn: str, generation: int, statement: str) -> None:
-    """The index after writes, once their dead entries are vacuumed."""
+    """Ages the index by a statement, and vacuums the dead entries."""
     run_sql(dsn, statement)
     for ordinal in range(SEGMENTS + 1):
         run_sql(dsn, f"VACUUM (ANALYZE, TRUNCATE false) roir_data.g{generation}_s{ordinal:03}")

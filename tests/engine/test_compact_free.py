@@ -34,7 +34,7 @@ pytestmark = pytest.mark.sample(2)
 
 
 def left_out(database: Database, index: str = "ix") -> list[str]:
-    """Why units of the last compaction were left out."""
+    """The reasons why units of the last compaction were left out."""
     report = compaction.report_of(database, operations.find_operation(database, index).id)
     assert report.status == "completed"
     return [unit["note"] for unit in report.units if unit["status"] == "left"]
@@ -43,7 +43,7 @@ def left_out(database: Database, index: str = "ix") -> list[str]:
 # -- what hangs on segments
 
 FOREIGN_KEY = "CREATE TABLE f (a text, b int, c int, FOREIGN KEY (a, b, c) REFERENCES {} (c1, c2, c3))"
-# Each with a part of what is said.
+# Each obstacle, and a part of its message.
 OBSTACLES = {
     "view": ("CREATE VIEW mine AS SELECT c2 FROM roir_data.g1_s001", r"view public\.mine"),
     "materialized view": ("CREATE MATERIALIZED VIEW mine AS TABLE roir_data.g1_s001", r"view public\.mine"),
@@ -63,7 +63,7 @@ OBSTACLES = {
 @pytest.mark.parametrize("when", ["waiting", "folding"])
 @pytest.mark.parametrize("what", OBSTACLES)
 def test_what_depends_on_a_segment_leaves_its_unit_out(dsn: str, what: str, when: str) -> None:
-    """Told before anything is copied, and where it comes meanwhile, without a lock; the other units are done."""
+    """It is reported before anything is copied; if it comes meanwhile, without a lock. The other units are done."""
     statement, said = OBSTACLES[what]
     database = plain(dsn, 3, 300)
     run = begin(database, act("rewrite", 1), act("rewrite", 0))
@@ -80,7 +80,7 @@ def test_what_depends_on_a_segment_leaves_its_unit_out(dsn: str, what: str, when
     is_right(database)
 
 
-# Each keeps entries from being written, or looks as if it did.
+# Each of these keeps entries from being written, or may do so.
 ALTERED = {
     "trigger": "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; "
     "CREATE TRIGGER mine BEFORE INSERT ON roir_data.g1_s001 FOR EACH ROW EXECUTE FUNCTION no()",
@@ -133,7 +133,7 @@ def test_what_goes_with_its_segment(dsn: str, what: str) -> None:
 
 @pytest.mark.parametrize("unique", ["", "UNIQUE "], ids=["", "unique"])
 def test_an_index_of_a_dba_is_not_built_under_the_lock(dsn: str, unique: str) -> None:
-    """One on the base is one of each segment: an attach makes what is missing, while all writers wait."""
+    """An index on the base is one on each segment: an attach builds a missing one, while all writers wait."""
     database = plain(dsn, 3, 300)
     run_sql(dsn, f'CREATE {unique}INDEX "my index" ON roir_data.g1 (c2 DESC, c1, c3) WHERE c2 > 0')
     run = begin(database, act("rewrite", 1), act("rewrite", 0))
@@ -180,7 +180,7 @@ def test_no_step_gives_an_owner_rights(scene: Scene, door: str) -> None:
     "action", [act("rewrite", 1), act("merge", 1, 2), act("split", 2, parts=2)], ids=lambda action: action.kind.value
 )
 def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene, action: Action, when: str) -> None:
-    """A superuser's type may be given away after the build: whatever writes to new segments would run its checks."""
+    """A superuser's type may be given away after the build. Each write to new segments would run its checks."""
     scene.create_word()
     scene.as_owner(
         "CREATE TABLE evil.t (id int PRIMARY KEY, k public.word[], v text)",
@@ -212,13 +212,13 @@ SILENCERS = {
 
 @pytest.mark.parametrize("how", SILENCERS)
 def test_a_unit_whose_trigger_was_silent_begins_again(dsn: str, how: str) -> None:
-    """Also once it is compared: while it waits for its swap."""
+    """Also if the unit is compared already, and waits for its swap."""
     database = plain(dsn, 3, 300)
     going = stages(database, begin(database, act("rewrite", 1)))
     with session(dsn) as reader:
         sql(reader, "TABLE ix")
         until(going, "folding")
-        # Compared, and the swap has found the reader.
+        # The unit is compared, and the swap has found the reader.
         until(going, "folding")
     run_sql(dsn, SILENCERS[how].format("DELETE FROM t WHERE id % 40 = 6"), "DELETE FROM t WHERE id % 40 = 5")
     assert "0 waiting" in list(going)
@@ -233,7 +233,7 @@ def test_a_unit_whose_trigger_was_silent_begins_again(dsn: str, how: str) -> Non
     "action", [act("rewrite", 1), act("merge", 1, 2), act("split", 1, parts=2)], ids=lambda action: action.kind.value
 )
 def test_new_segments_are_kept_where_the_old_ones_were(dsn: str, action: Action) -> None:
-    """With what was set for them. Not in a full disk's tablespace that the role, or the database, has by default."""
+    """They get the old segments' settings and tablespaces, not a (full) default of the role or the database."""
     [(tag,)] = sql(session(dsn), "SELECT current_database()")
     database = plain(dsn, 3, 300)
     made = [f"CREATE TABLESPACE \"{name} {tag}\" LOCATION ''" for name in ("table", "index")]
@@ -270,7 +270,7 @@ def test_new_segments_are_kept_where_the_old_ones_were(dsn: str, action: Action)
 
 @pytest.mark.parametrize("relation", ["g1_s004", "g1_u1_touched"])
 def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> None:
-    """As a dump does, or an autovacuum, which then is cancelled."""
+    """A dump holds it like this, or an autovacuum, which is then cancelled."""
     database = plain(dsn, 3, 300)
     run = begin(database, act("rewrite", 1))
     going = stages(database, run)
@@ -316,7 +316,7 @@ def test_a_segment_of_one_key_is_not_copied_for_nothing(dsn: str, bytes_after: i
 
 
 def test_a_choice_asks_for_no_split_again_that_had_too_few_keys(dsn: str) -> None:
-    """It would spend its budget on that each night; a month later other keys may have come."""
+    """The split would take the budget each night. A month later other keys may have come."""
     database = plain(dsn, 3, 300)
     # One key in many rows: the segment is too big.
     run_sql(dsn, "INSERT INTO t SELECT n, '4', n FROM generate_series(100001, 120000) n", "VACUUM ANALYZE roir_data.g1")
@@ -357,7 +357,7 @@ def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(ds
     swapping = threading.Thread(target=other.step, args=(claim,))
     summed = r"^SELECT count\(\*\), coalesce\(sum\("
     for_long = "SELECT (SELECT count(*) FROM (SELECT pg_sleep(20) OFFSET 0) s) - 1 + count(*), coalesce(sum("
-    # It is compared already: now it only swaps.
+    # The unit is compared already: only the swap is left.
     other._compared = True
     with changed(database, summed, for_long), before(database, "SELECT (SELECT", swapping.start):
         nulls.advance(of_nulls)
@@ -418,7 +418,7 @@ def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, e
 
 
 def test_who_began_before_the_swap_reads_all_or_is_refused(dsn: str) -> None:
-    """Kept plans read all. A snapshot of before is refused, also that of a statement in a STABLE function."""
+    """Kept plans read all. An older snapshot is refused, also that of a statement in a STABLE function."""
     database = plain(dsn, 3, 300)
     counted = "BEGIN RETURN (SELECT count(*) FROM public.ix); END"
     run_sql(
@@ -472,7 +472,7 @@ STATISTICS = {
 
 @pytest.mark.parametrize("what", STATISTICS)
 def test_a_choice_by_odd_statistics(dsn: str, what: str) -> None:
-    """Imported or damaged ones: it may choose badly, and ends all the same."""
+    """With imported or damaged statistics the choice may be bad, but it ends."""
     database = plain(dsn, 3, 6000)
     run_sql(dsn, "UPDATE t SET v = v + 1", "DELETE FROM t WHERE id % 2 = 1")
     run_sql(dsn, STATISTICS[what].format("relname ~ '^g1_s'"))

@@ -19,7 +19,7 @@ from tests.engine.steps import session, sql
 pytestmark = pytest.mark.sample(2)
 
 ROWS = 240
-# By number of the step, {n}; each finds rows of its own, and of every segment.
+# {n} is the number of the step: each statement finds rows of its own, in every segment.
 STATEMENTS = {
     "insert": "INSERT INTO t SELECT 1000 * {n} + i, (i % 6)::text, i, 'new' FROM generate_series(1, 12) i",
     "update of the key": "UPDATE t SET k = ((k::int + 2) % 5)::text WHERE id % 29 = {n}",
@@ -62,7 +62,7 @@ END $$
 
 
 def scene(dsn: str, **options: Any) -> Database:
-    """Table `t`, with NULLs in its key, and its index."""
+    """Creates table `t`, with NULLs in its key, and its index."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int, w text)",
@@ -78,7 +78,7 @@ def scene(dsn: str, **options: Any) -> Database:
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_a_statement_at_every_step(dsn: str, name: str) -> None:
-    """By one session, whose plans are of segments that were there."""
+    """One session sends the statements: its plans are of the earlier segments."""
     database = scene(dsn)
     user = session(dsn)
     user.autocommit = True
@@ -101,7 +101,7 @@ def copy(user: psycopg2.extensions.connection, n: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_transactions_beside_a_compaction(dsn: str, seed: int) -> None:
-    """Transactions of each isolation level, open across steps; who holds a step up is told to end.
+    """Transactions of each isolation level, open across steps. A transaction that holds a step up is ended.
 
     A transaction fails with 40001 only if its snapshot is older than a swap.
     """
@@ -125,7 +125,7 @@ def test_random_transactions_beside_a_compaction(dsn: str, seed: int) -> None:
 
 
 def unique_scene(dsn: str, **options: Any) -> Database:
-    """As `scene`, with a unique index on the key `k` alone; NULLs are the same, or not."""
+    """As `scene`, with a unique index on the key `k` alone; NULLs are one key, or not."""
     nulls = "CASE WHEN i % 12 <> 0 THEN i END" if not options["nulls_not_distinct"] else "NULLIF(i, 7)"
     run_sql(
         dsn,
@@ -139,7 +139,7 @@ def unique_scene(dsn: str, **options: Any) -> Database:
 
 
 class Users:
-    """Sessions with transactions of rows of their own, so that they don't wait for each other."""
+    """Sessions that write to rows of their own, so that they don't wait for each other."""
 
     LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
@@ -151,7 +151,7 @@ class Users:
         self.new = count(10_000)
 
     def do_something(self) -> None:
-        """One session sends a statement, or ends its transaction."""
+        """Lets one session send a statement, or end its transaction."""
         who = self.chance.randrange(len(self.sessions))
         if self.open[who] and self.chance.random() < 0.4:
             self.finish(who)
@@ -160,14 +160,14 @@ class Users:
         self.send(who, self.chance.choice([self.read, self.write, self.write])(who))
 
     def read(self, who: int) -> str:
-        """Index and table in one snapshot say the same, or the reader is refused."""
+        """SQL that compares index and table in one snapshot, unless the reader is refused."""
         return (
             "SELECT (SELECT count(*) FROM (SELECT k, id, w FROM ix EXCEPT ALL SELECT k, id, w FROM t) x)"
             " + (SELECT count(*) FROM (SELECT k, id, w FROM t EXCEPT ALL SELECT k, id, w FROM ix) x)"
         )
 
     def write(self, who: int) -> str:
-        """To its own rows: every third one."""
+        """A random write to the session's own rows: every third one."""
         mine = f"id % 3 = {who} AND id % 20 = {self.chance.randrange(20)}"
         new = next(self.new) * 3 + who
         # A unique key gets new values, or a shift or swap among its own.
@@ -192,7 +192,7 @@ class Users:
         )
 
     def send(self, who: int, statement: str) -> None:
-        """It succeeds, or is refused by 40001."""
+        """Sends a statement, which may be refused by 40001."""
         try:
             rows = sql(self.sessions[who], statement)
         except psycopg2.errors.SerializationFailure:
@@ -204,7 +204,7 @@ class Users:
             assert rows == [(0,)], (self.LEVELS[who], statement)
 
     def finish(self, who: int) -> None:
-        """By COMMIT, mostly."""
+        """Ends a session's transaction, mostly by COMMIT."""
         try:
             (self.sessions[who].commit if self.chance.random() < 0.8 else self.sessions[who].rollback)()
         except psycopg2.errors.SerializationFailure:
@@ -213,7 +213,7 @@ class Users:
         self.open[who] = False
 
     def is_in_the_way(self) -> bool:
-        """More often than not somebody ends, so that the swap gets its locks."""
+        """True more often than not if a transaction is open, so that the swap gets its locks."""
         return any(self.open) and self.chance.random() < 0.6
 
     def end_one(self) -> None:
@@ -221,7 +221,7 @@ class Users:
         self.finish(self.chance.choice([who for who, is_open in enumerate(self.open) if is_open]))
 
     def end(self) -> None:
-        """All of them."""
+        """Ends all transactions and sessions."""
         for who, is_open in enumerate(self.open):
             if is_open:
                 self.finish(who)

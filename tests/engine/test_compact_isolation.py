@@ -34,7 +34,7 @@ WRITES = {
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_snapshot_that_is_older_than_a_swap(dsn: str, level: str) -> None:
-    """Its reads and its writes are refused, also once the publish's own guard is gone; a younger one's are not."""
+    """Its reads and writes are refused, even once the publish's own guard is gone; a younger snapshot's aren't."""
     database = scene(dsn)
     clean_up.clean_up(database)
     old = [old_session(dsn, level) for _ in range(1 + len(WRITES))]
@@ -55,7 +55,7 @@ def test_a_snapshot_that_is_older_than_a_swap(dsn: str, level: str) -> None:
 
 
 def test_an_exported_snapshot_outlives_its_session(dsn: str) -> None:
-    """Handed on before the swap, it is refused after it."""
+    """The snapshot is handed on before the swap, and refused after it."""
     database = scene(dsn)
     giver = old_session(dsn)
     [(name,)] = sql(giver, "SELECT pg_export_snapshot()")
@@ -69,7 +69,7 @@ def test_an_exported_snapshot_outlives_its_session(dsn: str) -> None:
 
 
 def test_a_cursor_holds_up_a_swap_alone(dsn: str) -> None:
-    """All steps but the swap pass it by; its segments stay until it is closed."""
+    """Only the swap waits for the cursor; the segments stay until it is closed."""
     database = scene(dsn)
     reader = session(dsn, "REPEATABLE READ")
     sql(reader, "DECLARE c CURSOR FOR SELECT id FROM ix ORDER BY k, v")
@@ -102,7 +102,7 @@ def test_a_swap_beside_a_look_alters_nothing(dsn: str) -> None:
 
 
 def tells(dsn: str, database: Database) -> None:
-    """A compaction beside writes of each kind; then transactions that are older than its swaps."""
+    """Does a compaction beside writes of each kind. Then transactions that are older than its swaps read and write."""
     reader, writer = old_session(dsn), old_session(dsn)
     run = begin(database, act("rewrite", 1), act("merge", 2, 3), verify=False)
     for n, _ in enumerate(stages(database, run), 1):
@@ -122,7 +122,7 @@ def tells(dsn: str, database: Database) -> None:
 
 
 def no_trigger(patch: pytest.MonkeyPatch) -> None:
-    """Nothing is written down."""
+    """The trigger records no row."""
     _text(patch, capture, "AFTER INSERT OR UPDATE OR DELETE", "AFTER TRUNCATE")
     _text(patch, capture, "FOR EACH ROW", "FOR EACH STATEMENT")
 
@@ -149,7 +149,7 @@ def layout_not_raised(patch: pytest.MonkeyPatch) -> None:
 
 
 def readers_not_refused(patch: pytest.MonkeyPatch) -> None:
-    """The view doesn't."""
+    """The view doesn't refuse readers with an older snapshot."""
     made = view.STATEMENT.removeprefix("SELECT ")
     patch.setattr(view, "STATEMENT", rf"SELECT regexp_replace({made}, '(published\(\d+), \d+\)', '\1)')")
 
@@ -188,7 +188,7 @@ def test_the_engine_as_it_is_passes(dsn: str) -> None:
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_is_found(dsn: str, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a wrong index, a copy that can't be indexed, or a snapshot that isn't refused."""
+    """A variant shows by a wrong index, a copy that can't be indexed, or a snapshot that isn't refused."""
     database = scene(dsn, 3)
     variant(monkeypatch)
     with pytest.raises((AssertionError, DBAPIError, pytest.fail.Exception)) as found:

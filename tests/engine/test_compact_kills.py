@@ -1,4 +1,4 @@
-"""A worker of a compaction dies between any two statements: the next run goes on; nothing is lost, nothing left."""
+"""A worker of a compaction dies between any two statements. The next run continues: nothing is lost or left over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATEMENTS = 420
 
 @pytest.mark.parametrize("at", range(1, STATEMENTS, 9))
 def test_killed_at_a_statement(dsn: str, at: int) -> None:
-    """At each of them, by number; then another run continues."""
+    """The worker dies at statement number `at`; then another run continues."""
     database = scene(dsn)
     run = begin(database, act("rewrite", 1), act("split", 2, parts=2))
     doomed = small(dsn)
@@ -44,7 +44,7 @@ def test_killed_at_a_statement(dsn: str, at: int) -> None:
 
 
 def test_two_workers_of_one_run(dsn: str) -> None:
-    """Each has a unit; a third finds none. Both swap."""
+    """Each of two workers has a unit, and swaps it; a third worker finds none."""
     database = scene(dsn)
     run = begin(database, act("rewrite", 1), act("split", 2, parts=2), parallelism=3)
     workers = [worker(database, run, number) for number in range(3)]

@@ -33,7 +33,7 @@ def index(dsn: str, database: Database) -> None:
 
 
 def begun(database: Database, **options: Any) -> int:
-    """A rewrite of each segment, whatever it is worth."""
+    """Begins a rewrite of each segment, whether or not it is worthwhile."""
     with database.transaction() as connection:
         found = compaction.execute(
             connection, "SELECT ordinal FROM roir.segment WHERE ordinal > 0 ORDER BY 1"

@@ -41,19 +41,19 @@ KEYS = {
     "jsonb": "to_jsonb(i % 40)",
     "varchar": "repeat(chr(65 + i % 26), 2000) || (i % 30)",
 }
-# A row type has no CHECK that says where its NULLs are: their segment is read under the lock.
+# A row type has no CHECK that shows where its NULLs are: their segment is read under the lock.
 READ_UNDER_LOCK = ("pair",)
 
 
 class Notices(list[str]):
-    """All of them: psycopg2 keeps the last fifty."""
+    """Keeps all notices: psycopg2 keeps the last fifty."""
 
     def __init__(self, said: list[str]) -> None:
         super().__init__()
         self.said = said
 
     def append(self, line: str) -> None:
-        """It doesn't forget."""
+        """Keeps the line."""
         self.said.append(line)
 
 
@@ -101,7 +101,7 @@ def test_keys_as_bounds(dsn: str, key: str) -> None:
     write("indexing")
     steps.assert_exact(database)
     assert left_over(dsn) == []
-    # Each table once, when it was made and empty: by its CHECK the swap knows what an attach wants to know.
+    # Each table is read once, when it was new and empty: its CHECK then tells the swap what an attach needs.
     read = re.findall(r'verifying table "(\w+)"', "".join(said))
     assert read
     if key not in READ_UNDER_LOCK:
