@@ -169,8 +169,7 @@ class Readers:
         self.turn = threading.Lock()
 
     def come(self, *_: Any) -> None:
-        """Opens a reader with a new snapshot: of a transaction, or of a statement that later calls a STABLE function.
-        """
+        """Opens a reader with a new snapshot: of a transaction, or of a statement that calls a function later."""
         with self.turn:
             if len(self.open) >= MOST:
                 # The first half of the readers stays.

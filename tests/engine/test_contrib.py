@@ -19,7 +19,7 @@ pytestmark = pytest.mark.sample(2)
 
 @pytest.fixture(params=["public", "ext"])
 def schema(request: pytest.FixtureRequest) -> str:
-    """Where the extension is: its operators aren't found by a pinned search_path in either."""
+    """The extension's schema. In neither are its operators found by a pinned search_path."""
     return str(request.param)
 
 
@@ -70,7 +70,7 @@ def test_types(database: Database, dsn: str, name: str, role: str, schema: str) 
         number = next(numbers)
         for statement in (
             f"UPDATE t SET p = {b} WHERE id % 8 = 0",
-            # Back, and to what is equal and another text.
+            # Back, and to texts that are equal but not the same.
             f"UPDATE t SET p = {a} WHERE id % 16 = 0",
             f"UPDATE t SET p = {b} WHERE id % 16 = 0",
             f"UPDATE t SET p = {c} WHERE id % 7 = 1",
@@ -111,7 +111,7 @@ TRIGGERS = {
 
 @pytest.mark.parametrize("name", TRIGGERS)
 def test_triggers_that_extensions_add(database: Database, dsn: str, name: str) -> None:
-    """They change rows on their way in, write elsewhere, or notify; the index has what the row says in the end."""
+    """They change rows before these are stored, write elsewhere, or notify; the index has the rows' last values."""
     if name != "audit":
         create_extension(dsn, name)
     run_sql(

@@ -42,7 +42,7 @@ def test_two_workers_hold_different_ranges(database: Database) -> None:
 
 
 def test_a_second_try_of_a_worker_gets_its_range_back_and_fences_the_first(database: Database) -> None:
-    """Spark speculation or a lost executor: the zombie's batch changes nothing (I4)."""
+    """Spark speculates, or lost an executor: the zombie's batch changes nothing (I4)."""
     _, run = steps.begin(database, ranges=4, batch_rows=50)
     zombie, retry = steps.worker(database, run, 0), steps.worker(database, run, 0)
     claim = steps.claim_of(zombie)
@@ -160,7 +160,7 @@ def test_an_unfinished_operation_is_adopted_from_its_watermarks(database: Databa
     assert (found.rows, found.options["parallelism"]) == (100, 3)
 
 
-# A batch over some of them can be copied, over others it can't even be parsed.
+# After such a change a batch may not even parse.
 @pytest.mark.parametrize("change", ["RENAME COLUMN k TO q", "DROP COLUMN k CASCADE"])
 def test_an_altered_source_stops_the_build_and_nothing_is_copied(database: Database, dsn: str, change: str) -> None:
     prepared, run = steps.begin(database, batch_rows=100, ranges=2)
@@ -217,10 +217,10 @@ def test_progress_never_goes_backwards(database: Database) -> None:
 
 
 def test_what_an_older_run_pauses_for_is_not_kept_by_the_run_that_takes_over(database: Database) -> None:
-    """Its terminal is gone, say, and it hears of that between the user's resume and the new run's start."""
+    """Say the older run's terminal is gone. It learns that between the user's resume and the new run's start."""
     _, older = steps.begin(database)
     settle(database, older, OSError("nobody listens"), fatal=False)
-    # Nor while its Spark starts.
+    # A new run whose Spark is starting isn't affected either.
     assert not operations.has_paused(database, older.operation_id, "newer")
     assert operations.has_paused(database, older.operation_id, older.owner)
     newer = start_run(database, "ix", "newer", take_over=True, lift_pause=False)
@@ -239,13 +239,13 @@ def test_a_fold_and_a_publish_of_an_operation_that_has_failed_say_why(database: 
             step(database, run)
 
 
-# How often a run of that kind ends a phase, or all of it.
+# The number of times that a run of that kind ends a phase, the last one included.
 PHASES_ENDED = [("build", len(OF_A_BUILD)), ("verify", 1), ("compact", 1)]
 
 
 @pytest.mark.parametrize(("kind", "end"), [(kind, 1 + end) for kind, ends in PHASES_ENDED for end in range(ends)])
 def test_a_pause_at_the_end_of_a_phase_is_a_pause(database: Database, dsn: str, kind: str, end: int) -> None:
-    """Between the look at the operation and the step out of its phase: nothing failed, and it goes on."""
+    """The pause comes between the look at the operation and the end of its phase: nothing fails, and it continues."""
     if kind != "build":
         steps.make_index(database)
 
@@ -278,7 +278,7 @@ def test_a_pause_at_the_end_of_a_phase_is_a_pause(database: Database, dsn: str, 
 
 
 def test_a_publish_whose_generation_an_abort_drops_says_so(database: Database, dsn: str) -> None:
-    """It is fenced, and speaks of no change to the table."""
+    """The publish is fenced, and doesn't report a change of the table."""
     run = steps.switched(database)
     other = Database(dsn, "another")
     steps.fold_delta(database, run)

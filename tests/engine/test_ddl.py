@@ -39,7 +39,7 @@ SHAPES = {"plain": ddl.PLAIN, "parts": ddl.PARTITIONED}
 SAMPLED = ("mid-build", "published")
 SWEPT = ("prepared", "mid-build", "mid-build by block", "built", "sealed", "mid-fold", "published", "rebuild")
 
-# By a user, each for itself: {t} is the source, whatever it is called by now. A column that is gone is left out.
+# A user runs each of these alone. {t} is the source, by its present name. Columns that are gone are left out.
 WRITES = (
     "INSERT INTO {t} (d, id, k, v, c) VALUES (1, 101, 'new', 1, 'c'), (12, 102, NULL, 2, 'c')",
     "UPDATE {t} SET k = 'key' WHERE id % 5 = 1",
@@ -50,7 +50,7 @@ WRITES = (
     "DELETE FROM {t} WHERE id % 7 = 5",
 )
 
-# As a batch of blocks finds it.
+# The ranges that a batch by blocks would find rewritten.
 REWRITTEN = """
 SELECT r.relation FROM roir.scan_range r JOIN pg_class c ON c.oid = r.relation::oid
  WHERE r.operation_id = %(operation)s AND NOT r.done AND r.filenode <> pg_relation_filenode(c.oid)
@@ -61,7 +61,7 @@ SELECT r.relation FROM roir.scan_range r JOIN pg_class c ON c.oid = r.relation::
 
 @dataclass
 class Outcome:
-    """How one statement ended. writes: what the index's own parts refused of the writes after it."""
+    """The outcome of one statement. writes: the error of the index's own parts in the writes after it."""
 
     refused: str = ""
     writes: str = ""
@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def passes(self) -> bool:
-        """Refused, harmless, or detected."""
+        """True if the statement was refused, harmless, or detected."""
         return bool(self.refused or self.told or (self.exact and not self.writes))
 
 
@@ -166,7 +166,7 @@ class Trial:
         source = catalog.read_source_by_oid(self.connection, self.job.source.oid)
         if catalog.fingerprint(self.connection, source.oid, self.job.columns) != self.job.fingerprint:
             yield "was altered"
-        # Raises where a partition belongs to somebody who may not be read, as each batch and each verification does.
+        # Raises, as each batch and each verification does, if a partition's owner may not be read.
         owner.is_trusted(self.connection, source)
         generation = self.job.generation_id
         if (
@@ -175,13 +175,13 @@ class Trial:
         ):
             yield "was rewritten"
         found = partition_changes.check(self.connection, "ix", source, generation, self.job.entry, set())
-        # As the switch does it.
+        # The switch does the same.
         partition_changes.adopt(self.connection, source, generation, found)
 
     def _exact(self) -> bool:
         try:
             with self.connection.begin_nested():
-                # A batch forbids its session every view, and users read this one.
+                # A batch forbids its session to read views, and users read this one.
                 forbids = "SELECT set_config(name, '', true) FROM pg_settings WHERE name = %(name)s"
                 execute(self.connection, forbids, {"name": "restrict_nonsystem_relation_kind"})
                 source = catalog.read_source_by_oid(self.connection, self.job.source.oid, check=False)
@@ -197,7 +197,7 @@ class Trial:
             return False
 
     def _overlay(self, source: Source) -> str:
-        """SQL for what the index would be, were the rest copied now and the delta folded."""
+        """SQL for the entries that the index would have if the rest were copied now and the delta folded."""
         entry, generation = self.job.entry, self.job.generation_id
         names, columns = ", ".join(entry.physical()), ", ".join(entry.source_columns("s"))
         key = [f'"{name}"' for name in self.job.source.primary_key]
@@ -228,7 +228,7 @@ class Trial:
 
 
 def ours(error: Any) -> str:
-    """The error where it comes out of what is ours; what a user's own statement deserves isn't."""
+    """The error if our objects raised it; '' for an error of the user's own statement."""
     context = f"{error} {getattr(getattr(error, 'diag', None), 'context', '')}"
     return str(error).split("\n")[0] if "roir" in context else ""
 
@@ -245,7 +245,7 @@ def stage(database: Database, phase: str) -> Stage:
 
 
 def tried(database: Database, pg: int, phase: str, shape: str, statements: list[Ddl], guarded: bool = False) -> None:
-    """Each statement for itself; all that pass by everything, at once."""
+    """Tries each statement, and fails with the list of those that passed unnoticed."""
     make(database.dsn, shape)
     if guarded:
         run_sql(database.dsn, "SELECT roir.guard()")
@@ -265,7 +265,7 @@ def tried(database: Database, pg: int, phase: str, shape: str, statements: list[
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("phase", SAMPLED)
 def test_every_statement_once(database: Database, pg: int, phase: str, shape: str) -> None:
-    """One half of them in each phase, and of those that fit either shape one half in each."""
+    """Each phase has one half of the statements, and each shape one half of those that fit both."""
     phases = ddl.EVERYTHING[SAMPLED.index(phase) :: len(SAMPLED)]
     tried(
         database,

@@ -46,7 +46,7 @@ def indexed(database: Database, dsn: str) -> Database:
 
 
 def test_a_copy_beside_a_cancel_whose_entries_a_clean_up_has_removed(indexed: Database, dsn: str) -> None:
-    """The copy has seen that the table joins, and not yet locked it."""
+    """The copy has seen that the table joins, and hasn't locked it yet."""
 
     def cancel() -> None:
         run_sql(dsn, "SELECT roir.cancel_attach('n')")
@@ -60,7 +60,7 @@ def test_a_copy_beside_a_cancel_whose_entries_a_clean_up_has_removed(indexed: Da
 
 @pytest.mark.parametrize("how", ["clean-up", "sync"])
 def test_a_leaf_that_is_attached_again_with_rows_before_it_is_registered(indexed: Database, dsn: str, how: str) -> None:
-    """It was empty when it was looked at."""
+    """The leaf was empty at the command's look."""
     run_sql(dsn, f"CREATE TABLE came PARTITION OF t {N_BOUNDS}")
 
     def load() -> None:
@@ -84,7 +84,7 @@ def test_a_leaf_that_is_attached_again_with_rows_before_it_is_registered(indexed
 
 @pytest.mark.parametrize("at", ['LOCK TABLE ONLY "public"."t" IN ROW EXCL', "UPDATE roir.source_partition SET status"])
 def test_a_partition_that_is_detached_while_a_sync_copies_its_rows(indexed: Database, dsn: str, at: str) -> None:
-    """Before a batch's first lock, and before the last step's: the detach waits for neither."""
+    """Before a batch's first lock, and before the last step's lock: the detach waits for neither."""
     run_sql(dsn, ATTACH)
     detached = []
     with before(indexed, at, lambda: detached.append(run_sql(dsn, "SET lock_timeout = '5s'", DETACH))):
@@ -117,7 +117,7 @@ def test_a_sync_that_was_killed_begins_anew_with_a_partition_that_was_out_since(
 def test_a_partition_that_has_left_a_level_for_another_place_stays_when_that_level_goes(
     indexed: Database, dsn: str
 ) -> None:
-    """Its entries of before are still to be removed."""
+    """Its former entries are still to be removed."""
     run_sql(dsn, "SELECT roir.detach_partition('s1')", "UPDATE s1 SET d = d + 150")
     attach.attach_partition(indexed, "t", "s1", "FOR VALUES FROM (300) TO (400)", "test")
     run_sql(dsn, "SELECT roir.detach_partition('s')")
@@ -131,9 +131,9 @@ def test_a_partition_that_has_left_a_level_for_another_place_stays_when_that_lev
 def test_an_attach_that_begins_again_beside_the_removal_of_its_first_copies_goes_on_being_noted(
     indexed: Database, dsn: str
 ) -> None:
-    """The removal has seen that nothing joins, and waits for the default partition with the trigger that notes."""
+    """The removal has seen that nothing joins, and waits for the default partition, which has the noting trigger."""
     run_sql(dsn, "CREATE TABLE rest PARTITION OF t DEFAULT", f"SELECT roir.begin_attach('t', 'n', '{N_BOUNDS}')")
-    # Disturbed: what was copied leaves, and the attach begins again.
+    # The disturbed attach begins again: the copied entries leave.
     run_sql(dsn, "INSERT INTO t VALUES (55, 1, 'x', 1)", "DELETE FROM t WHERE id = 1 AND d = 55")
     run_sql(dsn, "SELECT roir.finish_attach('t', 'n')")
     assert sql(steps.session(dsn), "SELECT status FROM roir.source_partition WHERE name = 'public.n'") == [("leaving",)]

@@ -1,4 +1,4 @@
-"""Partitions that leave: taken out by roir, in every phase; their entries hidden at once, removed in batches."""
+"""Partitions that leave, in every phase: roir detaches them, hides their entries at once, removes them in batches."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def published(database: Database, dsn: str, shape: str = "range") -> None:
 
 
 def hidden(dsn: str, partition: str) -> None:
-    """Out, but the entries are still there."""
+    """Detaches a partition, whose entries are still there."""
     run_sql(dsn, f"SELECT roir.detach_partition('{partition}')")
 
 
@@ -208,7 +208,7 @@ def test_grants_options_and_the_views_of_users_survive(database: Database, dsn: 
 
 
 def viewed(database: Database) -> str:
-    """The view's definition, whatever it calls its relation: until PostgreSQL 15 that is before each column."""
+    """The view's definition without its relation's name: until PostgreSQL 15 that is before each column."""
     return re.sub(r"\b(b|g1)\.| b(?=;)", "", str(one(database, "SELECT pg_get_viewdef('public.ix'::regclass)")))
 
 

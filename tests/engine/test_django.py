@@ -33,7 +33,7 @@ REFUSED_BY_THE_VIEW = 'cannot .* view "ix"'
 
 @pytest.fixture(autouse=True)
 def application(database: Database, dsn: str) -> Iterator[None]:
-    """Its table has an index, and the guard is on."""
+    """The application's table has an index, and the guard is on."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int NOT NULL, note text NOT NULL DEFAULT '')",
@@ -119,7 +119,7 @@ def test_flush_empties_the_index(database: Database) -> None:
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["over the rows", "after a flush"])
 def test_a_fixture_brings_rows_and_no_entries(database: Database, tmp_path: Path, flushed: bool) -> None:
-    """`dumpdata` takes the index's model along, as it does with each view; `loaddata` would write its entries."""
+    """`dumpdata` dumps the index's model too, as it does each view; `loaddata` would write its entries."""
     both, rows = tmp_path / "both.json", tmp_path / "rows.json"
     call_command("dumpdata", APP, output=str(both), verbosity=0)
     assert len(json.loads(both.read_text())) == 2 * ROWS

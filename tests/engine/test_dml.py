@@ -35,7 +35,7 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A table `t`, what refills it, and the writes that it allows."""
+    """A table `t`, the statements that refill it, and the writes that it allows."""
 
     ddl: tuple[str, ...]
     refill: str
@@ -64,7 +64,7 @@ SHAPES = {
         (
             "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
             "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (MINVALUE) TO (30)",
-            # Its columns are in another place.
+            # The columns of this leaf are in another order.
             "CREATE TABLE t2 (v int, gone int, k text, id int PRIMARY KEY)",
             "ALTER TABLE t2 DROP gone",
             "ALTER TABLE t ATTACH PARTITION t2 FOR VALUES FROM (30) TO (MAXVALUE)",

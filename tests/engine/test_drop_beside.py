@@ -1,4 +1,4 @@
-"""A drop beside what begins over the generation that it drops: one of the two sees the other."""
+"""A drop beside a command that begins over the same generation: one of the two sees the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEGIN: dict[str, Callable[[Database], object]] = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("what", BEGIN)
 def test_nothing_begins_over_a_generation_that_a_drop_has_looked_at(database: Database, dsn: str, what: str) -> None:
-    """Seen to begin, and to leave an operation of an index that is gone, which only an abort ended."""
+    """Seen to begin, and to leave an operation of a dropped index that only an abort could end."""
     steps.make_table(dsn)
     steps.make_index(database, segments=2)
     watch = watching(dsn)

@@ -50,14 +50,14 @@ def look(database: Database, run: Run) -> int:
 
 
 def found(dsn: str) -> set[tuple[str, int]]:
-    """Keys and ids that are recorded and not healed."""
+    """The keys and ids that are recorded and not healed."""
     with closing(steps.session(dsn)) as user:
         rows = sql(user, "SELECT key ->> 0, (primary_key ->> 0)::int FROM roir.duplicate WHERE healed_at IS NULL")
         return set(rows)
 
 
 def kept(dsn: str) -> tuple[int, int]:
-    """How many hashes are kept, and of how many parts the duplicates aren't written down."""
+    """The number of hashes that are kept, and of parts whose duplicates aren't recorded yet."""
     with closing(steps.session(dsn)) as user:
         [row] = sql(
             user, "SELECT coalesce(sum(rows), 0)::int, count(*) FILTER (WHERE NOT looked) FROM roir.early_hashes"
@@ -77,7 +77,7 @@ def begin(database: Database, **options: Any) -> Run:
 
 
 def build_ranges(database: Database, run: Run, count: int) -> None:
-    """So many ranges from the first one on."""
+    """Copies the first `count` ranges."""
     worker = steps.worker(database, run)
     with worker.connection:
         for _ in range(count):
@@ -110,7 +110,7 @@ def test_at_half_of_the_build_the_pairs_of_that_half_are_known_and_no_others(dsn
     assert kept(dsn) == (0, 0)
 
 
-# Values that their index takes for equal, and do not look so; then two that differ.
+# Values that an index takes for equal though they look different; then one that differs.
 ALIKE = {
     "int": ("7", "7", "8"),
     "bigint": ("7", "7", "8"),
@@ -241,7 +241,7 @@ def test_entries_of_a_partition_that_leaves_make_no_pair(database: Database, dsn
     build_ranges(database, run, 99)
     with closing(steps.session(dsn)) as user:
         pairs = sql(user, "SELECT k::text FROM t WHERE day <> 1 GROUP BY k HAVING count(*) > 1")
-    # Its entries are still there.
+    # The partition's entries are still there.
     run_sql(dsn, "SELECT roir.detach_partition('public.t1')")
     assert look(database, run) == 2 * len(pairs)
     assert {key for key, _ in found(dsn)} == {key for (key,) in pairs}
@@ -252,7 +252,7 @@ def test_a_resume_reads_no_row_twice_and_forgets_none(database: Database, dsn: s
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (90, 390)", "UPDATE t SET k = 30 WHERE id = 60")
     run = begin(database)
     for done in range(1, 9):
-        # Each is a new process: what is in memory of the one before is lost.
+        # Each look is in a new process, which doesn't have the earlier one's memory.
         build_ranges(database, run, 1)
         look(database, run)
         assert kept(dsn) == (done * ROWS // 8, 0)
@@ -263,7 +263,7 @@ def test_a_resume_reads_no_row_twice_and_forgets_none(database: Database, dsn: s
 def test_rows_of_a_batch_that_was_open_are_read_once_it_is_committed(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others have written behind them meanwhile, over many blocks: there is no room left there."""
+    """Another worker has written many blocks behind them meanwhile, so that those blocks have no room left."""
     monkeypatch.setattr(store, "MARGIN_BLOCKS", 1)
     run_sql(
         dsn, TABLE.format("text"), "INSERT INTO t SELECT i, repeat('x', 900) || i, i FROM generate_series(1, 1600) i"
@@ -313,7 +313,7 @@ def test_look_ups_wait_for_their_share_of_the_time(
         one._reading.spent_s, one._looking.spent_s = -1.0, 1.0
         one.step()
         one.step()
-        # The part without a hash that came twice waits for nothing.
+        # The part in which no hash came twice is done at once.
         assert kept(dsn)[0] == ROWS // 2
         assert found(dsn) == set()
         now = 1.0 / database.limits.early_looking_share
@@ -369,7 +369,7 @@ def test_a_segment_that_was_emptied_is_read_anew(database: Database, dsn: str) -
         assert one.step(everything=True) == 0
         assert kept(dsn) == (ROWS * 3 // 4, 0)
         assert not one._waiting
-        # The file of the base that is left after a resume, too.
+        # A new detector, as after a resume, notices a new file of the base too.
         run_sql(dsn, "TRUNCATE t")
     assert look(database, run) == 0
     assert kept(dsn) == (0, 0)
@@ -386,7 +386,7 @@ def test_the_first_group_stops_an_operation_that_is_to_stop(database: Database, 
     row = operations.find_operation(database, "ix")
     assert (row.status, row.phase) == ("paused", "build")
     assert "2 rows share 1 key" in row.pause_reason
-    # Nothing was healed: it stops again at once. Then it goes on.
+    # Without a healed pair it stops again at once. With one it continues.
     run = start_run(database, "ix", "test")
     with pytest.raises(DuplicatesFound):
         look(database, run)
@@ -418,12 +418,12 @@ def test_a_plain_index_has_no_detector(database: Database, dsn: str) -> None:
     assert kept(dsn) == (0, 0)
 
 
-# Beside other tests a look may take a while; each is one of these.
+# Beside other tests a look may take a while, so each look may do everything.
 EAGER = Limits(early_every_s=0.01, early_reading_share=1.0, early_looking_share=1.0)
 
 
 def test_a_build_that_stands_at_half_is_told_of(dsn: str) -> None:
-    """The thread itself: no budget is waited for, nothing is asked for."""
+    """The thread itself looks, without waiting for a budget, and without being asked."""
     database = Database(dsn, "roir tests", limits=EAGER)
     fill(dsn)
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (90, 150)", "UPDATE t SET k = 300 WHERE id = 350")
@@ -442,7 +442,7 @@ def test_a_build_that_stands_at_half_is_told_of(dsn: str) -> None:
 
 @pytest.mark.parametrize("ends", ["by itself", "by an error"])
 def test_when_all_is_copied_it_looks_a_last_time(dsn: str, ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time had not come yet. A build that fails isn't held up."""
+    """The detector's next look wasn't due yet. A build that fails isn't held up."""
     database = Database(dsn, "roir tests", limits=Limits(early_every_s=600, early_last_share=600))
     fill(dsn)
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (90, 350)")
@@ -541,7 +541,7 @@ def test_beside_workers_and_writers_nothing_is_missed_and_nothing_invented(dsn: 
                     )
                 )
                 sql(user, write)
-                # Keys move from row to row, without ever being shared.
+                # Keys move from row to row, and no two rows ever share one.
                 if chance.random() < 0.5:
                     user.commit()
             user.commit()

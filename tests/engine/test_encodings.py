@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def in_encoding(server: str) -> Iterator[Callable[[str], str]]:
-    """Makes a database of an encoding; returns its DSN."""
+    """A function that creates a database of an encoding and returns its DSN."""
     made: list[str] = []
 
     def make(encoding: str) -> str:

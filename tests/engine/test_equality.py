@@ -1,4 +1,4 @@
-"""Is this the entry of that row? One predicate in Python, one in SQL, both against the server's own unique index."""
+"""Is this the entry of that row? A predicate in Python and one in SQL, compared with the server's own unique index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.values import SETUP
 
-# Values of which some are equal and still differ, and some look alike and aren't equal.
+# Some of these values are equal but not the same; some look alike and aren't equal.
 ODD = {
     "integer": ["0", "1", "-1"],
     "numeric": ["'1'", "'1.0'", "'1.00'", "'0'", "'-0.0'", "'NaN'", "'Infinity'"],
@@ -49,7 +49,7 @@ ODD = {
     "ints": ["'{1}'", "'[2:2]={1}'", "'{NULL}'"],
     "regclass": ["'pg_class'", "'pg_type'"],
 }
-# How the value comes into the row: the predicate reads the row, the entry holds what was stored.
+# The ways of a value into the row. The predicate reads the row, and the entry has the value that was stored.
 COLUMNS = {
     "key": 'CREATE TABLE t ("the ""id""" int PRIMARY KEY, "K %% 1" {type})',
     "primary key": 'CREATE TABLE t ("the ""id""" int, "K %% 1" {type}, PRIMARY KEY ("K %% 1", "the ""id"""))',

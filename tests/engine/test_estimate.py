@@ -1,6 +1,6 @@
-"""How good the time left is, in recorded builds: with and without writers and a rate limit, again, and with a pause.
+"""The error of the time left in recorded builds: with and without writers and a rate limit, again, and with a pause.
 
-`make bench-estimate` records them, on a machine that does nothing else: other work is not foreseen.
+`make bench-estimate` records them, on a machine that does nothing else: other work can't be foreseen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "estimate"
-# The median error that was reached, of all looks from a fifth of the work on. The goal is a quarter, for each look.
+# The median errors that were reached, over all looks from a fifth of the work on. The goal is a quarter, for each look.
 REACHED = {"quiet": 0.06, "writer": 0.15, "limited": 0.06, "limited-writer": 0.09, "rebuild": 0.06, "paused": 0.08}
 
 
@@ -48,7 +48,7 @@ def test_there_are_recordings_of_each_kind() -> None:
 
 
 def test_the_replay_sees_a_bad_estimate(database: Database, dsn: str) -> None:
-    """Fixed shares of the work, as it once was estimated, aren't as good."""
+    """An estimate by fixed shares of the work is worse."""
     [(text,)] = _sql(
         dsn,
         "SELECT pg_get_function_identity_arguments('roir.time_left'::regproc) "

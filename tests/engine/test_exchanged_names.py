@@ -28,7 +28,7 @@ from tests.engine import exchanges, steps
 from tests.engine.exchanges import BOUNDS, COMMANDS, INDEX, KINDS, SCENES, Blocked, Exchange, Pooled
 from tests.engine.steps import sql
 
-# Begun with an index that isn't exact.
+# These commands begin with an index that isn't exact.
 OF_SPOILED = ("verify", "repair", "repair a part")
 # Objects of ours on a table that is neither the source of an index nor a part of one.
 OURS_ELSEWHERE = """
@@ -72,11 +72,11 @@ _numbers = itertools.count(1)
 
 
 class Finding(AssertionError):
-    """Something is wrong."""
+    """An error that an exchange has caused."""
 
 
 class Case:
-    """One run of a command, with an exchange before one of its statements, and what follows."""
+    """One run of a command, with an exchange before one of its statements, and the checks after it."""
 
     def __init__(self, database: Database, command: str, kind: str, at: int) -> None:
         self.database, self.command, self.at = database, command, at
@@ -98,7 +98,7 @@ class Case:
             return cursor.fetchall()
 
     def run(self) -> tuple[str, int]:
-        """The outcome, and how many statements the command has had."""
+        """Runs the case. Returns the outcome, and the number of the command's statements."""
         exchange = Exchange(self.database, self.kind, self.oids, self.at)
         with exchange, suppress(Blocked):
             self.error = self._ours(lambda: COMMANDS[self.command][1](self.database))
@@ -116,7 +116,7 @@ class Case:
         return outcome, exchange.seen
 
     def _ours(self, work: Callable[[], object]) -> RoirError | None:
-        """The error, if it is one of ours. A server's own is a finding, but one that is tried again."""
+        """The error, if it is one of ours. A server's error is a finding, unless it is transient: then tries again."""
         for _ in range(3):
             try:
                 work()
@@ -133,11 +133,11 @@ class Case:
     def _judge(self) -> None:
         database = self.database
         told = self._told()
-        # The comparison names types, as they were called before the clean-up.
+        # The comparison uses the types' names from before the clean-up.
         if self._active() and not told and not self.kind.fails and self.command not in OF_SPOILED:
             steps.assert_exact(database, INDEX)
         if self._operation() is None and not self._active():
-            # Nothing was begun, or all is gone.
+            # No operation has begun, or all is gone.
             self._end(dropped=True)
             return
         if self.kind.undo:
@@ -167,7 +167,7 @@ class Case:
             return None
 
     def _carry_on(self) -> None:
-        """As a user does: what the messages say, until nothing is left to do."""
+        """Does what the messages say, as a user would, until nothing is left to do."""
         database = self.database
         for _ in range(8):
             row = self._operation()
@@ -253,7 +253,7 @@ class Case:
         return [*report.warnings, *report.waiting]
 
     def _end(self, dropped: bool = False) -> None:
-        """A drop leaves nothing of ours, and others' things are what they were."""
+        """Drops the index, and checks that nothing of ours is left and others' objects are as before."""
         if not dropped:
             drop.drop_index(self.database, INDEX, "test")
         self._clean_up()
@@ -291,7 +291,7 @@ class Templates:
 
     @contextmanager
     def clone(self, scene: str, command: str) -> Iterator[Database]:
-        """A database of its own."""
+        """A clone of the template."""
         name = f"exchange_{next(_numbers)}"
         run_sql(self.server, f"CREATE DATABASE {name} TEMPLATE {self.of(scene, command)} STRATEGY FILE_COPY")
         try:
@@ -316,13 +316,13 @@ class Templates:
         return self._statements[scene, command]
 
     def close(self) -> None:
-        """Drop them."""
+        """Drops the templates."""
         for name in self.made.values():
             run_sql(self.server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def before(templates: Templates, command: str, scene: str, kind: str, at: int) -> str:
-    """One case. Returns its outcome."""
+    """Runs one case. Returns its outcome."""
     with templates.clone(scene, command) as database:
         case = Case(database, command, kind, at)
         try:
@@ -343,7 +343,7 @@ def templates(server: str) -> Iterator[Templates]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("command", "scene", "kind"), exchanges.members())
 def test_names_are_exchanged_before_a_statement(templates: Templates, command: str, scene: str, kind: str) -> None:
-    """One of each command's, by chance, which the member's name decides."""
+    """The member's name decides at random which of the command's statements it is."""
     statements = len(templates.statements(scene, command))
     at = random.Random(f"{command} {scene} {kind}").randrange(1, statements + 1)
     print(at, statements, before(templates, command, scene, kind, at))
@@ -352,7 +352,7 @@ def test_names_are_exchanged_before_a_statement(templates: Templates, command: s
 @pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(("command", "scene", "kind"), exchanges.members())
 def test_names_are_exchanged_before_every_statement(templates: Templates, command: str, scene: str, kind: str) -> None:
-    """Every one where another table takes a name, every seventh of other kinds; a repair has many that are alike."""
+    """Every statement if another table takes a name, else every seventh; a repair has many that are alike."""
     every = (1 if kind in ("table", "shape", "leaf") else 7) * (7 if command in OF_SPOILED else 1)
     outcomes: Counter[str] = Counter()
     for at in itertools.count(random.Random(f"{command} {scene} {kind}").randrange(1, every + 1), every):

@@ -32,7 +32,7 @@ def expected(database: Database, rows: int, **options: object) -> Expectation:
 
 
 def build(database: Database, rows: int, beside_s: float, seconds: float) -> None:
-    """A build in one run, whose clock is set: what it took, and how long it wasn't working."""
+    """A build in one run, whose clock is set: the seconds of its work, and those beside it."""
     steps.make_index(database, index=f"s{rows}_by_k", table=f"s{rows}", keys="k")
     phases = f'{{"prepare": 1, "build": {seconds - 1}}}'
     run_sql(

@@ -1,4 +1,4 @@
-"""Snapshots that are handed on: who begins after a publish may still see the database as it was long before it."""
+"""Snapshots that are handed on: a session that begins after a publish may still see the database as before it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(
 
 
 def test_a_reader_that_begins_after_the_publish_is_refused_and_keeps_the_guard(database: Database, dsn: str) -> None:
-    """As the workers of a parallel pg_dump, handed on twice; the last one alone holds it."""
+    """The snapshot is handed on twice, as in a parallel pg_dump, and the last session alone holds it."""
     exporter, name = exported(dsn)
     steps.make_index(database)
     second = importing(dsn, name)
@@ -121,7 +121,7 @@ def test_a_reader_that_begins_after_the_publish_is_refused_and_keeps_the_guard(d
 
 @pytest.fixture
 def decoder(dsn: str) -> Iterator[psycopg2.extensions.connection]:
-    """A session of logical replication, as a consumer of changes has it: Debezium, or a subscriber's first copy."""
+    """A session of logical replication, like that of a consumer: Debezium, or a subscriber's first copy."""
     session = psycopg2.connect(dsn, connection_factory=psycopg2.extras.LogicalReplicationConnection)
     yield session
     session.close()

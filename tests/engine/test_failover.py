@@ -1,4 +1,4 @@
-"""A replica takes over that never heard of the last commits: what was remembered of them does no harm."""
+"""A replica that never got the last commits takes over: sessions that remember those commits do no harm."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def read(both: Pair, query: str) -> list[tuple[object, ...]]:
 
 
 def go_on(database: Database) -> None:
-    """As the next run does; the index is right."""
+    """Carries on as the next run does, and checks that the index is exact."""
     run = start_run(database, "ix", "next", take_over=True)
     steps.through(database, run)
     steps.assert_exact(database)
 
 
 def test_a_run_that_the_new_server_never_heard_of_is_fenced(both: Pair) -> None:
-    """Its workers find their operation there, and the next run must not be given their epoch."""
+    """Its workers find their operation there. The next run must not get their epoch."""
     database = Database(both.dsn)
     steps.begin(database, ranges=3, batch_rows=7)
     both.lose()
@@ -155,7 +155,7 @@ def test_copies_of_an_attach_that_were_lost_are_made_again(both: Pair) -> None:
     ],
 )
 def test_steps_of_a_compaction_that_are_lost_are_taken_again(both: Pair, lost: str, over: str) -> None:
-    """Swaps, too: the new server has the old segments, with their triggers and lists, and the next run swaps again."""
+    """Swaps too: the new server has the old segments with their triggers and lists, and the next run swaps again."""
     run_sql(both.here, "DROP TABLE t")
     steps.make_table(both.here, 200)
     database = compacting.small(both.dsn)
@@ -175,7 +175,7 @@ def test_steps_of_a_compaction_that_are_lost_are_taken_again(both: Pair, lost: s
             both.here, "UPDATE t SET k = nullif(k, '2') WHERE id % 7 = 3", "UPDATE t SET v = v + 1 WHERE id % 9 = 1"
         )
     with suppress(Fenced, DBAPIError, StopIteration):
-        # It has lost its session, and its claim if it opens another one.
+        # The worker has lost its session, and loses its claim if it opens another one.
         next(going)
     steps.assert_exact(database)
     for _ in compacting.stages(database, start_run(database, "ix", "next", take_over=True)):
@@ -194,7 +194,7 @@ def test_steps_of_a_compaction_that_are_lost_are_taken_again(both: Pair, lost: s
     ],
 )
 def test_a_compaction_goes_on_from_what_the_new_server_has(both: Pair, lost: str, over: str) -> None:
-    """By itself. The last: a swap is lost."""
+    """It continues automatically. In the last case a swap is lost."""
     run_sql(both.here, "DROP TABLE t")
     steps.make_table(both.here, 200)
     database = Database(both.dsn)
@@ -217,7 +217,7 @@ def test_a_compaction_goes_on_from_what_the_new_server_has(both: Pair, lost: str
 
 @pytest.mark.parametrize("lost", ["UPDATE roir.generation SET capture_mode", "SELECT count(*) FROM roir_data.g"])
 def test_a_finalize_goes_on_from_what_the_new_server_has(both: Pair, lost: str) -> None:
-    """By itself. The first: the switch is lost. The second: the fold."""
+    """It continues automatically. In the first case the switch is lost, in the second the fold."""
     database = Database(both.dsn)
     run = steps.built(database, segments=2)
     run_sql(both.here, "UPDATE t SET k = 'touched' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")

@@ -45,7 +45,7 @@ def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
             watch = steps.session(standby)
             watch.autocommit = True
 
-            # It is made to last once the standby has the positions that it needs.
+            # The slot becomes persistent once the standby has the positions that it needs.
             def synced() -> bool:
                 run_sql(dsn, "SELECT pg_log_standby_snapshot()")
                 run_sql(dsn, f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_lsn())")

@@ -1,4 +1,4 @@
-"""The fold's steps: what one reads and does."""
+"""The steps of the fold: their reads and their effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHOLE_SCANS = "SELECT seq_scan FROM pg_stat_xact_all_tables WHERE relid = %(delt
 
 
 def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) -> None:
-    """A list of addresses alone was looked for in the whole delta, by each step: seen to fail so."""
+    """Seen to fail with a list of addresses alone: each step looked for these in the whole delta."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",

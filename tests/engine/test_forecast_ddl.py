@@ -1,4 +1,4 @@
-"""`roir plan --sql`: what it prints is what a build sends, and psql runs it on an empty copy of the table."""
+"""`roir plan --sql` prints the statements that a build sends, and psql runs them on an empty copy of the table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES = {
 }
 NAMED = {"hostile": ('"S; --"."T ""1"" %s"', '"line%no"', '"v\'"')}
 ROWS = "INSERT INTO {} SELECT i, i::text, i FROM generate_series(1, 100) i"
-# A function of ours makes them: the engine doesn't send them.
+# A function of ours sends these statements; the engine doesn't.
 OF_A_LEAF = re.compile(
     r"CREATE TRIGGER roir_truncate_\d+ AFTER TRUNCATE ON public\.(t\d+) |ALTER TABLE public\.t\d+ .* roir_tr"
 )
@@ -56,7 +56,7 @@ def triggers(database: Database) -> set[str]:
 def compare(
     database: Database, index: str, options: BuildOptions, unique: bool = False, exactly: bool = True, **of: str | None
 ) -> None:
-    """With what a build sends, its clean-up included."""
+    """Compares with the statements that a build sends, its clean-up included."""
     definition = IndexDefinition.parse(index, of.get("table"), of.get("keys"), of.get("include"), unique)
     there = triggers(database)
     parts = ddl.foresee(database, dry_run.run(database, definition, options), options)
@@ -101,7 +101,7 @@ def test_of_a_table_of_another_owner_too(scene: Scene) -> None:
 def test_psql_runs_it_on_an_empty_copy_which_then_follows_writes(
     database: Database, server: str, dsn: str, pg: int, shape: str
 ) -> None:
-    """The copy's oids are others: they are only in names."""
+    """The copy's oids are different: they are only in names."""
     table, key, included = NAMED.get(shape, ("t", "k", "v"))
     run_sql(dsn, *SHAPES[shape], ROWS.format(table), f"ANALYZE {table}")
     definition, options = IndexDefinition.parse("public.ix", table, key, included), BuildOptions(segments=3)

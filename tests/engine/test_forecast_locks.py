@@ -1,4 +1,4 @@
-"""The plan names every lock on the user's tables: the server is asked what a build's sessions hold."""
+"""The plan names every lock on the user's tables: the server shows the locks that a build's sessions hold."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def is_named(lock: Lock, relation: int, kind: str, mode: str, leaves: set[int]) 
 
 
 def compare_with_plan(foreseen: list[Lock], phases: dict[str, Seen], leaves: set[int]) -> None:
-    """Nothing is taken that isn't named, nothing named that isn't taken."""
+    """Checks that every lock that is taken is named, and every lock that is named is taken."""
     for phase, seen in phases.items():
-        # Prepare plans, too.
+        # Prepare also does the plan.
         named = {phase, EACH} | ({"plan"} if phase == "prepare" else set())
         mine = [lock for lock in foreseen if lock.phase in named]
         unnamed = [one for one in seen if not any(is_named(lock, *one, leaves) for lock in mine)]

@@ -1,4 +1,4 @@
-"""The room that a plan announces, beside what the build then took: `-s` prints both."""
+"""The room that a plan announces, compared with the room that the build takes: `-s` prints both."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_entries_their_tree_and_wal_are_as_announced(
 
 
 def test_captured_writes_take_what_was_announced(database: Database, dsn: str) -> None:
-    """Each write that the rate counts; one that leaves the entry as it was takes nothing."""
+    """Each write that the rate counts. A write that leaves the entry as it was takes no room."""
     run_sql(
         dsn,
         "CREATE TABLE t (id bigint PRIMARY KEY, k text, v int)",
@@ -148,7 +148,7 @@ def test_writes_are_counted_by_the_statistics_or_for_a_while(database: Database,
     def work(_seconds: float) -> None:
         run_sql(dsn, "INSERT INTO t SELECT i, 'x' FROM generate_series(1001, 1050) i")
 
-    # A session that has ended has told what it did.
+    # The server has a session's counts once the session has ended.
     found = writes.counted(database, source, 10, work)
     assert (found.inserts, found.updates, found.deletes) == (5.0, 0, 0)
     with database.transaction() as connection:
@@ -166,7 +166,7 @@ def test_a_segment_that_the_memory_holds_needs_no_files() -> None:
 
 
 def test_what_a_seal_sorts_beyond_its_memory_goes_to_files_as_announced(database: Database, dsn: str) -> None:
-    """By the server's own count, with a memory that is small enough."""
+    """Counted by the server, with a memory that is small enough."""
     run_sql(
         dsn,
         "CREATE TABLE t (k text, id bigint)",

@@ -13,7 +13,7 @@ from tests.engine import steps
 
 pytestmark = pytest.mark.sample(1)
 
-# A server of contrib's postgres_fdw where there is one, else one without a handler: what is refused is refused alike.
+# A server of contrib's postgres_fdw if it is installed, else one without a handler: the refusals are the same.
 WRAPPER = """
 DO $$ BEGIN
   IF EXISTS (SELECT FROM pg_available_extensions WHERE name = 'postgres_fdw') THEN
@@ -40,7 +40,7 @@ def wrapper(dsn: str) -> None:
 
 
 def test_a_source_with_a_foreign_leaf_is_refused(database: Database, dsn: str) -> None:
-    """By its primary key: it can have none, or one that isn't valid."""
+    """Its primary key is the reason: it can have none, or one that isn't valid."""
     run_sql(dsn, *PARTITIONED, FOREIGN)
     with pytest.raises(psycopg2.errors.WrongObjectType):
         run_sql(dsn, "ALTER TABLE t ADD PRIMARY KEY (id)")

@@ -1,4 +1,4 @@
-"""`COPY … FREEZE`: rows that every snapshot sees at once, an older one too, whose entries it doesn't see."""
+"""`COPY … FREEZE`: every snapshot sees such rows at once. An older snapshot doesn't see their entries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def table(dsn: str) -> None:
 
 
 def refill(dsn: str) -> None:
-    """In one transaction, as FREEZE wants it."""
+    """Refills the table in one transaction, as FREEZE needs it."""
     user = steps.session(dsn)
     sql(user, FROZEN)
     user.commit()
@@ -73,9 +73,9 @@ def test_a_writer_that_sees_frozen_rows_and_not_their_entries_is_exact_or_refuse
 
 
 def test_a_verification_calls_no_frozen_row_damaged(database: Database, dsn: str) -> None:
-    """Its last look at both sides waits for such a COPY, and must not see them as of before it."""
+    """The last look at both sides waits for such a COPY, and must see the rows as they are after it."""
     verifying.build_index(dsn, database, include="v")
-    # So that totals of one snapshot differ, which is to be explained.
+    # This makes the totals of one snapshot differ, so that the verification looks for the reason.
     run_sql(dsn, "CREATE TABLE kept AS TABLE roir_data.g1 LIMIT 1")
     run_sql(dsn, "DELETE FROM roir_data.g1 b USING kept WHERE b.c2 = kept.c2")
     run = verifying.begin(database)

@@ -1,4 +1,4 @@
-"""A full disk, for builds and for users: who finds no room fails, nothing is lost, and all goes on afterwards."""
+"""A full disk, for builds and users: a command without room fails, nothing is lost, and all continues afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.engine.stages import Stage
 
 
 class Disk:
-    """A small file system of its own, and what fills it."""
+    """A small file system of its own, and the file that fills it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -92,7 +92,7 @@ def dsn(small: Server, disk: Disk, request: pytest.FixtureRequest) -> Iterator[s
 
 
 def finish(database: Database) -> None:
-    """Another run carries the operation on to its end."""
+    """Carries the operation to its end by another run."""
     run = start_run(database, "ix", "test", take_over=True)
     phase = status(database)[0].phase
     if phase == "build":
@@ -108,7 +108,7 @@ def finish(database: Database) -> None:
     ["mid-build", *(pytest.param(one, marks=pytest.mark.sample(0)) for one in ("built", "mid-fold", "published"))],
 )
 def test_users_and_builds_fail_and_go_on(disk: Disk, dsn: str, phase: str) -> None:
-    """The transaction that finds no room is rolled back whole, table and entries alike; those that need none commit."""
+    """A transaction without room is rolled back, table and entries alike; those that need no room commit."""
     database = Database(dsn)
     stage = Stage(database, phase)
     stage.connection.close()
@@ -163,7 +163,7 @@ def test_a_server_that_stops_for_want_of_wal_loses_nothing(small: Server, disk: 
     with pytest.raises(psycopg2.OperationalError):
         steps.sql(log, "SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)) FROM generate_series(1, 300)")
     disk.make_room()
-    # It may be on its way up again by itself, and a second server would not start beside it.
+    # The server may already be starting again, and a second one would not start beside it.
     with suppress(subprocess.CalledProcessError):
         small.kill()
     small.start()
@@ -176,7 +176,7 @@ def test_a_server_that_stops_for_want_of_wal_loses_nothing(small: Server, disk: 
     user.close()
 
 
-# Where the disk gets full, by the statement that comes next; the first two need pages of their own.
+# The statement before which the disk gets full. The first two need pages of their own.
 PLACES = {
     "build": "INSERT INTO roir_data.",
     "seal": "SELECT set_config('max_parallel_maintenance_workers'",
@@ -238,7 +238,7 @@ def test_a_disk_that_stays_full_pauses_the_build_and_an_abort_gives_the_room_bac
     assert sum(naps) > 0.8 * database.limits.exhausted_s - patience.EXHAUSTED_LONGEST_S
     [now] = status(database)
     assert (now.status, "the server has no room: could not extend file" in str(now.pause_reason)) == ("paused", True)
-    # It needs some pages of the catalogs itself: triggers go, and a function is replaced.
+    # The abort itself needs some pages of the catalogs: it drops triggers and replaces a function.
     disk.make_room(1 << 20)
     taken = disk.filler.stat().st_size
     assert abort.abort(database, "ix", "test").status == "aborted"

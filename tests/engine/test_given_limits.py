@@ -1,4 +1,4 @@
-"""Limits are given once, with the database, and are known wherever its sessions go."""
+"""Limits are given once, with the database, and its sessions know them everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIVEN = Limits(table_lock_ms=20)
 
 
 def test_every_session_knows_them_in_another_process_too(dsn: str) -> None:
-    """As a worker on Spark has them: the database is sent to it."""
+    """A worker on Spark gets the database like this."""
     sent = pickle.loads(pickle.dumps(Database(dsn, limits=GIVEN)))
     for database in (sent, sent.named("worker 1")):
         with database.connect() as session, database.transaction() as connection, database.autocommit() as plain:

@@ -1,5 +1,5 @@
-"""The governor under attack: by the user's query, by replicas that hang, by what can't be written. It never lets work
-go on unseen, never waits without saying why, and pauses in the end.
+"""Attacks on the governor: the user's query, replicas that hang, values that can't be written. The governor never lets
+work go on unseen, never waits without saying why, and pauses in the end.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_what_is_no_number_is_no_reading(asked: Callable[[str], Reading], case: 
     found = asked(NO_VALUE[case])
     assert (found.value, bool(found.problem)) == (None, True)
     assert len(found.problem) < 400
-    # The next one can be asked.
+    # The next query works.
     assert asked("SELECT 7").value == 7
 
 
@@ -121,7 +121,7 @@ def test_nothing_of_the_query_outlives_its_look(asked: Any, case: str) -> None:
     before = left()
     asked(OUTLIVING[case])
     assert left() == before
-    # Neither in the session in which it is asked the next time.
+    # The effect doesn't reach the session of the next query either.
     setting = "SELECT (current_setting('search_path') LIKE '%nowhere%' OR current_user = 'pg_monitor')::int"
     assert asked(setting).value == 0
 
@@ -262,7 +262,7 @@ def test_no_part_of_a_dsn_that_cannot_be_read_is_told(governed: Database, secret
 
 
 def test_a_replica_that_hangs_holds_nobody_up(governed: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the question and doesn't answer, as a process that was stopped does."""
+    """The replica takes the question and doesn't answer, like a process that was stopped."""
     import socket
 
     monkeypatch.setattr(replicas, "PATIENCE_S", 0.2)
@@ -314,7 +314,7 @@ GRANT = "UPDATE roir.operation SET throttle = '{\"lock_waits\": 4}', granted = %
 def test_a_verification_by_threads_follows_a_grant_that_grows(
     governed: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins with a quarter of a worker: who leaves for that comes again."""
+    """The grant begins with a quarter of a worker: the workers that leave come again."""
     steps.make_index(governed, ranges=6, segments=6)
     run = verifying.begin(governed, parallelism=3)
     user = steps.session(dsn)

@@ -73,7 +73,7 @@ def test_what_takes_rows_in_two_transactions_is_refused_with_the_way_to_do_it(
 @pytest.mark.parametrize("statement", TAKES_ROWS)
 @pytest.mark.parametrize("state", ["building", "active", "rebuilt"])
 def test_what_takes_rows_is_taken_over(database: Database, guarded: str, statement: str, state: str) -> None:
-    """Hidden at once, for older snapshots too, and removed by the clean-up."""
+    """The entries are hidden at once, for older snapshots too; the clean-up removes them."""
     make(guarded)
     left = 100 if "t0" in statement else 200
     _, run = steps.begin(database, include="v")
@@ -113,7 +113,7 @@ def test_what_takes_rows_is_taken_over(database: Database, guarded: str, stateme
 def test_a_default_partition_leaves_with_the_rows_that_it_took(
     database: Database, dsn: str, way: str, default: str, guard: str
 ) -> None:
-    """Its bounds became wider than those that were written down when another partition left."""
+    """When another partition left, the default partition's bounds became wider than the recorded ones."""
     run_sql(
         dsn,
         "CREATE TABLE t (d int, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
@@ -128,7 +128,7 @@ def test_a_default_partition_leaves_with_the_rows_that_it_took(
         run_sql(dsn, "SELECT roir.guard()")
     with closing(steps.session(dsn)) as user:
         user.autocommit = True
-        # The server keeps these in the session's cache.
+        # The server keeps these definitions in the session's cache.
         steps.sql(user, "SELECT pg_get_partition_constraintdef(oid) FROM pg_class WHERE relispartition")
         for statement in (way, "INSERT INTO t VALUES (5, 900, 'new', 1), (25, 901, 'new', 1)", default):
             steps.sql(user, statement)
@@ -207,7 +207,7 @@ def test_a_table_that_left_has_nothing_of_ours(database: Database, guarded: str)
 
 
 def test_a_reader_who_waits_for_the_table_goes_before_a_detach(database: Database, guarded: str) -> None:
-    """Else the server would end one of the two, maybe the reader."""
+    """Without this, the server would end one of the two, maybe the reader."""
     published(database, guarded)
     clean_up.clean_up(database)
     with closing(steps.session(guarded)) as reader, closing(steps.session(guarded)) as owner:
@@ -301,7 +301,7 @@ def test_an_alter_that_matters_to_a_build_is_refused(database: Database, guarded
 
 def test_a_needed_column_stays(database: Database, guarded: str) -> None:
     published(database, guarded)
-    # The server's own: the generation's view of its source depends on the column.
+    # The server's own refusal: the generation's view of its source depends on the column.
     with pytest.raises(psycopg2.errors.DependentObjectsStillExist, match="roir_data"):
         run_sql(guarded, "ALTER TABLE t DROP COLUMN k")
     with pytest.raises(psycopg2.errors.ObjectInUse, match=r"needs column k of public\.t"):
@@ -352,7 +352,7 @@ def test_what_was_wrong_before_stops_no_later_ddl(database: Database, guarded: s
 
 
 def test_init_leaves_away_what_somebody_has_removed(database: Database, dsn: str) -> None:
-    """After a restore, too: what was removed isn't in the dump, and that it was is."""
+    """After a restore too: the dump has no guard, but a record that it was removed."""
     install.init(database)
     run_sql(dsn, "SELECT roir.unguard()")
     install.init(database)
@@ -381,7 +381,7 @@ def test_init_installs_it_where_it_may(database: Database, dsn: str) -> None:
 
 
 def test_the_guard_does_not_look_at_what_prepare_itself_does(database: Database, guarded: str) -> None:
-    """It would look at all partitions for each of their triggers, while writers wait."""
+    """The guard would look at all partitions for each of their triggers, while writers wait."""
     run_sql(guarded, f"ALTER DATABASE {one(database, 'SELECT current_database()')} SET track_functions = 'all'")
     looked = []
     for index, leaves in enumerate((3, 30)):
@@ -448,7 +448,7 @@ def test_a_statement_is_read_as_the_server_reads_it(database: Database, query: s
 def test_what_an_older_snapshot_takes_is_named(
     database: Database, guarded: str, statement: str, isolation: str
 ) -> None:
-    """It doesn't see that the partition is one that the index holds."""
+    """The snapshot doesn't see that the index has the partition."""
     published(database, guarded)
     with closing(steps.old_session(guarded, isolation)) as user:
         run_sql(
@@ -465,7 +465,7 @@ def test_what_an_older_snapshot_takes_is_named(
 
 @pytest.mark.parametrize("held", [False, True], ids=["free", "read"])
 def test_an_emptied_table_that_is_attached_makes_no_false_alarm(database: Database, guarded: str, held: bool) -> None:
-    """Unless somebody reads the view just then; the clean-up ends it."""
+    """If a session reads the view at that moment there is one, which the clean-up ends."""
     make(guarded)
     steps.make_index(database, include="v")
     clean_up.clean_up(database)

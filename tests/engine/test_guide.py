@@ -25,7 +25,7 @@ def section(page: str, heading: str) -> str:
 
 
 def blocks(text: str) -> list[str]:
-    """Its blocks of SQL."""
+    """The blocks of SQL in a text."""
     return re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 

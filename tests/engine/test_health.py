@@ -46,7 +46,7 @@ def rebuild(database: Database) -> None:
 
 
 def test_a_table_that_was_dropped_is_told_with_its_index(database: Database, dsn: str) -> None:
-    """Seen to name no index, and, during the first build, to say nothing."""
+    """Seen to name no index, and to say nothing during the first build."""
     published(database, dsn, partitioned=False)
     run_sql(dsn, "DROP TABLE t CASCADE")
     assert told(database) == ["index public.ix: its table was dropped; drop the index, too: roir drop public.ix"]
@@ -168,7 +168,7 @@ def test_a_rebuild_enables_capture_triggers_again(database: Database, dsn: str, 
 
 
 def test_a_build_that_missed_writes_is_not_forgotten_by_another_one(database: Database, dsn: str) -> None:
-    """To begin another enables the capture again, and with that the first one's fingerprint would be right again."""
+    """The begin of another build enables the capture again, and with that the first build's fingerprint would fit."""
     make(dsn)
     _, first = steps.begin(database)
     trigger = steps.capture_triggers(dsn)[0]
@@ -227,7 +227,7 @@ def test_a_renamed_column_is_told_and_a_renamed_type_is_not(database: Database, 
 
 
 def test_a_renamed_table_is_followed(database: Database, dsn: str) -> None:
-    """Another table, or a view, may have its name by now."""
+    """Another table, or a view, may have the old name."""
     published(database, dsn, partitioned=False)
     run_sql(
         dsn,
@@ -290,7 +290,7 @@ def test_the_capture_is_not_stale_in_any_mode(database: Database, dsn: str) -> N
 
 
 def test_a_column_that_was_dropped_with_cascade_has_one_remedy(database: Database, dsn: str) -> None:
-    """As the server's own hint advises, where no guard refuses it. A rebuild can't make the capture's view again."""
+    """The server's own hint advises this, if no guard refuses it. A rebuild can't create the capture's view again."""
     steps.make_table(dsn)
     steps.make_index(database, include="v")
     run_sql(dsn, "SELECT roir.unguard()", "ALTER TABLE t DROP COLUMN k CASCADE")
