@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_compactions_and_a_build_over_one_table(database: Database, dsn: str) -> None:
-    """With so many segments the capture guesses none."""
+    """There are too many segments for the capture to guess one."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

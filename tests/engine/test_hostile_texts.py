@@ -71,7 +71,7 @@ def build_of(**given: Any) -> Callable[[Database, str], object]:
 
 
 def by_sql(call: str) -> Callable[[Database, str], object]:
-    """In the user's own session, and taken back."""
+    """Calls a function in the user's own session, and rolls back."""
 
     def way(database: Database, text: str) -> None:
         session = steps.session(database.dsn)
@@ -179,7 +179,7 @@ def test_no_text_becomes_a_statement(shared: Database, way: str) -> None:
             assert "\n" not in str(refused).replace(text, ""), f"{case}: {refused}"
             assert len(str(refused)) < 1000 + 2 * len(text), case
         elif refused is not None:
-            # The user's own session, or driver.
+            # The user's own session or driver refuses it.
             assert "roir." in way or "role" in way, f"{case}: {refused!r}"
         session = steps.session(shared.dsn)
         assert sql(session, "SELECT to_regclass('public.canary') IS NULL") == [(False,)], case

@@ -126,7 +126,7 @@ def test_the_bloat_is_what_a_rebuild_wins(database: Database, dsn: str, deleted:
     won = before.generations[0].bytes - after.generations[0].bytes
     assert before.rows == after.rows == 3 * ROWS * (100 - deleted) // 100
     if not deleted:
-        # A rebuild wins nothing that is worth a word, and none is said.
+        # A rebuild wins nothing worth mentioning, and the status mentions nothing.
         assert (before.bloat.win_bytes, won < 256 * 1024) == (0, True)
     else:
         assert before.bloat.win_bytes == pytest.approx(won, rel=0.15)
@@ -165,7 +165,7 @@ def test_without_statistics_the_bloat_says_so(database: Database, dsn: str) -> N
 
 
 def test_a_server_that_has_forgotten_its_counts_makes_no_index_look_empty(database: Database, dsn: str) -> None:
-    """As after a crash: what is written from then on was all that was counted."""
+    """After a crash, for example, the counts hold only the writes since then."""
     steps.make_table(dsn, rows=ROWS)
     steps.make_index(database)
     before = only(database)
@@ -196,7 +196,7 @@ def test_who_holds_a_table_for_itself_holds_up_no_status(database: Database, dsn
 
 
 def test_what_is_gone_is_told_and_the_rest_shown(database: Database, dsn: str) -> None:
-    """Under hostile names: the source, the entries, and at last the control schema."""
+    """With hostile names: the source is gone, then the entries, and at last the control schema."""
     run_sql(
         dsn,
         'CREATE TABLE "T "".%s\n<b>" (id int PRIMARY KEY, "k%" text)',
@@ -273,7 +273,7 @@ def test_a_plain_owner_sees_its_indexes_with_their_bloat(server: str, dsn: str) 
 
 
 def test_a_look_at_an_index_costs_the_same_however_many_its_table_has(database: Database, dsn: str) -> None:
-    """The page Indexes looks at all of them: the rights of each index's capture once took a look at all the others."""
+    """The page Indexes looks at all indexes. Each index's rights of the capture once took a look at all others."""
     steps.make_table(dsn, 100)
     sent: list[str] = []
     event.listen(database.engine, "before_cursor_execute", lambda _c, _cursor, sql, *_: sent.append(sql))

@@ -45,7 +45,8 @@ EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
 OLD = (REPEATABLE_READ, SERIALIZABLE)
 GROUNDS = (*KINDS, *SOURCES)
-# Two of these in all orders beside a third: what meets, parts or moves the row that the other transaction deletes.
+# Two of these in all orders beside a third statement. They meet, part or move the row that the other transaction
+# deletes.
 CORE = (
     "insert b",
     "delete the new b",
@@ -61,7 +62,8 @@ CORE = (
     "delete b in vain",
     "swap a and b",
 )
-# The row that another transaction has deleted meanwhile comes back, by statements that the capture asks the source for.
+# The row that another transaction has deleted meanwhile comes back, by statements for which the capture asks the
+# source.
 RETURNS = {
     "by upserting it twice": ("upsert b", "upsert b"),
     "by another row that takes its primary key": ("a to b",),
@@ -70,9 +72,9 @@ RETURNS = {
 }
 
 PHASES = ("nothing", "prepared", "built", "sealed", "switched", "folded", "published")
-# Where they begin they wait for all writers.
+# These phases begin with a wait for all writers.
 DRAINED = ("prepared", "switched", "published")
-# Plays at a time: each has two sessions, of a hundred that the server takes.
+# Plays at a time. Each has two of the server's hundred sessions.
 ABREAST = 12
 NUMBERS = itertools.count()
 LEGS = tuple(itertools.combinations(PHASES, 2))
@@ -94,7 +96,7 @@ def grounds(server: str) -> Iterator[Grounds]:
         yield ground
 
 
-# -- an operation that goes on in the midst of schedules
+# -- an operation that continues in the middle of schedules
 
 
 def drains(begin: str, end: str) -> bool:
@@ -103,7 +105,7 @@ def drains(begin: str, end: str) -> bool:
 
 
 class Crossing:
-    """Plays whose builds go on in their midst: each on a table of its own, with sessions that stay open meanwhile."""
+    """Plays whose builds go on in their middle. Each has a table of its own, and sessions that stay open."""
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
@@ -119,12 +121,12 @@ class Crossing:
             session.close()
 
     def sweep(self, schedules: Iterable[Schedule], begin: str, end: str) -> None:
-        """As `Ground.sweep`, from one phase to another."""
+        """As `Ground.sweep`, while the operation goes from one phase to another."""
         for lot in self.ground.lots(schedules, ABREAST):
             self.play(*lot, begin, end)
 
     def play(self, schedules: Sequence[Schedule], twins: Sequence[Outcomes], begin: str, end: str) -> list[Failure]:
-        """As `Ground.play`; at the build's turn the operation goes from one phase to another."""
+        """As `Ground.play`. At the build's turn the operation goes from one phase to another."""
         ground, name = self.ground, f"crossed_{next(NUMBERS)}"
         ground.run(f"{ground.create(name)}; {ground.fill(name, ABREAST)}; ANALYZE {name}")
         operation = Voyage(ground, name)
@@ -149,7 +151,7 @@ class Crossing:
 
 
 class Voyage:
-    """One operation on its way."""
+    """One operation on its way through the phases."""
 
     def __init__(self, ground: Ground, table: str) -> None:
         self.ground = ground
@@ -160,7 +162,7 @@ class Voyage:
         self.job: Job
 
     def reach(self, phase: str) -> None:
-        """Go on to a phase."""
+        """Carries the operation to a phase."""
         # Entries come into the delta of a unique index before its keys are enforced, so that the enforcement isn't
         # disturbed.
         if self.ground.definition and phase != "nothing" and not self.touched:
@@ -169,13 +171,13 @@ class Voyage:
         self.reach_plainly(phase)
 
     def touch(self) -> None:
-        """Bring some entries into the delta."""
+        """Brings some entries into the delta."""
         self.touched = True
         for statement in self.ground.touch(self.table, ABREAST):
             self.ground.run(statement)
 
     def reach_plainly(self, phase: str) -> None:
-        """As `reach`, where nothing is written."""
+        """As `reach`, without writes on the way."""
         for following in PHASES[PHASES.index(self.phase) + 1 : PHASES.index(phase) + 1]:
             self._go_on(following)
             self.phase = following
@@ -210,7 +212,8 @@ class Voyage:
 
 
 def returning(isolation: str, statements: tuple[str, ...], build: bool) -> Schedule:
-    """An old snapshot, a deletion by another session, and then the row comes back. build: after the deletion."""
+    """An old snapshot, a deletion by another session, then the row comes back. build: its turn is after the deletion.
+    """
     ours, theirs = Transaction(isolation, statements), Transaction(READ_COMMITTED, ("delete b",))
     return Schedule((ours, theirs), (0, 1, 1, *([BUILD] if build else []), *[0] * (len(statements) + 1)))
 
@@ -245,7 +248,7 @@ def test_a_deferred_primary_key_has_two_rows_while_one_of_them_is_being_deleted(
 def test_a_deferrable_primary_key_whose_row_is_deleted_since_the_snapshot(
     grounds: Grounds, isolation: str, statement: str
 ) -> None:
-    """Checked at the statement's end, and yet an old snapshot shows the row that is gone."""
+    """The key is checked at the statement's end, but an old snapshot still shows the row that is gone."""
     ground = grounds(IMMEDIATE)
     theirs, ours = Transaction(READ_COMMITTED, ("delete b",)), Transaction(isolation, (statement,))
     ground.sweep(Schedule((theirs, ours), turns) for turns in interleavings((theirs, ours)) for _ in range(3))
@@ -254,7 +257,7 @@ def test_a_deferrable_primary_key_whose_row_is_deleted_since_the_snapshot(
 
 @pytest.mark.sample(1)
 def test_a_row_that_moves_while_its_key_is_asked_for(grounds: Grounds) -> None:
-    """READ COMMITTED never gets 40001 for that: the move is half done, and waits for a third transaction."""
+    """READ COMMITTED never gets 40001 for that. The move is half done, and waits for a third transaction."""
     ground = grounds(PARTITIONED)
     third = Transaction(READ_COMMITTED, ("touch b",))
     moves = Transaction(READ_COMMITTED, ("move a and b",))
@@ -269,7 +272,7 @@ def test_a_row_that_moves_while_its_key_is_asked_for(grounds: Grounds) -> None:
     ground.settled(SEED)
 
 
-# -- schedules by chance, and all of them
+# -- random schedules, and all of them
 
 
 @pytest.mark.parametrize("kind", GROUNDS)
@@ -280,7 +283,7 @@ def test_a_sample_of_schedules(grounds: Grounds, kind: str) -> None:
 
 
 def crossings(ground: Ground, chance: random.Random, number: int, drained: bool) -> Iterator[Schedule]:
-    """Schedules with a turn of the build. drained: no writer is under way then."""
+    """Schedules with a turn of the build. drained: no writer is under way at that turn."""
     while number:
         some = by_chance(chance, ground.choices(), 2, chance.choice(ground.levels))
         schedule = shuffled(chance, some, build=True)
@@ -290,7 +293,7 @@ def crossings(ground: Ground, chance: random.Random, number: int, drained: bool)
 
 
 def cross(ground: Ground, number: int, legs: Sequence[tuple[str, str]] = LEGS) -> None:
-    """So many schedules on each of some legs of an operation."""
+    """Plays `number` schedules on each leg of an operation."""
     chance = random.Random(SEED)
     with Crossing(ground) as crossing:
         for leg in legs:
@@ -314,7 +317,7 @@ def test_a_sample_of_schedules_across_phases(grounds: Grounds, kind: str, leg: t
 @pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_build_goes_on_in_every_gap(grounds: Grounds, kind: str) -> None:
-    """Every leg of an operation, at every turn where it can be."""
+    """Every leg of an operation, at every possible turn."""
     cross(grounds(kind), EXAMPLES or 96)
 
 
@@ -335,7 +338,7 @@ def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("isolation", LEVELS[:2])
 def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) -> None:
-    """In all interleavings; the one is READ COMMITTED."""
+    """Plays them in all interleavings; the transaction with one statement is READ COMMITTED."""
     ground = grounds(kind)
     core = [name for name in CORE if name in ground.choices()]
     transactions = (
@@ -349,7 +352,7 @@ def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) 
 @pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("kind", GROUNDS)
 def test_all_interleavings_of_transactions_by_chance(grounds: Grounds, kind: str) -> None:
-    """Two to three statements each, at any two levels; and three transactions, one interleaving of each."""
+    """Pairs with up to three statements each, at any two levels; and three transactions, in one interleaving each."""
     ground, chance = grounds(kind), random.Random(SEED)
     for _ in range(EXAMPLES or 40):
         two = by_chance(chance, ground.choices(), 2)

@@ -1,6 +1,6 @@
 """A write to one leaf of a partitioned source locks the leaves that it locks without an index, and waits for no other.
 
-Each statement runs ten times in one session: from the sixth on PostgreSQL may use a plan that fits any values.
+Each statement runs ten times in one session: from the sixth on PostgreSQL may use a generic plan.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class Leaf:
         assert len(self.rows) == TIMES
 
     def write(self, statement: str) -> Iterator[None]:
-        """Run it for one row after the other."""
+        """Runs the statement for one row after the other."""
         for d, number in self.rows:
-            # Still within the leaf of two levels, whose ids are below 300.
+            # The ids are still those of the leaf of two levels, below 300.
             sql(self.user, statement.format(t=self.table, leaf=self.name, d=d, id=number, new=-number))
             yield
 
     def locked(self, statement: str) -> set[str]:
-        """The leaves that ten times this statement have locked, by the names without the table's. Rolled back."""
+        """The leaves that ten runs of this statement lock, by their names without the table's. Rolls back."""
         for _ in self.write(statement):
             pass
         names = {name.removeprefix(self.table) for (name,) in sql(self.user, LOCKED, f"^{self.table}_")}
@@ -142,11 +142,11 @@ def test_a_write_locks_the_leaves_that_it_locks_without_the_index(database: Data
 
 @pytest.mark.usefixtures("layout")
 def test_a_write_waits_for_no_sibling_leaf(database: Database, dsn: str) -> None:
-    """All the others are held by somebody who rewrites them; what waits without the index waits with it, no more."""
+    """A rewrite holds all other leaves. A write waits only if it also waits without the index."""
     waited: list[str] = []
 
     def waits(user: psycopg2.extensions.connection, leaf: Leaf, statement: str) -> bool:
-        # No limit that a statement here is measured by: without one a failure would hang.
+        # This limit measures no wait; without it a failure would hang.
         sql(user, "SET lock_timeout = '1s'")
         try:
             for _ in leaf.write(statement):
@@ -170,7 +170,7 @@ def test_a_write_waits_for_no_sibling_leaf(database: Database, dsn: str) -> None
             here, there = (waits(user, leaf, STATEMENTS[name]) for leaf in leaves)
             if here != there:
                 waited.append(f"{name} in {mode} mode")
-            # Back to what was there, for the next one.
+            # Restore the rows for the next statement.
             holder.rollback()
             for leaf in leaves:
                 sql(user, f"DELETE FROM {leaf.name} WHERE id < 0")

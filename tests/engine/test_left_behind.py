@@ -1,4 +1,4 @@
-"""A statement of a command fails once, by any SQLSTATE: what is left is named, and a repeat brings it to its end."""
+"""A statement of a command fails once, with any SQLSTATE: a message names the rest, and a repetition completes it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ WALKED: dict[str, tuple[Callable[[Database], None], Command]] = {
 
 @contextmanager
 def failing_at(database: Database, number: int, state: str) -> Iterator[list[str]]:
-    """In the block the statement of that number fails once. Yields the statements until then."""
+    """In the block, statement number `number` fails once. Yields the statements up to then."""
     seen: list[str] = []
 
     def fail(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
@@ -104,7 +104,7 @@ _wanted: dict[str, tuple[int, list[tuple[Any, ...]]]] = {}
 
 
 def wanted(server: str, template: str, name: str) -> tuple[int, list[tuple[Any, ...]]]:
-    """How many statements the command has, and what is there after it."""
+    """The number of the command's statements, and our objects after it."""
     if name not in _wanted:
         with cloned(server, template) as database:
             with failing_at(database, -1, "") as seen:
@@ -116,9 +116,9 @@ def wanted(server: str, template: str, name: str) -> tuple[int, list[tuple[Any, 
 
 
 def ours(database: Database) -> list[tuple[Any, ...]]:
-    """Without the operations: a command that failed at its very end is repeated by another one.
+    """Our objects without the operations: a command that failed at its very end is repeated by another operation.
 
-    A number that a rolled back transaction has drawn is left out: the newest generation has a name of its own.
+    Numbers that a rolled back transaction has drawn are left out: the newest generation is called N.
     """
     found = [row for row in all_of_ours(database) if row[0] != "operation"]
     newest = max(int(row[1]) for row in found if row[0] == "generation")
@@ -164,7 +164,7 @@ def test_what_a_failed_statement_leaves(
                     leaving = sql(session, "SELECT count(*) > 0 FROM roir.source_partition WHERE status = 'leaving'")
                 if name.startswith("detach") and leaving == [(True,)]:
                     assert any("roir clean-up" in line for line in said), f"{case}: {said}"
-                # Repeated without the fault, where it hadn't come to its end.
+                # Repeat the command without the fault, if it didn't complete.
                 with suppress(RoirError):
                     command(database, said.append)
             if name != "revert":

@@ -1,4 +1,4 @@
-"""Limits that would show late are refused at plan where they can be known; types that change under a build."""
+"""Limits that would show late are refused at plan if they can be known then; types that change under a build."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_biggest_entry_that_the_server_takes_is_taken_and_one_byte_more_is_r
         sql(user, f"INSERT INTO t SELECT 1, {value.format(length)}, NULL, repeat('w', 100)")
 
     def taken(length: int) -> bool:
-        """Whether the server takes it into an index of such rows that it builds, and into one that is there."""
+        """True if the server takes it into a new index of such rows, and into one that exists."""
         write(length)
         copied = f"INSERT INTO stored SELECT {RESTS[rest]} FROM t"
         try:
@@ -112,7 +112,7 @@ def test_the_biggest_entry_that_the_server_takes_is_taken_and_one_byte_more_is_r
     assert sql(user, "SELECT relname FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace") == []
     steps.make_index(database, segments=1, **definition)
     steps.assert_exact(database)
-    # A write may have values longer than the table then has them: compressed by it, for the sake of others.
+    # A write may have longer values than the table then stores: the table compresses them because of other columns.
     sql(user, f"CREATE TABLE native (LIKE t INCLUDING ALL); {index.replace('INDEX i ON stored', 'INDEX ON native')}")
     native = False
     with suppress(psycopg2.errors.ProgramLimitExceeded):
@@ -124,7 +124,7 @@ def test_the_biggest_entry_that_the_server_takes_is_taken_and_one_byte_more_is_r
 
 
 SPREAD = {
-    # partitions, rows of each, the partition of the one fat row
+    # The number of partitions, the rows of each, and the partition of the one fat row.
     "one table": (0, 300, 0),
     "many small leaves": (60, 20, 59),
     "an empty one among them": (5, 0, 3),
@@ -177,7 +177,7 @@ def test_a_big_leaf_is_sampled_by_other_blocks_each_time_and_never_by_none(datab
 
 
 COVERING = {
-    # key, included, covering: what is covered, None: refused
+    # Key, included columns, covering: the columns that are covered; None: refused.
     ("b", "i", "all"): ["i"],
     ("b", "s, i", "all"): ["s", "i"],
     ("b", "x", "all"): None,
@@ -198,7 +198,7 @@ COVERING = {
 
 @pytest.mark.parametrize("case", COVERING, ids=lambda case: ", ".join(case))
 def test_no_write_fails_because_of_an_included_column(database: Database, dsn: str, case: tuple[str, str, str]) -> None:
-    """The longest values that the types allow; of a key without bound, those that leave 1,024 bytes."""
+    """The longest values that the types allow; for a key without bound, values that leave 1,024 bytes."""
     keys, include, covering = case
     columns = {"b": "bigint", "i": "int", "s": "varchar(10)", "x": "text", "l": "varchar(300)", "m": "varchar(200)",
                "h": "varchar(500)"}  # fmt: skip
@@ -283,7 +283,7 @@ def test_a_types_change_under_a_build_is_harmless_to_the_key(database: Database,
 
 
 def test_a_verification_goes_by_the_labels_of_now(database: Database, dsn: str) -> None:
-    """Those of the build, in its bounds and watermarks, are done with. A rename under way can be got over."""
+    """It doesn't need the build's labels in bounds and watermarks. A rename meanwhile is no obstacle."""
     run_sql(
         dsn,
         *ENUM,
@@ -305,7 +305,7 @@ def test_a_verification_goes_by_the_labels_of_now(database: Database, dsn: str) 
 def test_a_renamed_label_of_the_primary_key_stops_the_build_until_it_is_called_as_before(
     database: Database, dsn: str
 ) -> None:
-    """Bounds and watermarks are texts. No row is missed: the batch fails, and the label is named."""
+    """Bounds and watermarks are texts. No row is missed: the batch fails, and the error names the label."""
     run_sql(
         dsn,
         *ENUM,

@@ -166,7 +166,7 @@ def pid_of(connection: psycopg2.extensions.connection) -> int:
 def test_who_waits_between_two_attempts_is_shown_with_who_holds_the_lock(
     database: Database, dsn: str, name: str
 ) -> None:
-    """In the rest after an attempt no session of ours waits: `report` is called there."""
+    """`report` is called in the rest after an attempt, when no session of ours waits."""
     before, holds, shown_as, command = COMMANDS[name]
     before(database)
     holder = steps.session(dsn)
@@ -245,7 +245,7 @@ def test_who_was_killed_while_it_waited_is_shown_no_more_and_forgotten_by_the_ne
 
 
 def test_a_worker_that_waits_is_found_among_the_sessions(database: Database, dsn: str) -> None:
-    """A worker seals, and somebody holds one of the segments."""
+    """A worker seals, and a user holds one of the segments."""
     prepared, run = steps.begin(database, segments=1)
     steps.build_all(database, run)
     holder = steps.session(dsn)

@@ -30,7 +30,7 @@ from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(1)
 
-# For what ends within a second.
+# For things that take less than a second.
 PATIENCE_S = 60.0
 
 STEPS = ["prepare", "switch", "publish"]
@@ -46,7 +46,7 @@ class Locking:
 
     def __init__(self, database: Database, step: str, patience_s: int) -> None:
         self.database, self.step = database, step
-        # The longest limit that there may be below the server's deadlock_timeout of a second.
+        # The longest possible limit below the server's deadlock_timeout of a second.
         self.options = BuildOptions(lock_timeout_ms=900, lock_patience_s=patience_s)
         self.reports: list[str] = []
         self.run: Run | None = None
@@ -72,7 +72,7 @@ class Locking:
             )
 
     def finish(self) -> None:
-        """Go on to the end, and compare."""
+        """Carries the operation to its end, and compares."""
         if self.run is None:
             _, self.run = steps.begin(self.database)
             steps.build_all(self.database, self.run)
@@ -83,7 +83,7 @@ class Locking:
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
-    """Start it; what it raises is kept."""
+    """Starts the work in a thread, and keeps its error."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -98,7 +98,7 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[BaseExcep
 
 
 def wait_until(watch: psycopg2.extensions.connection, query: str, *values: Any) -> Any:
-    """Ask the server again and again until it answers with something that is true."""
+    """Asks the server until the answer is true, and returns it."""
     deadline = time.monotonic() + PATIENCE_S
     while not (answer := sql(watch, query, *values)[0][0]):
         assert time.monotonic() < deadline, f"not in {PATIENCE_S:g} s: {query}"
@@ -143,7 +143,7 @@ def test_a_writer_that_queues_behind_an_attempt_is_let_go_while_the_blocker_stil
     locking = Locking(database, step, patience_s=60)
     idle, writer, watch = steps.session(dsn), steps.session(dsn), watching(dsn)
     sql(idle, "UPDATE t SET v = 0 WHERE id = 1")
-    # It fails then, rather than to wait for ever.
+    # With this limit the writer fails instead of waiting for ever.
     sql(writer, "SET lock_timeout = '20s'")
     drain, failed = in_thread(locking.attempt)
     ours = wait_until(watch, "SELECT max(pid) FROM pg_locks WHERE NOT granted AND mode = 'ShareRowExclusiveLock'")
@@ -219,7 +219,7 @@ def test_all_leaves_together_have_one_limit(database: Database, dsn: str) -> Non
     first.rollback()
     thread.join()
     assert isinstance(errors[0], DBAPIError)
-    # 57014: the limit of the whole statement, which began before the second leaf's lock_timeout (55P03) did.
+    # 57014: the whole statement's limit began before the second leaf's lock_timeout (55P03).
     assert sqlstate(errors[0]) == "57014"
     with pytest.raises(LockNotAcquired):
         drain.run(lambda connection, lock: lock(), lambda line: None)
@@ -267,7 +267,7 @@ def test_what_is_locked_after_the_drain_has_what_is_left_of_the_limit(database: 
 
 
 def test_who_holds_the_whole_table_is_named_before_anything_is_planned(database: Database, dsn: str) -> None:
-    """The plan reads the table: it gives up soon, and says for whom."""
+    """The plan reads the table: it gives up soon, and names the holder."""
     user = session(dsn)
     sql(user, "TRUNCATE t")
     definition = IndexDefinition.parse("ix", "t", "k")

@@ -1,4 +1,4 @@
-"""Pauses that last: what is warned of, how often, and what ends in an abort."""
+"""Pauses that last: the warnings, how often they come, and the pauses that end in an abort."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def paused(database: Database, **options: object) -> int:
 
 
 def later(dsn: str, seconds: int) -> None:
-    """So much time passes: all that was is that much older."""
+    """Lets this many seconds pass: the pause and the events become that much older."""
     for table, column in (("operation", "paused_at"), ("event", "at")):
         run_sql(dsn, f"UPDATE roir.{table} SET {column} = {column} - interval '{seconds} s'")
 
@@ -76,7 +76,7 @@ def test_a_big_delta_is_warned_of_at_once(dsn: str, database: Database) -> None:
 
 
 def test_big_lists_of_a_compaction_are_warned_of_at_once(dsn: str, database: Database) -> None:
-    """Each write goes into the list of the unit at hand, as long as it is paused."""
+    """While it is paused, each write adds to the list of the current unit."""
     steps.make_index(database, segments=2)
     run = compacting.begin(database, compacting.act("rewrite", 1), compacting.act("rewrite", 2))
     going = compacting.stages(database, run)

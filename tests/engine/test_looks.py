@@ -43,7 +43,7 @@ CASES = [(scene, command) for command in COMMANDS for scene in scenes(command)]
 def test_a_look_beside_a_command_tells_nothing_else(
     server: str, templates: dict[str, str], scene: str, command: str
 ) -> None:
-    """Seen to fail where a segment's name, or a trigger's function, was looked up beside rows of the snapshot."""
+    """Seen to fail if a segment's name, or a trigger's function, is looked up beside rows of the snapshot."""
     with operators.cloned(server, templates[scene]) as dsn:
         looker = Database(dsn, "looker")
         looks: list[Connection] = []
@@ -69,7 +69,7 @@ def test_a_look_beside_a_command_tells_nothing_else(
 
 
 def test_a_look_that_a_drop_overtakes_looks_again(server: str, templates: dict[str, str]) -> None:
-    """It waits for the view's definition until the drop has committed: the server then knows no such relation."""
+    """The look waits for the view's definition until the drop has committed. The server then has no such relation."""
     with operators.cloned(server, templates["left"]) as dsn:
         meeting = Meeting(dsn, "drop", "drop")
         looker = Database(dsn, "second")

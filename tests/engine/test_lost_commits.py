@@ -1,4 +1,4 @@
-"""What a server that lost its last commits is protected by, without a second server: `test_failover.py` has that."""
+"""Protection against a server that lost its last commits, without a second server (`test_failover.py` has one)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_nothing_is_taken_from_an_operation_that_is_not_being_aborted(database: 
 def test_in_another_history_a_function_begins_anew_and_gives_up_in_the_end(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A timeline for each session."""
+    """Each session sees another timeline."""
     begun = 0
 
     @in_one_history
@@ -75,7 +75,7 @@ def test_in_another_history_a_function_begins_anew_and_gives_up_in_the_end(
 
 
 def test_the_history_of_a_server_can_be_read_by_anybody(database: Database, dsn: str) -> None:
-    """Else nothing of this would hold for a role without more rights."""
+    """Otherwise a role without more rights would have no protection."""
     user = steps.session(dsn)
     role = f"nobody_{abs(hash(dsn))}"
     sql(user, f"CREATE ROLE {role} LOGIN")
@@ -91,7 +91,7 @@ def test_the_history_of_a_server_can_be_read_by_anybody(database: Database, dsn:
 
 
 def test_what_was_told_is_not_gone_after_a_crash(dsn: str) -> None:
-    """A database that gives up its last commits does so for its users alone."""
+    """If a database commits asynchronously, only the sessions of its users do so."""
     user = steps.session(dsn)
     name = user.info.dbname
     sql(user, f"ALTER DATABASE {name} SET synchronous_commit = off")

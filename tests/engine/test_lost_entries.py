@@ -1,4 +1,4 @@
-"""`DROP SCHEMA roir_data CASCADE`: every command says what to do, and that helps."""
+"""`DROP SCHEMA roir_data CASCADE`: every command names a remedy, and the remedy helps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMMANDS: dict[str, Callable[[Database], object]] = {
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("kind", ["build", "verify", "compact", "nothing"])
 def test_the_schema_of_entries_is_dropped(database: Database, dsn: str, kind: str) -> None:
-    """While an operation is unfinished, or none; one index was rebuilt, one is unique."""
+    """An operation is unfinished, or none is. One index was rebuilt, one is unique."""
     steps.make_table(dsn)
     steps.make_index(database, include="v")
     steps.make_index(database, table=None, keys=None)

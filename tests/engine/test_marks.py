@@ -49,9 +49,10 @@ STUB = "CREATE OR REPLACE FUNCTION {0}() RETURNS trigger LANGUAGE plpgsql AS 'BE
 
 @dataclass(frozen=True)
 class Gone:
-    """away: what takes it away; back: what makes it look as before. Where back is None it is what the catalog says.
+    """An object that is gone or altered for a while. away: the statements that do that; back: those that make it look
+    as before.
 
-    said: what the warning says, '' where it is harmless, and nothing may be said.
+    said: the warning, or '' if the change is harmless and must not be reported. Words in braces are those of `User`.
     """
 
     away: tuple[str, ...]
@@ -220,7 +221,7 @@ GONE = {
         ("{bounds of {base}_s001}", "ALTER TABLE {base} DETACH PARTITION {base}_s001"),
         ("{attach {base}_s001}",),
         "segments of its entries",
-        # Other writes go to the default segment, and then the server doesn't take it back.
+        # Other writes would go to the default segment, and the server would then refuse to attach the segment again.
         meanwhile=("DELETE FROM t",),
     ),
     "entries under another name": Gone(
@@ -234,7 +235,7 @@ GONE = {
 
 
 class User:
-    """A user who owns everything: whatever fails, fails."""
+    """A user who owns everything. Statements that fail are skipped."""
 
     def __init__(self, dsn: str, generation_id: int) -> None:
         self.connection = psycopg2.connect(dsn)
@@ -260,7 +261,7 @@ class User:
         }
 
     def send(self, *statements: str) -> str:
-        """Each for itself. The first line of the first error, '' where there is none."""
+        """Sends each statement alone. Returns the first line of the first error, or ''."""
         said = ""
         for statement in statements:
             text = statement
@@ -289,7 +290,7 @@ def told(connection: Connection, stage: Stage) -> str:
     return ""
 
 
-# Before the seal the index is none yet.
+# Before the seal the index has no unique index, and no view.
 UNBUILT = ("unique index of the entries", "index's view")
 CASES = [
     pytest.param(name, mode, guarded, id=f"{name}-{mode}-{'guarded' if guarded else 'detected'}")
@@ -326,7 +327,7 @@ def test_what_was_gone_for_a_while_is_refused_or_harmless_or_told(
         return
     user.send(*gone.meanwhile)
     back = user.send(*gone.back)
-    # A trigger is dropped unseen by the guard; the rest isn't.
+    # The guard doesn't see that a trigger is dropped; it sees the others.
     assert back == "" or (guarded and "while index public.ix is being built" in back), back
     user.connection.close()
     with stage.connection.begin():
@@ -356,7 +357,7 @@ def test_a_verification_that_leaves_nothing_wrong_ends_the_warning(database: Dat
     run_sql(dsn, *DROP_AND_ADD)
     for options in (VerifyOptions(), VerifyOptions(sample=10)):
         lifecycle.verify(database, "ix", options, "test")
-        # A part proves nothing of the rest.
+        # The verification of a part proves nothing about the rest.
         assert KEY in warned(database)[0]
     assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").complete
     assert warned(database) == []

@@ -45,12 +45,12 @@ class Scrape:
                 of[key] = sample.value
 
     def values(self, name: str, **labels: object) -> list[float]:
-        """Those with these labels, among others."""
+        """The values with these labels, and any others."""
         wanted = {(key, str(value)) for key, value in labels.items()}
         return [value for key, value in self.samples.get(name, {}).items() if wanted <= key]
 
     def one(self, name: str, **labels: object) -> float:
-        """The only one."""
+        """The only value with these labels."""
         [value] = self.values(name, **labels)
         return value
 
@@ -84,7 +84,7 @@ def newest(dsn: str) -> dict[str, Any]:
 
 
 def assert_tells(dsn: str, database: Database) -> Scrape:
-    """A scrape that says what the control tables say."""
+    """Checks that a scrape equals the control tables."""
     seen, true = Scrape(database), newest(dsn)
     labels = {"operation": true["id"], "kind": true["kind"], "index": "public.ix"}
     assert seen.one("roir_up") == 1
@@ -168,7 +168,7 @@ def test_counters_never_fall_over_pause_resume_kill_and_verify(database: Databas
     assert look().one("roir_operation_workers") == 0
     requests.resume(database, "ix", "test")
     assert look().one("roir_operation_paused_seconds") == 0
-    # A run that was killed with a range in its hands, and whose heart has stopped.
+    # A run that was killed while it held a range, and has no heartbeat.
     run = start_run(database, "ix", "killed", take_over=True)
     dead = steps.worker(database, run)
     assert isinstance(dead.claim(), Claim)
@@ -230,7 +230,7 @@ def test_what_the_governor_read_and_granted(dsn: str, database: Database, table:
         throttle="replica_lag=100MB oldest_transaction=10min free_space=1GB replicas=r1,r2",
     )
     seen = Scrape(database)
-    # Nobody has given a grant yet: that holds.
+    # No grant yet is a grant of 0.
     assert seen.one("roir_operation_granted_workers") == 0
     assert seen.one("roir_signal_limit", signal="replica_lag") == 100 * 2**20
     assert seen.values("roir_signal_value") == []
@@ -410,7 +410,7 @@ def test_a_scrape_never_waits_behind_a_lock(dsn: str, database: Database, table:
         assert (seen.one("roir_up"), seen.one("roir_problem", reason="locked")) == (0, 1)
         return
     assert seen.one("roir_up") == 1
-    # The view of operations tells what was lost, too.
+    # The view of operations reads the lost table, too.
     assert seen.values("roir_operation_percent") == ([] if held == "roir.throttle_time" else [0])
     if held == "t":
         assert seen.one("roir_problem", part="capture", reason="locked", index="public.ix") == 1
@@ -441,5 +441,5 @@ def test_a_look_writes_nothing(dsn: str, database: Database, table: None) -> Non
         user.rollback()
         return sql(user, "SELECT txid_snapshot_xmax(txid_current_snapshot())") == before
 
-    # An autovacuum of any database may take one meanwhile, but not each time.
+    # An autovacuum of any database may draw a number meanwhile, but not each time.
     assert any(takes_no_number() for _ in range(20))

@@ -1,4 +1,4 @@
-"""Names of any shape, for schema, table, columns and index: none meets a name of ours, none is more than a name."""
+"""Names of any shape, for schema, table, columns and index: none collides with ours, and none is more than a name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ GROUPS = [COLUMNS[start : start + 15] for start in range(0, len(COLUMNS), 15)]
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: repr(names[0]))
 def test_columns_may_be_called_anything(database: Database, dsn: str, names: list[str]) -> None:
-    """Each name once, as a primary key, a key or an included column; `id` and `v` where they run out."""
+    """Each name once, as a primary key, a key or an included column; then `id` and `v`."""
     names = [*names, "id", "v"]
     for number in range(0, len(names) - 2, 3):
         id_, k, v = map(quote, names[number : number + 3])
@@ -140,7 +140,7 @@ GONE = {
 
 @pytest.mark.parametrize("how", GONE)
 def test_a_publish_says_why_it_can_not_make_the_view(dsn: str, maker: str, how: str) -> None:
-    """It can be resumed as soon as the schema is there again, and nothing that was built is lost."""
+    """The operation can be resumed as soon as the schema is there again, and nothing that was built is lost."""
     statement, said, heal = GONE[how]
     database = Database(maker, "roir tests")
     run = steps.sealed(database, "app.ix", "app.t", "k")
@@ -154,7 +154,7 @@ def test_a_publish_says_why_it_can_not_make_the_view(dsn: str, maker: str, how: 
 
 
 def test_a_clean_up_names_the_right_that_it_lacks(dsn: str, maker: str) -> None:
-    """Nothing is wrong with view or tables, and nothing is to be dropped."""
+    """View and tables are right, and nothing has to be dropped."""
     database = Database(maker, "roir tests")
     steps.make_index(database, "app.ix", "app.t", "k")
     right = "Give the role that roir connects as this right"

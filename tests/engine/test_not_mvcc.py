@@ -1,4 +1,4 @@
-"""DDL whose rows older snapshots don't see, beside transactions that have one: "no such row" proves nothing there."""
+"""DDL whose rows older snapshots don't see, beside transactions with such snapshots: "no such row" proves nothing."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_key_of_a_row_whose_partition_was_replaced_by_a_copy(database: Databas
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["plain", "partitioned"])
 def test_rows_of_an_index_beside_a_rewrite_that_was_waited_for(database: Database, dsn: str, partitioned: bool) -> None:
-    """roir.rows locks the rows' table after its statement has a snapshot: it fails, where it would return nothing."""
+    """roir.rows locks the rows' table after its statement has a snapshot: it fails rather than return nothing."""
     run_sql(dsn, *_table(partitioned))
     Stage(database, "published", include="v")
     by_key = "SELECT x.id FROM roir.rows(NULL::t, 'ix', '{\"k\": \"5\"}') x"
@@ -126,7 +126,7 @@ def test_rows_of_an_index_beside_a_rewrite_that_was_waited_for(database: Databas
     watcher = Watcher(dsn)
     for query in (by_key, by_entries):
         reader, other = Session(dsn), Session(dsn)
-        # To read the text of a query is to read the row type, under a lock, before there is a snapshot.
+        # Parsing the query reads the row type, under a lock, before there is a snapshot.
         for session, statement in (
             (reader, f"PREPARE prepared AS {query}"),
             (reader, "EXECUTE prepared"),
@@ -153,7 +153,7 @@ def test_rows_of_an_index_beside_a_rewrite_that_was_waited_for(database: Databas
 
 
 def test_a_verification_whose_shared_snapshot_is_older_than_a_rewrite(database: Database, dsn: str) -> None:
-    """All entries are gone, and that snapshot sees no row, either: both sides are equal, and empty."""
+    """All entries are gone, and that snapshot sees no row either: both sides are empty, and equal."""
     base = verifying.build_index(dsn, database, *_table(), include="v")
     run_sql(dsn, f"DELETE FROM {base}")
     run = verifying.begin(database)
@@ -179,7 +179,7 @@ def _table(partitioned: bool = False) -> tuple[str, ...]:
     )
 
 
-# -- a third party's rewrites among the statements of interleaved transactions
+# -- a third transaction's rewrites among the statements of interleaved transactions
 
 
 _PERSISTENCE = "ALTER TABLE {leaf} SET UNLOGGED; ALTER TABLE {leaf} SET LOGGED"
@@ -205,7 +205,7 @@ OF_A_TABLE = {
     "set a default": "ALTER TABLE {t} ALTER note SET DEFAULT 5",
 }
 TOO_MANY_COLUMNS = "54011"
-# A leaf's rows vanish for older snapshots, while on the twin all do, or none: what each meets isn't compared.
+# A leaf's rows vanish for older snapshots. On the twin all rows do, or none: outcomes aren't compared.
 OF_A_LEAF = {
     "unlogged and logged": _PERSISTENCE,
     "another access method": "ALTER TABLE {leaf} SET ACCESS METHOD heap_too; ALTER TABLE {leaf} SET ACCESS METHOD heap",
@@ -242,7 +242,7 @@ class Rewritten(Rows):
 
 
 class Rewriting(Ground):
-    """A ground whose tables can be rewritten: they have what is altered."""
+    """A ground whose tables can be rewritten: they have the columns that are altered."""
 
     modes = ("capture", "direct", "active")
 
@@ -264,7 +264,7 @@ class Rewriting(Ground):
 
     def _unexpected(self, play: Play, twin: Outcomes) -> list[str]:
         if TOO_MANY_COLUMNS in {one.error for outcomes in (play.outcomes, twin) for one in outcomes.values()}:
-            # Each column that was dropped counts: this table has been altered by too many schedules, the other hasn't.
+            # Each dropped column counts: too many schedules have altered this table, but not the other one.
             return []
         done = {name for one in play.schedule.transactions for name in one.statements}
         if self.kind == PARTITIONED and done & {*OF_A_LEAF, *EXCHANGES, "cluster"}:
@@ -299,7 +299,7 @@ def grounds(server: str) -> Iterator[Grounds]:
 
 
 def drawn(chance: random.Random, ground: Ground) -> Schedule:
-    """A transaction that has a snapshot, a rewrite, and then its statements, with or without a third transaction."""
+    """A transaction with a snapshot, a rewrite, and then its statements, with or without a third transaction."""
     statements, rewrites = ground.choices(), rewrites_of(ground.kind)
     ours = Transaction(chance.choice(LEVELS), tuple(chance.choices(statements, k=chance.randint(1, 3))))
     theirs = Transaction(READ_COMMITTED, (chance.choice(rewrites),), chance.choice((COMMIT, COMMIT, COMMIT, ROLLBACK)))
@@ -331,7 +331,7 @@ ALL = [(kind, rewrite) for kind in GROUNDS for rewrite in rewrites_of(kind)]
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("kind", "rewrite"), ALL)
 def test_each_rewrite_beside_each_statement(grounds: Grounds, kind: str, rewrite: str, level: str) -> None:
-    """In all interleavings."""
+    """Plays them in all interleavings."""
     ground = grounds(kind)
     for statement in ground.choices():
         both = (Transaction(level, (statement,)), Transaction(READ_COMMITTED, (rewrite,)))

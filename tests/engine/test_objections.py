@@ -29,7 +29,7 @@ def of(dsn: str, definition: IndexDefinition = DEFINITION, **options: object) ->
 
 @dataclass(frozen=True)
 class Roles:
-    """One that made the control schema, one that owns the table, and one that has no rights, by its DSN."""
+    """A role that made the control schema, one that owns the table, and one without rights, by its DSN."""
 
     keeper: str
     owner: str
@@ -70,7 +70,7 @@ def test_the_statements_for_all_missing_rights_are_enough(roles: Roles) -> None:
     for part in ("no rights on the control schema", "can't act as", "USAGE, CREATE on schema"):
         assert any(part in one for one in said), (part, said)
     roles.give(found)
-    # Partitions are seen by who may use the control schema.
+    # A role sees the partitions once it may use the control schema.
     [last] = of(roles.poor).missing
     assert last.statement == f'ALTER TABLE "S 1".t2 OWNER TO {roles.owner}'
     roles.give(of(roles.poor))
@@ -165,7 +165,7 @@ def test_without_a_control_schema_that_is_said(server: str) -> None:
 
 
 def test_a_role_with_rights_of_its_own_hears_of_the_type_that_it_lacks(roles: Roles) -> None:
-    """One that is no member of the control schema's owner."""
+    """The role is no member of the control schema's owner."""
     [(name,)] = sql(session(roles.poor), "SELECT current_user::text")
     poor = f'"{name}"'
     run_sql(

@@ -32,7 +32,7 @@ def table(dsn: str) -> None:
 
 
 def publish(database: Database, created: bool = True) -> None:
-    """Create the index, or rebuild it."""
+    """Builds the index, or rebuilds it."""
     steps.make_index(database, **({} if created else {"table": None, "keys": None}))
 
 
@@ -70,7 +70,7 @@ def test_without_the_guard_that_reader_sees_an_incomplete_index(database: Databa
 
 
 def test_a_reader_who_has_read_the_old_generation_goes_on_reading_it(database: Database, dsn: str) -> None:
-    """Its lock on the view holds the flip up, so no transaction ever sees two generations."""
+    """The reader's lock on the view holds the publish up, so no transaction ever sees two generations."""
     publish(database)
     run = steps.folded(database, table=None, keys=None, lock_timeout_ms=50, lock_patience_s=0)
     user = steps.session(dsn, "REPEATABLE READ")
@@ -108,7 +108,7 @@ def test_the_guard_goes_when_no_older_snapshot_is_left(database: Database, dsn: 
     ((pid,),) = sql(user, "SELECT pg_backend_pid()")
     assert any(f"pid {pid}" in line for line in report.waiting)
     user.rollback()
-    sql(user, "SELECT count(*) FROM pg_class")  # a new one, that stays open
+    sql(user, "SELECT count(*) FROM pg_class")  # a new snapshot that stays open
     assert (clean_up.clean_up(database).guards_removed, is_guarded(database)) == (1, False)
     assert sql(user, "SELECT count(*) FROM ix") == [(100,)]
     assert clean_up.clean_up(database).guards_removed == 0
@@ -136,7 +136,7 @@ def test_sessions_of_other_databases_do_not_keep_the_guard(database: Database, d
 
 
 def test_sessions_of_other_roles_are_seen_by_a_role_without_any_right_to_watch(database: Database, dsn: str) -> None:
-    """Else clean-up, run by an ordinary owner, would take the guard away from under them."""
+    """Otherwise a clean-up by an ordinary owner would remove the guard while they read."""
     user = steps.old_session(dsn)
     publish(database)
     run_sql(dsn, "CREATE ROLE nosy LOGIN", "GRANT USAGE ON SCHEMA roir TO nosy")
@@ -199,7 +199,7 @@ def test_the_guard_is_asked_once_and_leaves_plans_as_they_are(database: Database
 def test_the_guard_is_right_in_a_database_that_was_restored_from_a_dump(
     database: Database, dsn: str, server: str, pg: int, tmp_path: Path
 ) -> None:
-    """There the ids of transactions mean nothing; the row that says `active` still does."""
+    """There the ids of transactions mean nothing. The row that says `active` is still right."""
     publish(database)
     dump = programs(pg) / "pg_dump"
     text = subprocess.run([dump, dsn], capture_output=True, text=True, check=True).stdout

@@ -29,7 +29,7 @@ WRITES = {
     "insert what was deleted": "INSERT INTO t VALUES (43, '3', 43)",
     "insert what was deleted, or update": "INSERT INTO t VALUES (43, '3', 4) ON CONFLICT (id) DO UPDATE SET k = 'new'",
 }
-# Key 43's row goes after some of the snapshots, and row 150 comes; row 44 gets another key, and row 45 that one.
+# After some of the snapshots key 43's row goes, row 150 comes, row 44 gets another key, and row 45 gets key 44.
 UNIQUE_WRITES = {
     "delete": "DELETE FROM t WHERE id = 42",
     "a key that nobody has any more": "INSERT INTO t VALUES (143, '43', 1)",
@@ -54,7 +54,7 @@ class Ground:
     unique: bool = False
 
     def make(self, dsn: str) -> None:
-        """Table `t`, whose keys are unique or five."""
+        """Creates table `t`, with unique keys or with five keys."""
         steps.make_table(dsn)
         if self.unique:
             run_sql(dsn, "UPDATE t SET k = id::text", "ANALYZE t")
@@ -86,7 +86,7 @@ GROUNDS = {
 def test_every_write_by_a_snapshot_from_every_moment_is_exact_or_refused(
     database: Database, dsn: str, isolation: str, kind: str, taken: str
 ) -> None:
-    """A snapshot is taken at one moment; its writes come at each later one, in a transaction of their own each."""
+    """A snapshot is taken at one moment. Its writes come at each later one, each in a transaction of its own."""
     ground = GROUNDS[kind]
     ground.make(dsn)
     users: dict[str, list[psycopg2.extensions.connection]] = {}
@@ -122,7 +122,7 @@ def test_every_write_by_a_snapshot_from_every_moment_is_exact_or_refused(
 def test_a_removal_that_finds_its_entry_in_the_delta_must_not_miss_the_copy_in_the_base(
     database: Database, dsn: str, isolation: str
 ) -> None:
-    """The delta's entry is older than the snapshot, the builder's copy younger: one of the two would stay."""
+    """The delta's entry is older than the snapshot, and the copy in the base is younger: one of the two would stay."""
     steps.make_table(dsn)
     _, run = steps.begin(database)
     run_sql(dsn, "UPDATE t SET k = 'touched' WHERE id = 42")
@@ -139,7 +139,7 @@ def test_a_removal_that_finds_its_entry_in_the_delta_must_not_miss_the_copy_in_t
 def test_an_insert_must_not_miss_antimatter_that_is_younger_than_its_snapshot(
     database: Database, dsn: str, isolation: str
 ) -> None:
-    """The fold would take that antimatter for the new entry's deletion."""
+    """The fold would apply that antimatter to the new entry."""
     steps.make_table(dsn)
     _, run = steps.begin(database)
     user = steps.old_session(dsn, isolation)
@@ -173,7 +173,7 @@ def test_a_key_that_came_after_the_snapshot_is_40001_and_the_retry_is_told_that_
 def test_a_key_that_left_after_the_snapshot_can_be_taken_and_written_again(
     database: Database, dsn: str, gone: str, mode: str, isolation: str
 ) -> None:
-    """The snapshot shows both entries. Seen to ask for the row that had gone, which is 40001."""
+    """The snapshot shows both entries. Seen to ask for the row that was gone, and to get 40001."""
     UNIQUE.make(dsn)
     stage = Stage(database, mode, include="v", unique=True)
     with closing(steps.old_session(dsn, isolation)) as user:
@@ -187,7 +187,7 @@ def test_a_key_that_left_after_the_snapshot_can_be_taken_and_written_again(
 
 @pytest.mark.parametrize("mode", ["direct", "active"])
 def test_on_conflict_knows_the_primary_key_alone(database: Database, dsn: str, mode: str) -> None:
-    """As docs/limits.md says."""
+    """docs/limits.md says so."""
     UNIQUE.make(dsn)
     stage = Stage(database, mode, include="v", unique=True)
     with closing(steps.session(dsn)) as user:

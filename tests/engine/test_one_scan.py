@@ -45,7 +45,7 @@ def table(dsn: str) -> str:
 
 
 def begin(database: Database, index: str, **options: object) -> Run:
-    """An operation with a run that is alive; of several the later ones take the first one's ranges."""
+    """An operation with a run that is alive. If there are several, the later ones take the first one's ranges."""
     keys, include = INDEXES[index]
     return steps.begin(database, index, keys=keys, include=include, **{**SMALL, **options})[1]
 
@@ -92,7 +92,7 @@ def test_one_scan_builds_three_indexes(database: Database, table: str) -> None:
 
 
 def test_a_batch_in_the_middle_is_for_all_that_stand_there(database: Database, table: str) -> None:
-    """The last one comes later, and copies alone what the others have done already."""
+    """The last operation comes later, and copies alone the rows that the others have already."""
     a, b = begin(database, "a"), begin(database, "b")
     first = steps.worker(database, a)
     claim = steps.claim_of(first)
@@ -102,7 +102,7 @@ def test_a_batch_in_the_middle_is_for_all_that_stand_there(database: Database, t
     while held is not None:
         held = batch(first, held).rest
     assert copied(database, a) == copied(database, b) > copied(database, c) == 0
-    # The range that the first worker has done is free for the last one, the others are done for it.
+    # The range of the first worker is free for the last operation, and done for the others.
     assert steps.claim_of(steps.worker(database, c)).ordinal == claim.ordinal
     for index in INDEXES:
         finish(database, index)
@@ -124,7 +124,7 @@ def test_no_two_workers_read_the_same_range(database: Database, table: str) -> N
 
 
 def test_two_claims_at_the_same_time(database: Database, table: str) -> None:
-    """Neither has seen the other: the younger operation's worker gives its range back."""
+    """Neither claim has seen the other one: the younger operation's worker gives its range back."""
     a, b = begin(database, "a"), begin(database, "b")
     one, two = steps.worker(database, a), steps.worker(database, b)
     with changed(database, r"AND NOT \(\s*id = ANY", "AND (true OR id = ANY"):
@@ -137,7 +137,7 @@ def test_two_claims_at_the_same_time(database: Database, table: str) -> None:
 
 
 def test_a_worker_that_is_stuck_holds_no_other_operation_up(database: Database, table: str) -> None:
-    """Its run lives, and waits for it."""
+    """The stuck worker's run is alive, and waits for it."""
     a, b = begin(database, "a"), begin(database, "b")
     stuck, worker = steps.worker(database, a), steps.worker(database, b)
     claims = steps.claim_of(stuck)
@@ -152,7 +152,7 @@ def test_a_worker_that_is_stuck_holds_no_other_operation_up(database: Database, 
 
 
 def test_a_worker_that_fails_again_and_again_holds_no_other_operation_up(database: Database, table: str) -> None:
-    """It takes up its range again after each error that may pass: that is no work."""
+    """The worker claims its range again after each error that may pass: that isn't progress."""
     a, b = begin(database, "a"), begin(database, "b")
     failing, worker = steps.worker(database, a), steps.worker(database, b)
     claim = steps.claim_of(failing)
@@ -192,7 +192,7 @@ def test_a_paused_one_gets_nothing_more_and_goes_on_where_it_stood(database: Dat
         held = batch(worker, held).rest
     assert copied(database, b) == 5
     b = start_run(database, "b", "test", take_over=True)
-    # From its own watermark alone; the next ranges together again.
+    # The range goes on from this operation's own watermark, alone; the next ranges are copied together again.
     own = steps.worker(database, b)
     assert steps.claim_of(own).scan.watermark == ["5"]
     claim = steps.claim_of(worker)
@@ -212,13 +212,13 @@ def test_one_with_another_rate_limit_is_left_alone(database: Database, table: st
     limited = steps.worker(database, b)
     batch(limited, steps.claim_of(limited))
     assert [copied(database, run) for run in (a, b, c)] == [5, 5, 5]
-    # Both may copy for both, each at half of the rate.
+    # Both operations may copy for each other, each at half of the rate.
     assert limited.source.carrier.share == 2
 
 
 @pytest.mark.parametrize("scan", ["key", "block"])
 def test_rows_that_came_between_the_prepares(database: Database, dsn: str, scan: str) -> None:
-    """The first one's capture has them and the second one's hasn't: they are ranges of its own."""
+    """The first operation's capture has them, the second one's doesn't: the second operation gets ranges for them."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int, k text, v int, pad text DEFAULT repeat('x', 3000), PRIMARY KEY (id)) "
@@ -258,7 +258,7 @@ def test_rows_that_came_between_the_prepares(database: Database, dsn: str, scan:
 )
 @pytest.mark.parametrize("scan", ["key", "block"])
 def test_a_cut_that_fits_no_more_is_not_taken(database: Database, table: str, altered: str, scan: str) -> None:
-    """The build that it is of may not have noticed yet."""
+    """The other build may not have noticed the change yet."""
     a = begin(database, "a", scan=scan)
     for statement in altered.split("; "):
         run_sql(table, statement)
@@ -271,7 +271,7 @@ def test_a_cut_that_fits_no_more_is_not_taken(database: Database, table: str, al
 
 
 def test_a_build_whose_labels_were_renamed_is_no_obstacle(database: Database, dsn: str) -> None:
-    """Its bounds contain a label that there is no more. That is its own trouble, and the new one plans alone."""
+    """The other build's bounds contain a label that is gone. The new build plans alone."""
     run_sql(
         dsn,
         "CREATE TYPE level AS ENUM ('low', 'mid', 'high')",
@@ -319,7 +319,7 @@ def test_what_happens_to_one_does_not_hurt_the_others(database: Database, table:
     worker = steps.worker(database, runs["a"])
     claim = steps.claim_of(worker)
     if moment == "UPDATE roir.scan_range p" and "gone" in fault:
-        # It waits for the batch, and is done when the batch is.
+        # The drop waits for the batch, and ends with it.
         pytest.skip("a table that was written to can't be dropped before the commit")
     with before(database, moment, lambda: FAULTS[fault](Database(table), runs["b"])):
         assert batch(worker, claim).rows == 5
@@ -338,7 +338,7 @@ def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: D
     worker = steps.worker(database, a)
     held: Claim | None = steps.claim_of(worker)
     rows = []
-    # As 53100, disk full: an error of the statement that writes there.
+    # An error of the statement that writes there, like 53100, disk full.
     full = "INSERT INTO roir_data.g2 (c1, c2) SELECT 1 / (random() * 0)::int, 1 UNION ALL "
     with changed(database, r"INSERT INTO roir_data\.g2 \([^)]*\)\s", full):
         while len(rows) < 8:
@@ -350,7 +350,7 @@ def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: D
             own.step(steps.claim_of(own))
     assert copied(database, a) == sum(row[0] for row in rows)
     assert rows[-1][1] == 0
-    # Alone the first time, and then not until the other one is known.
+    # The batch is copied for each operation alone the first time, and then not until the failing one is known.
     assert rows[-1][2] >= copied(database, a) - 3 * 5
     for index in INDEXES:
         finish(database, index)
@@ -362,7 +362,7 @@ def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: D
 def test_what_fails_when_a_companion_is_looked_at_is_its_own(
     database: Database, table: str, monkeypatch: pytest.MonkeyPatch, error: str, indexes: str
 ) -> None:
-    """As where a new leaf is renamed at that moment: a statement fails, and the transaction with it."""
+    """A new leaf that is renamed at that moment has this effect: a statement fails, and the transaction with it."""
     runs = {index: begin(database, index) for index in indexes}
     worker = steps.worker(database, runs["a"])
 
@@ -385,7 +385,7 @@ def test_what_fails_when_a_companion_is_looked_at_is_its_own(
 
 
 def test_columns_that_are_exchanged_for_a_while(database: Database, table: str) -> None:
-    """The reader's own columns are as they were. The capture writes for all: both fail, and nothing is copied."""
+    """The reader's own columns are as before. The capture writes for all, so both fail, and nothing is copied."""
     run_sql(table, "ALTER TABLE t ADD w int; UPDATE t SET w = v + 1000")
     a = steps.begin(database, "a", keys="k", **SMALL)[1]
     b = steps.begin(database, "b", keys="v", **SMALL)[1]
@@ -399,7 +399,7 @@ def test_columns_that_are_exchanged_for_a_while(database: Database, table: str) 
 
 
 def test_what_is_wrong_for_a_companion_alone_is_its_own(database: Database, dsn: str) -> None:
-    """The reader looks at the source for both, and goes without the one whose column is altered."""
+    """The reader checks the source for both, and goes on without the companion whose column is altered."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int GENERATED ALWAYS AS (id * 2) STORED)",
@@ -506,7 +506,7 @@ WRITES = (
 
 
 class Crowd:
-    """Three operations of one cut, each with two workers, and everything that can happen to them, by chance."""
+    """Three operations with the same ranges, each with two workers, and random events for them."""
 
     def __init__(self, database: Database, chance: random.Random, scan: str) -> None:
         self.database, self.chance, self.scan = database, chance, scan
@@ -569,7 +569,7 @@ class Crowd:
             requests.pause(self.database, index, "test")
 
     def resume(self, index: str) -> None:
-        """Also from a run that is alive."""
+        """Starts another run, even if the last one is alive."""
         if self.status(index) in (Phase.BUILD, Status.PAUSED):
             self.runs[index] = start_run(self.database, index, "test", take_over=True)
 
@@ -578,7 +578,7 @@ class Crowd:
             settle(self.database, self.runs[index], SourceChanged("by chance"), fatal=True)
 
     def abort(self, index: str) -> None:
-        """And another one begins in the midst of the others."""
+        """Aborts an operation, and begins another one beside the others."""
         self.user.commit()
         for worker, _ in self.workers.values():
             assert not worker.connection.in_transaction()
@@ -587,7 +587,7 @@ class Crowd:
         self.runs[index] = begin(self.database, index, scan=self.scan)
 
     def lose(self, index: str, number: int) -> None:
-        """A worker seems to be dead, and comes back later."""
+        """Gives a worker's claims back as if it were dead. The worker comes back later."""
         if self.status(index) == Phase.BUILD:
             busy = [n for i, n in self.workers if i == index and n != number]
             with self.database.transaction() as connection:
@@ -610,8 +610,8 @@ class Crowd:
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("scan", ["key", "block"])
 def test_whatever_happens_to_three_of_one_scan(database: Database, table: str, scan: str, seed: int) -> None:
-    """Paused, resumed, aborted, failed, lost and begun again, in the midst of writes: each is exact in the end."""
-    # Two rows in a block, so that there are ranges of blocks.
+    """They are paused, resumed, aborted, failed, lost and begun again beside writes: each is exact in the end."""
+    # Two rows in a block give several ranges of blocks.
     run_sql(table, "ALTER TABLE t ADD pad text DEFAULT repeat('x', 3000)", "ALTER TABLE t ALTER pad SET STORAGE PLAIN")
     run_sql(table, "UPDATE t SET pad = pad", "VACUUM FULL t", "ANALYZE t")
     crowd = Crowd(database, random.Random(seed), scan)

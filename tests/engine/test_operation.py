@@ -102,7 +102,7 @@ def test_a_column_of_the_view_that_somebody_renamed_is_named_before_a_rebuild(da
 
 
 def test_a_prepare_that_comes_second_takes_the_firsts_operation_up(dsn: str, database: Database) -> None:
-    """Also where it has planned already when the first one commits."""
+    """Even if it has planned already when the first one commits."""
     run_sql(dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)")
     definition = IndexDefinition.parse("of_u", "u", "k")
     first: list[BegunOperation] = []

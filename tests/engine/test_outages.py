@@ -1,6 +1,7 @@
-"""Every fault of a server in the middle of every phase: the operation goes on, by itself or by a resume, and is right.
+"""Every fault of a server in the middle of every phase: the operation goes on, automatically or by a resume, and is
+right.
 
-Users write before the fault and after it, and read the index meanwhile: what they see is the table.
+Users write before the fault and after it, and read the index meanwhile: they see exactly the table.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from tests.engine.test_replication import primary as primary
 
 pytestmark = pytest.mark.sample(0)
 
-# Phase: the statement before which it happens, in the middle of a transaction; the second one of those that begin so.
+# For each phase: the statement before which the fault comes, in the middle of a transaction, and which of those that
+# begin like this.
 PLACES = {
     "build": ("INSERT INTO roir_data.g2 ", 2),
     "seal": ("CREATE UNIQUE INDEX g2_s", 2),
@@ -49,7 +51,7 @@ WAIT_S = 30.0
 
 
 class Scene:
-    """A rebuild of a partitioned table's index; the server fails once, and users write before and after."""
+    """A rebuild of a partitioned table's index. The server fails once; users write before the fault and after it."""
 
     def __init__(self, both: Pair, locked: bool) -> None:
         """locked: it happens under the drain lock, which users would wait for."""
@@ -61,7 +63,7 @@ class Scene:
         self.database = Database(both.dsn, limits=Limits(outage_s=WAIT_S))
 
     def write(self, dsn: str) -> None:
-        """Committed, and lost where the commit is."""
+        """Writes and commits. The writes are lost if the fault loses commits."""
         run_sql(
             dsn,
             "UPDATE t SET k = k || 'x' WHERE id % 3 = 0 AND d < 10",
@@ -81,7 +83,7 @@ class Scene:
             user.close()
 
     def fault(self, happens: Callable[[Scene], None]) -> None:
-        """Users write, it happens, users write again where the server is back."""
+        """Lets users write, the fault happen, and users write again once the server is back."""
         if not self.locked:
             self.write(self.both.here)
         happens(self)
@@ -102,7 +104,7 @@ def crash(scene: Scene) -> None:
 
 
 def backend_crash(scene: Scene) -> None:
-    """One backend dies, and the server throws all others out and recovers."""
+    """One backend dies; the server disconnects all others and recovers."""
     user = steps.session(scene.both.here)
     [(pid,)] = sql(user, "SELECT pg_backend_pid()")
     os.kill(int(pid), signal.SIGKILL)
@@ -119,7 +121,7 @@ def backend_crash(scene: Scene) -> None:
 
 
 def stays_away(scene: Scene) -> None:
-    """For longer than is waited: no pause can be written."""
+    """The server stays away longer than the operation waits: no pause can be recorded."""
     scene.both.primary.kill()
 
 
@@ -137,7 +139,7 @@ FAULTS = (restart, crash, backend_crash, stays_away, fail_over, fail_over_losing
 
 
 def carry(database: Database, begun: Callable[[], object] = lambda: None) -> None:
-    """Drive the operation to its end, as the driver and then finalize do, by one worker and without Spark."""
+    """Drives the operation to its end, as the driver and then finalize do, by one worker and without Spark."""
     run = start_run(database, "ix", "test", take_over=True)
     begun()
     with driving(database, run), heartbeat(database, run):
@@ -187,8 +189,8 @@ def test_an_operation_goes_on_after_every_fault_in_every_phase(
         except (RoirError, DBAPIError) as error:
             by_itself, why = False, str(error)
     print(f"{phase}, {happens.__name__}: {'went on by itself' if by_itself else why}")
-    # Commands that don't wait are run again; so is a run that waited for long enough, or whose pause says why.
-    # Where copied rows are lost when all was sealed, the finalize says so, and Spark is needed again.
+    # Commands that don't wait are run again. So is a run that waited long enough, or whose pause says why. If copied
+    # rows are lost after the seal, the finalize says so, and Spark is needed again.
     assert by_itself or phase in ("attach", "clean-up") or happens is stays_away or "has lost its last commits" in why
     if happens is stays_away:
         assert why

@@ -28,7 +28,7 @@ FORMER, PRESENT, WORKS = "changing_former", "changing_present", "changing_roir"
 
 @pytest.fixture(autouse=True)
 def owners(dsn: str) -> Iterator[None]:
-    """`t` belongs to the former one."""
+    """Creates the roles. `t` belongs to the former owner."""
     roles = f"{FORMER}, {PRESENT}, {WORKS}"
     run_sql(dsn, f"DROP ROLE IF EXISTS {roles}", *(f"CREATE ROLE {role} LOGIN" for role in roles.split(", ")))
     steps.make_table(dsn, rows=20)
@@ -42,7 +42,7 @@ def owners(dsn: str) -> Iterator[None]:
 def test_a_build_whose_table_gets_another_owner_goes_on_after_a_clean_up(
     database: Database, dsn: str, guarded: bool
 ) -> None:
-    """No event trigger hears of REASSIGN OWNED. Seen to say nothing, and to fail for good."""
+    """REASSIGN OWNED fires no event trigger. Seen to say nothing, and to fail for good."""
     if guarded:
         run_sql(dsn, "SELECT roir.guard()")
     _, run = steps.begin(database)
@@ -127,7 +127,7 @@ def test_a_verification_goes_on_under_another_owner(dsn: str, working: Database)
 @pytest.mark.parametrize("guarded", [False, True], ids=["reassigned", "altered"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_owner_changes_in_a_gap(dsn: str, working: Database, command: str, guarded: bool) -> None:
-    """Between any two statements: the command does what it was to, or says a remedy, which helps."""
+    """Between any two statements: the command does its work, or names a remedy, which helps."""
     if guarded:
         run_sql(dsn, "SELECT roir.guard()")
     owner, wrong = FORMER, {}

@@ -62,7 +62,7 @@ CASES = [(scene, first) for first in COMMANDS for scene in scenes(first) if scen
 def test_the_owner_changes_in_a_gap(
     server: str, templates: dict[str, str], scene: str, first: str, guarded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the event triggers nothing of ours hears of it, as at REASSIGN OWNED."""
+    """Without the event triggers, as with REASSIGN OWNED, our code isn't called."""
     monkeypatch.setitem(COMMANDS, CHANGE, change)
     gaps = meeting.Gaps(server, templates).of(scene, first)
     wrong = {}

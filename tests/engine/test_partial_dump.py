@@ -1,4 +1,4 @@
-"""Dumps of a part of a database: what is restored takes writes, or says what it lacks; the remedy is one statement."""
+"""Dumps of a part of a database: what is restored takes writes, or says what it lacks. The remedy is one statement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRITES = (
     "TRUNCATE t1",
     "TRUNCATE t",
 )
-# Without both schemas, or without triggers: nothing of ours comes with the table.
+# Without both schemas, or without triggers: no object of ours comes with the table.
 FREE = (
     ["--exclude-schema=roir", "--exclude-schema=roir_data"],
     ["--exclude-schema=roir_data"],
@@ -44,7 +44,7 @@ Restore = Callable[..., str]
 
 @pytest.fixture
 def restore(dsn: str, server: str, pg: int) -> Iterator[Restore]:
-    """Dumps the test's database by these options, and restores what there is into a fresh one, whatever fails of it."""
+    """Dumps the test's database with these options, and restores the dump into a new one, ignoring errors."""
     name = "partial"
 
     def dump_and_restore(*options: str) -> str:
@@ -87,7 +87,7 @@ def test_what_is_restored_without_the_index_takes_every_write(restore: Restore, 
 def test_a_view_whose_index_no_table_of_ours_knows_says_how_to_end_that(
     restore: Restore, request: pytest.FixtureRequest
 ) -> None:
-    """A client that retries on 40001 gets the same error for ever."""
+    """A client that retries on 40001 would get the same error for ever."""
     if request.node.callspec.params["index"] == "capture":
         pytest.skip("there is no view yet")
     there = restore("--exclude-table-data=roir.*")
@@ -98,12 +98,12 @@ def test_a_view_whose_index_no_table_of_ours_knows_says_how_to_end_that(
 
 
 def test_a_table_with_its_entries_and_without_the_control_schema_needs_one_statement(restore: Restore) -> None:
-    """Its capture function comes with it, and calls what isn't there."""
+    """The table's capture function is restored, and calls functions that are missing."""
     there = restore("--exclude-schema=roir")
     assert failures(there)
     run_sql(there, "DROP SCHEMA roir_data CASCADE")
     assert failures(there) == []
-    # And it can be indexed again.
+    # The table can be indexed again.
     install.init(Database(there))
     run_sql(there, "INSERT INTO t SELECT i % 30, i, i, i FROM generate_series(1, 90) i")
     steps.make_index(Database(there))
