@@ -212,8 +212,7 @@ class Voyage:
 
 
 def returning(isolation: str, statements: tuple[str, ...], build: bool) -> Schedule:
-    """An old snapshot, a deletion by another session, then the row comes back. build: its turn is after the deletion.
-    """
+    """An old snapshot, a deletion by another session, then the row comes back. build: its turn follows the deletion."""
     ours, theirs = Transaction(isolation, statements), Transaction(READ_COMMITTED, ("delete b",))
     return Schedule((ours, theirs), (0, 1, 1, *([BUILD] if build else []), *[0] * (len(statements) + 1)))
 

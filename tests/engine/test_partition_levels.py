@@ -1,7 +1,7 @@
 """Plain DDL of each level of a partitioned table, in sequences, under the guard or with a sync after each transaction.
 
-Readers see the table's rows after that, status raises no false alarm, and only the guard refuses something: rows that
-no capture has seen.
+After that readers see the table's rows, and status raises no false alarm. Only the guard refuses statements: those that
+would bring rows that no capture has seen.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHAINS = 12
 
 
 def sequences(state: str = "in", words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """All that begin with a partition, bring or take rows, and end with a word that readers feel."""
+    """The sequences that begin with a partition, bring or take rows, and end with a word that readers notice."""
     if {"detach", "drop"} & set(words) and (state == "in" or words[-1] in ("detach", "drop")) and words[-1] != "rename":
         yield words
     for word, (of_in, of_out, of_gone) in WORDS.items():
@@ -62,7 +62,7 @@ def sequences(state: str = "in", words: tuple[str, ...] = ()) -> Iterator[tuple[
             yield from sequences(after, (*words, word))
 
 
-# Longer than those, and of what somebody did.
+# Longer sequences, some of which a user has run.
 LONG = (
     ("detach", "truncate", "attach", "write"),
     ("detach", "truncate", "rebound", "drop"),
@@ -112,7 +112,7 @@ class Level:
 
 
 def below(root: str) -> Iterator[tuple[str, str]]:
-    """A table and all below it, and what each is a partition of."""
+    """A table and all tables below it, each with its parent."""
     yield root, TREE[root][0]
     for name, (parent, *_) in TREE.items():
         if parent == root:
@@ -137,7 +137,7 @@ def make(dsn: str) -> None:
 
 
 class Case:
-    """An index of the tree, published or half built, and a level of it that goes and comes."""
+    """An index of the tree, published or half built, and a level of the tree that leaves and comes back."""
 
     def __init__(self, database: Database, root: str, built: bool, guarded: bool) -> None:
         self.database, self.root, self.built, self.guarded = database, root, built, guarded
@@ -150,7 +150,7 @@ class Case:
             steps.finish_all(database, run)
 
     def go_through(self, words: tuple[str, ...], at_once: bool) -> None:
-        """The level's table as it was made, then a sequence; what came of it is looked at, and followed."""
+        """Creates the level's table, runs a sequence, and checks that readers see its result and writes are followed."""
         dsn = self.database.dsn
         for name in (self.root, f"{self.root}_renamed"):
             run_sql(dsn, f"DROP TABLE IF EXISTS {name}")
@@ -158,7 +158,7 @@ class Case:
         run_sql(dsn, *level.statements("create"), *level.statements("write"))
         self.look()
         self.copy_on()
-        # As a clean-up, or a drain, does it: only what has marks is said to have been another one meanwhile.
+        # A clean-up or a drain does this. Only tables with marks are then reported as others for a while.
         with self.database.transaction() as connection:
             tamper.follow(connection, self.worker.job.generation_id)
         with closing(steps.session(dsn)) as user:
@@ -175,7 +175,7 @@ class Case:
         self.look()
 
     def say(self, user: psycopg2.extensions.connection, level: Level, words: tuple[str, ...]) -> bool:
-        """True if it came to rows that no capture has seen, which the guard refuses."""
+        """True if a statement would have brought rows that no capture has seen, which the guard refused."""
         for word in words:
             brings = self.guarded and level.filled and word in ("attach", "rebound")
             statements = level.statements(word)
@@ -199,7 +199,7 @@ class Case:
             assert faults.warnings(connection) == []
 
     def copy_on(self) -> None:
-        """Two batches of the build, which look at the partitions."""
+        """Copies two batches of the build, which check the partitions."""
         for _ in range(0 if self.built else 2):
             if isinstance(claim := self.worker.claim(), build.Claim):
                 assert isinstance(self.worker.step(claim), Step)
@@ -224,7 +224,7 @@ class Case:
 def test_each_level_goes_and_comes(
     database: Database, watch: str, chain: int, root: str, commits: str, state: str
 ) -> None:
-    """Sequence after sequence, of which some leave entries to be removed while the next ones come."""
+    """Many sequences in one index. Some leave entries that are still to be removed during the next ones."""
     case = Case(database, root, state == "built", watch == "guarded")
     for number, words in enumerate([*sequences(), *LONG][chain::CHAINS]):
         case.go_through(words, commits == "at once")

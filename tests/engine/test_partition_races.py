@@ -1,6 +1,6 @@
 """A partition is dropped, detached, renamed or replaced, by plain DDL and without the guard, in the gaps of a command.
 
-The command succeeds or says what to do, in words; afterwards a sync and a clean-up leave the index exact. A relation
+The command succeeds, or says in words what to do. Afterwards a sync and a clean-up leave the index exact. A relation
 that is gone has a number for a name: a sync once said "syntax error at or near".
 """
 
@@ -28,7 +28,7 @@ from tests.engine.test_two_operators import templates as templates
 pytestmark = pytest.mark.sample(1)
 
 MOST_GAPS = 5
-# Attached with rows that have no entries.
+# This partition has rows without entries.
 FILLED = "ALTER TABLE t ATTACH PARTITION n FOR VALUES FROM (50) TO (60)"
 GONE = {
     "drop": ("DROP TABLE {0}",),
@@ -53,7 +53,7 @@ CASES = [
 
 @dataclass
 class Going(Meeting):
-    """A first command, and plain DDL of a user in its gap."""
+    """A first command, with plain DDL of a user in its gap."""
 
     lines: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ class Going(Meeting):
                     sql(user, line)
                 user.commit()
             except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DeadlockDetected):
-                # The command has it.
+                # The command has the table.
                 user.rollback()
 
 
@@ -77,7 +77,7 @@ class Going(Meeting):
 def test_a_partition_goes_in_a_gap(
     server: str, templates: dict[str, str], gaps: Gaps, scene: str, command: str, how: str, table: str
 ) -> None:
-    """In some of its gaps; together the cases have them all."""
+    """Each case takes some of the command's gaps. Together the cases take them all."""
     gaps.of(scene, command)
     count = len(gaps.known[scene, command])
     step = -(-count // MOST_GAPS) or 1

@@ -35,7 +35,7 @@ class Mover(Writer):
             case 1:
                 cursor.execute("UPDATE t SET k = %s, v = v + 1 WHERE id = %s", (key, identity))
             case 2:
-                # Keys that meet another's: left alone.
+                # Keys that would meet another row's are left alone.
                 cursor.execute(
                     "UPDATE t SET d = %s WHERE id = %s AND NOT EXISTS (SELECT FROM t x WHERE x.id = t.id AND x.d = %s)",
                     (other, identity, other),
@@ -52,7 +52,8 @@ class Mover(Writer):
     def run(self) -> None:
         connection = steps.session(self.dsn, self.isolation)
         refused = (psycopg2.errors.SerializationFailure, psycopg2.errors.DeadlockDetected)
-        # Two who insert one key at a time; a partition that left while its row was being routed.
+        # Errors of two sessions that insert one key at a time, or of a partition that left while its row was being
+        # routed.
         gone = (psycopg2.errors.UniqueViolation, psycopg2.errors.CheckViolation, psycopg2.errors.UndefinedTable)
         try:
             while not self.halt.is_set():
@@ -70,7 +71,7 @@ class Mover(Writer):
 
 
 class Traffic:
-    """Partitions that come and go, at random; whatever can't be had at once is left."""
+    """Partitions that come and go at random. An action that doesn't get its locks at once is skipped."""
 
     def __init__(self, database: Database, dsn: str, chance: random.Random) -> None:
         self.database = database
@@ -78,7 +79,7 @@ class Traffic:
         self.chance = chance
 
     def step(self) -> None:
-        """One of them."""
+        """Does one random action."""
         n = self.chance.randrange(SLOTS)
         act = self.chance.choice([self.create, self.detach, self.truncate, self.drop, self.attach, self.clean_up])
         unlucky = (

@@ -48,7 +48,7 @@ SHAPES = {
         "CREATE TABLE t1 PARTITION OF tx FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
         "CREATE TABLE t2 PARTITION OF tx FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
     ],
-    # A column in another place in a leaf, and a name like the engine's own.
+    # A leaf with its columns in another order, and a name like the engine's own.
     "three levels, attached, strange names": [
         'CREATE SCHEMA "S.""x"',
         "CREATE TABLE t (d int, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
@@ -146,7 +146,7 @@ def test_truncate_of_the_whole_and_of_a_middle_level(database: Database, dsn: st
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_truncate_of_a_leaf_under_an_old_snapshot_is_refused(database: Database, dsn: str, isolation: str) -> None:
-    """Its snapshot may not see entries that it would have to remove: seen to leave one behind without the refusal."""
+    """The snapshot may not see entries that it would have to remove. Seen to leave one behind without the refusal."""
     make(dsn)
     _, run = steps.begin(database)
     old, other = steps.session(dsn, isolation), steps.session(dsn)
@@ -195,7 +195,7 @@ def test_a_thousand_partitions_are_planned_and_prepared_at_once(database: Databa
 
 
 def test_a_partition_created_in_any_phase_is_harmless(database: Database, dsn: str) -> None:
-    """And followed, its TRUNCATE too, once a phase has ended."""
+    """The index follows it, and its TRUNCATE once a phase has ended."""
     make(dsn)
     user = steps.session(dsn)
     number = iter(range(3, 20))
@@ -220,7 +220,7 @@ def test_a_partition_created_in_any_phase_is_harmless(database: Database, dsn: s
 
 
 def test_a_partition_created_between_plan_and_lock_is_scanned(database: Database, dsn: str) -> None:
-    """Seen to be missed where the ranges are those of the plan."""
+    """Seen to be missed if the ranges are those of the plan."""
     make(dsn)
 
     def change() -> None:

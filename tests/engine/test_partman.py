@@ -1,4 +1,4 @@
-"""pg_partman, as Debian has it, premakes and retires partitions of an indexed table as it does of any other."""
+"""Debian's pg_partman premakes and retires partitions of an indexed table as it does of any other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(1)
 
-# Ten ids each; the third one hasn't got an index, and comes last.
+# Tables with ten ids each. The third one has no index, and comes last.
 TABLES = ("a", "t", "u")
 RETENTION = {
     "kept": "retention_keep_table = true",
@@ -60,7 +60,7 @@ def partitions(dsn: str, table: str) -> set[str]:
 
 
 def assert_shown(dsn: str) -> None:
-    """Readers see the entries of the table's rows."""
+    """Checks that readers see exact entries."""
     user = steps.session(dsn)
     rows, entries = (sql(user, f"SELECT k, id, v FROM {name} ORDER BY id") for name in ("t", "ix"))
     assert rows == entries
@@ -119,7 +119,7 @@ def test_rows_of_the_default_partition_are_moved_out_of_it(database: Database, p
 
 
 def test_rows_of_a_lower_level_s_default_partition_are_moved_too(database: Database, partman: str) -> None:
-    """It is configured by itself, and its maintenance stops that of all tables."""
+    """The level has a configuration of its own. An error in its maintenance stops that of all tables."""
     run_sql(
         partman,
         "CREATE TABLE s (id int PRIMARY KEY, k text) PARTITION BY RANGE (id)",
@@ -140,7 +140,7 @@ def test_rows_of_a_lower_level_s_default_partition_are_moved_too(database: Datab
 
 
 def test_partitioning_is_undone(database: Database, partman: str) -> None:
-    """It detaches each partition once its rows are elsewhere."""
+    """pg_partman detaches each partition once its rows are elsewhere."""
     steps.make_index(database, "ix", "t", "k")
     run_sql(
         partman,

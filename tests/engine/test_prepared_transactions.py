@@ -19,7 +19,7 @@ from tests.engine.steps import sql
 # The steps of an operation in order. A drain waits for every transaction that was prepared before it.
 STEPS = ("prepare", "batch", "build", "seal", "switch", "fold step", "fold", "publish")
 DRAINS = ("prepare", "switch", "publish")
-# Prepared before one step, ended before another one, with no drain between them.
+# Pairs of a step before which a transaction is prepared, and one before which it ends, without a drain between them.
 PAIRS = [
     (begun, ended)
     for begun, ended in itertools.combinations((*STEPS, "end"), 2)
@@ -84,7 +84,7 @@ def gid(dsn: str) -> str:
 
 
 def put_by(dsn: str, gid: str, statement: str) -> None:
-    """Write, and prepare the transaction."""
+    """Writes, and prepares the transaction."""
     user = steps.session(dsn)
     sql(user, statement)
     sql(user, f"PREPARE TRANSACTION '{gid}'")

@@ -45,7 +45,7 @@ def begin_to_work(dsn: str, run: Run) -> None:
 
 
 def step(database: Database, run: Run, number: int = 0) -> Any:
-    """A worker, named as Spark's are, that has copied a batch."""
+    """Copies a batch by a worker that is named as Spark's are; returns the worker."""
     worker, claim = steps.claimed(database.named(session_name(run, number)), run, number)
     assert isinstance(worker.step(claim), Step)
     return worker
@@ -255,7 +255,7 @@ def test_a_limit_out_of_reach_and_a_worker_between_two_statements_hold_nothing_u
 
 
 def until_gone_of(dsn: str, number: int) -> None:
-    """Until that worker's session has left."""
+    """Waits until that worker's session has ended."""
     user = steps.session(dsn)
     query = f"SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^roir .* worker {number} '"
     while sql(user, query, ()) != [(0,)]:
@@ -289,7 +289,7 @@ def wait(connection: Any) -> None:
 
 
 def until(database: Database, state: str) -> OperationStatus:
-    """The first look in which a worker is in that state: a session takes a moment to get there."""
+    """The first look in which a worker is in that state: a session needs a moment for it."""
     while True:
         seen = look(database)
         if state in {one.state for one in seen.workers.list}:
@@ -342,7 +342,7 @@ def test_nobody_but_us_may_call_or_attach_what_keeps_the_samples(database: Datab
 
 
 def test_an_empty_table_is_looked_at_in_each_phase(database: Database, dsn: str) -> None:
-    """Where nothing was copied no rate can be measured."""
+    """If nothing was copied, no rate can be measured."""
     run_sql(dsn, "TRUNCATE t", "ANALYZE t")
     _, run = steps.begin(database)
     seen = []
@@ -355,7 +355,7 @@ def test_an_empty_table_is_looked_at_in_each_phase(database: Database, dsn: str)
 
 
 def test_samples_stay_few_whatever_the_operation_lasts(database: Database, dsn: str) -> None:
-    """Days of beats: dense lately, thin before; the first and the last are kept, and rows and percent don't fall."""
+    """Days of samples: recent ones dense, older ones thin; the first and last are kept, rows and percent never fall."""
     _, run = steps.begin(database)
     with database.transaction() as connection:
         for days in range(3):
@@ -370,7 +370,7 @@ def test_samples_stay_few_whatever_the_operation_lasts(database: Database, dsn: 
             execute(connection, "UPDATE roir.progress_sample SET at = at - interval '2 minutes'")
     seen = look(database).samples
     assert 50 < len(seen) <= MOST_SAMPLES
-    # Those of the beats have no rows here.
+    # The samples that `tick` wrote have no rows here.
     kept = [one[1:] for one in seen if one[1]]
     assert kept == sorted(kept)
 
@@ -413,7 +413,7 @@ def test_errors_come_with_what_to_do(database: Database, dsn: str) -> None:
 
 
 def counted(database: Database) -> tuple[OperationStatus, int]:
-    """A look, and how many statements it sent."""
+    """A look, and the number of statements that it sent."""
     statements: list[str] = []
 
     def count(*given: Any) -> None:
@@ -454,7 +454,7 @@ def test_a_look_at_ten_thousand_ranges_is_as_many_statements_and_few_bars(databa
 
 
 def test_a_phase_that_sql_does_not_know_has_no_percentage(dsn: str, database: Database) -> None:
-    """Else it would be taken for the comparison of a verification."""
+    """Otherwise it would be taken for a verification's comparison."""
     user = steps.session(dsn)
     for phase in Phase:
         if phase is not Phase.DONE:

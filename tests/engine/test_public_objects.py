@@ -92,7 +92,7 @@ MEANT: dict[str, dict[str, str]] = {
 
 
 def furnish(world: World) -> None:
-    """All kinds of objects: an index that is published, a unique one, one that is being built; and all grants."""
+    """Creates all kinds of objects: a published index, a unique one, one that is being built; and all grants."""
     steps.make_index(world.database, "public.ix", "public.t", segments=2)
     steps.make_index(world.database, "public.ux", "public.t", "v", unique=True, segments=2)
     steps.begin(world.database, "public.iy", "public.t", "v", segments=2)
@@ -104,7 +104,7 @@ def furnish(world: World) -> None:
 
 
 def test_every_role_has_what_is_meant(world: World) -> None:
-    """bob has owned the table before alice did."""
+    """Before alice, bob has owned the table."""
     world.run("ALTER TABLE t OWNER TO bob")
     furnish(world)
     world.run("ALTER TABLE t OWNER TO alice")
@@ -116,7 +116,7 @@ def test_every_role_has_what_is_meant(world: World) -> None:
         wanted = {("relation", name): verbs for name, verbs in meant.items()}
         wanted |= {("schema", name): "USAGE" for name in ("roir", "roir_data")}
         if role == "alice":
-            # The default segment of a unique generation is written by itself.
+            # The default segment of a unique generation is written directly.
             assert found.pop(("relation", REST)) in (meant[REST], OWNERS["roir_data.gN"])
             del wanted["relation", REST]
         assert found == wanted, role
@@ -127,7 +127,7 @@ def test_every_role_has_what_is_meant(world: World) -> None:
             "public" if role == "PUBLIC" else world.roles[role],
         )
         names = {name.rstrip("0123456789") for (name,) in defining}
-        # As the capture's owner.
+        # These run as the capture's owner.
         assert names - TELLING <= ({"capture_", "read_", "note_taken"} if role == "alice" else set()), role
     one.close()
 
@@ -160,7 +160,7 @@ SELECT md5(string_agg(x.line, ' ' ORDER BY x.line)) FROM (
 
 
 def test_no_function_changes_anything_for_who_may_not(world: World) -> None:
-    """Each by each role, with hostile arguments, committed. A pauser may pause, which ends at that role's own verbs."""
+    """Each role calls each function with hostile arguments, and commits. A pauser may pause."""
     furnish(world)
     admin = world.session("super")
     admin.autocommit = True
@@ -201,7 +201,7 @@ HIS = ("status", "paused_at", "paused_by", "pause_reason", "queued_at", "queued_
 
 @pytest.mark.parametrize("grants", ["documented", "old"])
 def test_a_pauser_changes_of_an_operation_what_a_pause_changes(world: World, grants: str) -> None:
-    """Each column by each value; the id of another generation, a later phase and a former epoch are refused."""
+    """Sets each column to each value. Another generation's id, a later phase and a former epoch are refused."""
     furnish(world)
     if grants == "old":
         world.run(OLD, "GRANT INSERT, DELETE ON roir.scan_range TO pauser")
@@ -227,7 +227,7 @@ def test_a_pauser_changes_of_an_operation_what_a_pause_changes(world: World, gra
                     done.setdefault(column, set()).add(f"{value}{others}")
     admin.close()
     assert done.pop("status") == {"'paused'", "'aborting'"}
-    # With the abort alone, and never back.
+    # Only together with an abort, and never back.
     assert done.pop("epoch", set()) <= {"{column} + 1, status = 'aborting'"}
     assert all("aborting" in change for change in done.pop("owner", ()))
     assert set(done) <= set(HIS)

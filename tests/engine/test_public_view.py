@@ -1,4 +1,4 @@
-"""An index's view can be read, and nothing else: whatever was granted on it, by whatever statement, in each state."""
+"""An index's view can be read, and nothing else, whatever is granted on it, with every statement, in each state."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ STATEMENTS = (
     "SELECT * FROM t JOIN ix USING (id) FOR UPDATE OF ix",
     "SELECT * FROM (SELECT * FROM ix) x FOR SHARE SKIP LOCKED",
 )
-# The server's words: not updatable; no right; not of a view.
+# Errors of the server: not updatable; no right; not possible on a view.
 REFUSED = ("55000", "42501", "0A000", "42809")
 STATES = ("guarded", "plain", "hiding", "rebuilt")
 
 
 def bring(world: World, state: str) -> None:
-    """The index, its view in that state."""
+    """Creates the index, with its view in that state."""
     if state == "hiding":
         world.run(
             "DROP TABLE t",
@@ -73,7 +73,7 @@ def bring(world: World, state: str) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_the_view_lets_nobody_do_more_than_read(world: World, state: str) -> None:
-    """Without a wait: LOCK is refused before it comes to what writers need, and beside them."""
+    """The refusal doesn't wait: LOCK is refused before it takes locks that writers need, and beside writers."""
     bring(world, state)
     writer = world.session("alice")
     sql(writer, "UPDATE t SET k = 'w' WHERE id = 60")
@@ -83,7 +83,7 @@ def test_the_view_lets_nobody_do_more_than_read(world: World, state: str) -> Non
         for role in ("app", "alice", owner, "super")
         for statement in STATEMENTS
         if (outcome := world.outcome(role, statement)) not in REFUSED
-        # Whom no right is asked of.
+        # A superuser, of whom no right is required.
         and not (
             role == "super" and owner != role and outcome == "done" and not statement.startswith(("INS", "UPD", "DEL"))
         )
@@ -180,7 +180,7 @@ def test_status_tells_where_more_than_reading_became_possible(world: World, how:
 
 
 def test_status_tells_who_may_not_read_what_the_view_reads(world: World) -> None:
-    """Nobody reads the view then. Seen to say nothing, and to name a table that is none of the matter."""
+    """No role can read the view then. Seen to say nothing, and to name a table that has nothing to do with it."""
     steps.make_index(world.database, "public.ix", "public.t")
     clean_up.clean_up(world.database)
     reader, read = ("pg_write_server_files", "g1") if world.database.dsn == world.dsn else ("builder", "g1_shown")

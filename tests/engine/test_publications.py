@@ -1,4 +1,4 @@
-"""Publications of every kind, made at any time: a user's write fails only where it would fail without an index."""
+"""Publications of every kind, made at any time: a user's write fails only if it would fail without an index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(1)
 
-# `twin` is as `t`, but without an index: what it tells is what PostgreSQL itself says.
+# `twin` is like `t`, without an index: it shows PostgreSQL's own behaviour.
 TABLES = ("t", "twin")
 PLAIN = "CREATE TABLE {0} (id int PRIMARY KEY, k text, v int, u serial UNIQUE)"
 PARTITIONED = (
@@ -66,7 +66,7 @@ Case = tuple[str, str, str, bool]
 EVERY: list[Case] = [
     case
     for case in itertools.product(KINDS, MOMENTS, IDENTITIES, (False, True))
-    # A unique index of a partitioned table holds its partition key.
+    # A unique index of a partitioned table contains its partition key.
     if not (case[3] and case[2].startswith("USING"))
 ]
 
@@ -111,7 +111,7 @@ def _lives(database: Database, dsn: str, case: Case) -> None:
     steps.fold_and_publish(database, run)
     reach("published")
     steps.assert_exact(database)
-    # Else the publication did nothing.
+    # Otherwise the publication had no effect.
     if identity == "NOTHING":
         assert bool(refused) == (kind != "all tables, inserts")
 

@@ -23,7 +23,7 @@ DEAD = "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '1
 
 
 def indexes(database: Database, dsn: str, many: int, **options: object) -> list[str]:
-    """So many prepared operations, in the order of their names."""
+    """Prepares `many` operations; their indexes, in the order of their names."""
     names = [f"public.ix{number}" for number in range(many)]
     for number, name in enumerate(names):
         run_sql(dsn, f"CREATE TABLE t{number} (id int PRIMARY KEY, k int)")
@@ -53,7 +53,7 @@ def test_one_starts_after_the_other_in_the_order_in_which_they_came(database: Da
     assert [one.index for one in admission.queue(database).waiting] == [third, second]
     assert (operation_status(database, operation(database, second)).notice or "").startswith("queued: place 2 of 2")
     end_run(database, run)
-    # The place is free, but who came first takes it.
+    # The place is free, but the one that came first takes it.
     assert starts(database, second) is None
     begun = starts(database, third)
     assert begun is not None
@@ -95,7 +95,7 @@ def test_a_driver_whose_heart_has_stopped_frees_its_place_and_may_take_it_again(
     admission.set_most(database, 1)
     run = start_run(database, first, "one")
     assert starts(database, second) is None
-    # A retry under its own name, at once: it has its place.
+    # A retry under the same name, at once, keeps its place.
     assert start_run(database, first, "one", take_over=True).epoch != run.epoch
     run_sql(dsn, DEAD % run.operation_id)
     assert starts(database, second) is not None
@@ -116,7 +116,7 @@ def test_who_waits_and_dies_is_passed_over_soon(database: Database, dsn: str) ->
         f"WHERE id = {operation(database, dead)}",
     )
     assert starts(database, alive) is not None
-    # It comes back, and has its old place before those that came later.
+    # It comes back, and its old place is before those that came later.
     assert [one.index for one in admission.queue(database).waiting] == []
     assert starts(database, dead) is None
     assert [one.index for one in admission.queue(database).waiting] == [dead]
@@ -132,7 +132,7 @@ def test_a_pause_gives_the_place_up_and_a_resume_queues_anew(database: Database,
     assert starts(database, second) is not None
     requests.resume(database, first, "somebody")
     assert starts(database, first) is None
-    # A pause in the queue, too, also of one that is paused and would have started.
+    # A pause in the queue takes the place too, also if the operation is paused already and would have started.
     for _ in range(2):
         requests.pause(database, first, "somebody")
         assert admission.queue(database).waiting == ()
@@ -149,7 +149,7 @@ def test_who_ends_needs_no_place_and_takes_one(database: Database, dsn: str) -> 
     end_run(database, run)
     admission.set_most(database, 1)
     other = start_run(database, second, "other")
-    # It is sealed: to wait would be to capture for longer.
+    # The operation is sealed: if it waited, it would capture for longer.
     ending = start_run(database, first, "one")
     end_run(database, other)
     assert starts(database, second) is None
@@ -169,13 +169,13 @@ def test_who_was_told_to_begin_keeps_its_place_until_spark_has_started(database:
 
 
 def test_two_who_start_at_once_dont_both_take_the_last_place(database: Database, dsn: str) -> None:
-    """The first one's transaction is open: the second one waits for it, and then sees what it did."""
+    """The first one's transaction is open. The second one waits for it, and then sees its effect."""
     first, second = indexes(database, dsn, 2)
     admission.set_most(database, 1)
     with database.transaction() as connection:
         assert admission.ask_for(connection, operation(database, first)) is None
         user = steps.session(dsn)
-        # As a driver would: the setting's row is locked.
+        # The setting's row is locked, so a driver would wait.
         with pytest.raises(Exception, match="lock"):
             steps.sql(user, "SELECT * FROM roir.setting FOR UPDATE NOWAIT")
     assert starts(database, second) is None

@@ -1,4 +1,4 @@
-"""Each race that docs/architecture.md#touched-wins names, by steps: first one side's step, then the other's."""
+"""Each race that docs/architecture.md#touched-wins names, by steps: one side's step, then the other side's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def table(dsn: str) -> None:
 
 
 def without_checks(database: Database) -> None:
-    """Break the installed capture function: no more probe of a removal that removed nothing, nor of the mode's row."""
+    """Breaks the installed capture function: it no longer checks removals that removed nothing, nor the mode's row."""
     with database.transaction() as connection:
         body = execute(
             connection,
@@ -39,7 +39,7 @@ def without_checks(database: Database) -> None:
         broken = broken.replace("AND NOT roir.is_in_mode(", "AND false AND NOT roir.is_in_mode(")
         assert broken != body
         execute(connection, broken)
-        # Else the build tells of a function that was altered.
+        # Without this the build would report that a function was altered.
         execute(connection, "UPDATE roir.generation SET shape = shape - 'marks'")
 
 
@@ -60,7 +60,7 @@ def test_delete_by_a_snapshot_older_than_the_batch_gets_40001(
 
 @pytest.mark.parametrize("stage", ["switch", "publish"])
 def test_without_the_checks_that_delete_leaves_a_stale_entry(database: Database, dsn: str, stage: str) -> None:
-    """The negative of the test above: it is these checks that make the difference."""
+    """The negative of the test above: these checks make the difference."""
     _, run = steps.begin(database)
     user = steps.old_session(dsn, "REPEATABLE READ")
     reach(database, run, stage)
@@ -76,7 +76,7 @@ def test_without_the_checks_that_delete_leaves_a_stale_entry(database: Database,
 def test_a_removal_that_misses_an_entry_younger_than_its_snapshot_gets_40001(
     database: Database, dsn: str, isolation: str, write: str
 ) -> None:
-    """However the entry came to be written without its row, by a repair for one."""
+    """An entry can be written without its row in any way, for example by a repair."""
     steps.make_index(database)
     user = steps.old_session(dsn, isolation)
     entry = "DELETE FROM roir_data.g1 WHERE c2 = 42 RETURNING *"
@@ -90,7 +90,7 @@ def test_a_removal_that_misses_an_entry_younger_than_its_snapshot_gets_40001(
 
 
 def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> None:
-    """SKIP LOCKED: the fold goes around an open transaction, publish's drain waits for it."""
+    """SKIP LOCKED: the fold passes an open transaction's rows, and publish's drain waits for it."""
     _, run = steps.begin(database, include="v", lock_timeout_ms=50, lock_patience_s=0)
     user = steps.session(dsn)
     sql(user, "UPDATE t SET v = v + 1 WHERE id <= 20")
@@ -135,14 +135,14 @@ def test_a_reader_of_the_view_who_holds_up_publish_is_named(database: Database, 
     ((pid,),) = sql(reader, "SELECT pg_backend_pid() FROM ix LIMIT 1")
     with pytest.raises(LockNotAcquired, match=f"pid {pid} "):
         steps.publish_all(database, run)
-    steps.assert_exact(database)  # the old generation goes on being read and maintained
+    steps.assert_exact(database)  # the old generation is still read and maintained
     reader.rollback()
     steps.publish_all(database, run)
     steps.assert_exact(database)
 
 
 def reach(database: Database, run: Run, stage: str) -> None:
-    """Go on to a stage: the capture switched, the delta folded, or published."""
+    """Carries the operation to a stage: the capture switched, the delta folded, or published."""
     steps.switch_all(database, run)
     if stage in ("fold", "publish"):
         steps.fold_delta(database, run)
@@ -151,7 +151,7 @@ def reach(database: Database, run: Run, stage: str) -> None:
 
 
 def finish_from(database: Database, run: Run, stage: str) -> None:
-    """Go on to the end."""
+    """Carries the operation to its end."""
     if stage == "switch":
         steps.fold_delta(database, run)
     if stage != "publish":

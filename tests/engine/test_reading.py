@@ -37,7 +37,7 @@ PARTITIONED = (
 
 @pytest.fixture(scope="module")
 def template(server: str) -> str:
-    """A database with a source of 30 partitions and index `ix` on k, which includes a column that has no equality."""
+    """A database with a source of 30 partitions and index `ix` on k. The source has a column without equality."""
     run_sql(server, "CREATE DATABASE reading TEMPLATE roir_template")
     dsn = database_dsn(server, "reading")
     run_sql(dsn, *PARTITIONED)
@@ -49,7 +49,7 @@ def template(server: str) -> str:
 
 @pytest.fixture
 def indexed(template: str, server: str) -> Iterator[str]:
-    """The DSN of a copy of it."""
+    """The DSN of a copy of the template."""
     name = f"reading_{next(_numbers)}"
     run_sql(server, f"CREATE DATABASE {name} TEMPLATE {template}")
     yield database_dsn(server, name)
@@ -59,7 +59,7 @@ def indexed(template: str, server: str) -> Iterator[str]:
 def both(
     user: psycopg2.extensions.connection, key: dict[str, Any], condition: str, source: str = "t"
 ) -> list[tuple[Any, ...]]:
-    """The rows by each form of the function, and by the plain query, which must be the same."""
+    """The rows by each form of the function. They must be those of the plain query."""
     plain = sql(user, f"SELECT x::text FROM t x WHERE {condition} ORDER BY 1")
     by_key = "SELECT x::text FROM roir.rows(NULL::t, 'ix', %s) x ORDER BY 1"
     assert sql(user, by_key, json.dumps(key)) == plain
@@ -241,7 +241,7 @@ def test_a_row_that_has_another_key_by_now_is_not_the_entrys(indexed: str) -> No
     assert sql(user, "SELECT count(*) FROM kept, roir.rows(NULL::t, entries)") == [(10,)]
 
 
-# Values that no row has, until they are cut or rounded to their column's length; and one that has two spellings.
+# Values that no row has unless they are cut or rounded to their column's length; and one value with two spellings.
 LENGTHS: dict[str, tuple[str, list[Any]]] = {
     "numeric(5,2)": ("1.01", ["1.005", "12345678"]),
     "varchar(3)": ("abc", ["abc  ", "abcd"]),
@@ -283,7 +283,7 @@ TYPES = {name: values for name, values in {**ORDERED, **ARRAYS}.items() if name 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.sample(1)
 def test_every_type_is_a_key_and_a_primary_key(database: Database, dsn: str, name: str, partitioned: bool) -> None:
-    """As key beside another one, each NULL or not, and as primary key: by the list of values, the plainest pruning."""
+    """As key beside another one, each NULL or not, and as primary key: by a list of values, the plainest pruning."""
     run_sql(dsn, *SETUP)
     values = supported(dsn, name, TYPES[name])
     listed = ", ".join(f"({i}, {value}::{name})" for i, value in enumerate(values, start=1))
@@ -319,7 +319,7 @@ def test_every_type_is_a_key_and_a_primary_key(database: Database, dsn: str, nam
                 f"SELECT x::text FROM roir.rows(NULL::t, ARRAY(SELECT i FROM ix i WHERE {condition})) x ORDER BY 1"
             )
             assert sql(user, by_entries) == plain
-            if value != "'null'":  # JSON's null stands for SQL's.
+            if value != "'null'":  # JSON's null means SQL's NULL
                 by_key = f"SELECT x::text FROM roir.rows(NULL::t, 'ix', {key}) x ORDER BY 1"
                 assert sql(user, by_key) == plain, (value, condition)
 
@@ -329,7 +329,7 @@ class Base(DeclarativeBase):
 
 
 class Flight(Base):
-    """Named otherwise than its columns."""
+    """A class whose attributes are named otherwise than its columns."""
 
     __tablename__ = "t"
     day: Mapped[int] = mapped_column("d", Integer, primary_key=True)

@@ -41,7 +41,7 @@ class Archive:
         self.server = server
 
     def recovered(self, point: str) -> str:
-        """The DSN of a server that has what was committed up to that point."""
+        """The DSN of a server with all commits up to that point."""
         data, socket = self.folder / f"{point}-data", self.folder / point
         shutil.copytree(self.folder / "copy", data)
         socket.mkdir()
@@ -57,7 +57,7 @@ class Archive:
         data.chmod(0o700)
         self.control(data, "start", "-w", "-l", data / "log")
         dsn = f"postgresql://postgres@:5998/db?host={socket}"
-        # It is up before it is promoted.
+        # The server is up before it is promoted.
         user = steps.session(dsn)
         user.autocommit = True
         deadline = time.monotonic() + PATIENCE_S
@@ -98,7 +98,7 @@ def archive(pg: int) -> Iterator[Archive]:
 
 
 def through_phases(server: Server, folder: Path) -> None:
-    """One operation through all phases, with writes before each point; the copy begins before it and ends within."""
+    """Carries one operation through all phases, with writes before each point. The copy is made meanwhile."""
     with_template(server.dsn())
     server.execute("CREATE DATABASE db TEMPLATE roir_template")
     dsn = server.dsn("db")
@@ -114,7 +114,7 @@ def through_phases(server: Server, folder: Path) -> None:
         sql(user, f"DELETE FROM t WHERE id = {POINTS.index(point) + 20}")
         sql(user, f"INSERT INTO t VALUES ({POINTS.index(point)}, {POINTS.index(point) + 900}, '{point}', 1)")
         user.commit()
-        # Not committed: recovered, it is gone.
+        # The write isn't committed: after the recovery it is gone.
         sql(user, f"UPDATE t SET k = 'open', v = v + 1 WHERE id % 3 = {POINTS.index(point) % 3}")
         run_sql(dsn, f"SELECT pg_create_restore_point('{point}')")
         user.rollback()

@@ -1,4 +1,4 @@
-"""The mistakes that the best have made, each by its own name there: docs/regressions.md lists them all."""
+"""Mistakes of the best, each by its name in their project: docs/regressions.md lists them all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def table(dsn: str) -> None:
 
 
 def copied(dsn: str, operation_id: int) -> int:
-    """Rows that all committed batches of an operation have copied."""
+    """The rows that all committed batches of an operation have copied."""
     return int(
         sql(steps.session(dsn), "SELECT sum(rows) FROM roir.scan_range WHERE operation_id = %s", operation_id)[0][0]
     )
@@ -47,7 +47,7 @@ def one_batch(database: Database, run: Run) -> bool:
 
 
 def run_per_batch(database: Database, dsn: str, table: str = "t", **options: int) -> None:
-    """Each batch by a run of its own; every row is copied, once."""
+    """Copies each batch by a run of its own, and checks that every row is copied once."""
     prepared, run = steps.begin(database, table=table, **options)
     while one_batch(database, run):
         run = start_run(database, "ix", "the next", take_over=True)
@@ -57,7 +57,7 @@ def run_per_batch(database: Database, dsn: str, table: str = "t", **options: int
 
 
 def test_cockroach_75658_delete_then_reinsert_while_building(database: Database, dsn: str) -> None:
-    """The merge erased the live row there."""
+    """There the merge erased the live row."""
     _, run = steps.begin(database, include="v")
     user = steps.session(dsn)
     for where in ("id <= 10", "id > 90"):
@@ -77,7 +77,7 @@ def test_cockroach_75658_delete_then_reinsert_while_building(database: Database,
 
 
 def test_cockroach_pr_76959_pairs_of_delete_and_put_that_seem_equal(database: Database, dsn: str) -> None:
-    """Cancelling them left stale entries there. Here equal values that differ are one entry, with the last image."""
+    """There their cancellation left stale entries. Here equal values that differ are one entry, with the last image."""
     run_sql(
         dsn,
         "CREATE TABLE n (id int PRIMARY KEY, k numeric)",
@@ -123,7 +123,7 @@ def test_cockroach_18533_yugabyte_7376_writer_in_flight_at_the_start(database: D
 
 
 def test_yugabyte_25250_row_deleted_between_read_and_write(database: Database, dsn: str) -> None:
-    """A batch copies a row, a delete of it commits before the batch: it came back to life there; here touched wins."""
+    """A batch copies a row whose deletion commits before the batch. There it came back to life; here touched wins."""
     _, run = steps.begin(database)
     worker, claim = steps.claimed(database, run)
     user = steps.session(dsn)
@@ -132,7 +132,7 @@ def test_yugabyte_25250_row_deleted_between_read_and_write(database: Database, d
         assert rows > 0
         sql(user, "DELETE FROM t WHERE id = 1")
         user.commit()
-    run_sql(dsn, "DELETE FROM roir_data.g1")  # that batch's watermark wasn't written: take its rows back
+    run_sql(dsn, "DELETE FROM roir_data.g1")  # the batch's watermark wasn't written, so remove its rows
     worker.step(claim)
     sql(user, "INSERT INTO t VALUES (1, 'again', 1)")
     sql(user, "DELETE FROM t WHERE id = 2")
@@ -143,12 +143,12 @@ def test_yugabyte_25250_row_deleted_between_read_and_write(database: Database, d
 
 
 def test_tidb_49233_57670_resume_after_a_lost_answer(database: Database) -> None:
-    """A batch was committed and its answer lost; the next try copied it again and found false duplicates there."""
+    """A batch was committed and its answer lost. There the next try copied it again and found false duplicates."""
     _, run = steps.begin(database, batch_rows=10)
     worker, claim = steps.claimed(database, run)
     worker.step(claim)
     with pytest.raises(Fenced):
-        worker.step(claim)  # as if it had never heard that it was committed
+        worker.step(claim)  # as if the worker hadn't got the answer
     worker.connection.close()
     run = start_run(database, "ix", "the next", take_over=True)
     steps.finish_all(database, run)  # the unique indexes are built
@@ -156,7 +156,7 @@ def test_tidb_49233_57670_resume_after_a_lost_answer(database: Database) -> None
 
 
 def test_tidb_69776_cockroach_159930_incomplete_index_is_not_published(database: Database, dsn: str) -> None:
-    """A worker's error was dropped, or a resume saw a part of the rows, and what there was got published there."""
+    """There a worker's error was dropped, or a resume saw a part of the rows, and an incomplete index was published."""
     _, run = steps.begin(database, batch_rows=10, ranges=4)
     assert one_batch(database, run)
     with pytest.raises(InvariantViolated, match="ranges are not done"):
@@ -171,13 +171,13 @@ def test_tidb_69776_cockroach_159930_incomplete_index_is_not_published(database:
 def test_tidb_pr_55506_watermark_is_what_was_done_not_what_comes_next(
     database: Database, dsn: str, batch_rows: int
 ) -> None:
-    """A row more or less at any boundary would show."""
+    """One row more or less at any boundary would show."""
     run_sql(dsn, f"DELETE FROM t WHERE id > {ROWS} - 60 AND id % 2 = 0")
     run_per_batch(database, dsn, batch_rows=batch_rows, ranges=3)
 
 
 def test_tidb_47981_39308_56733_worker_cut_off_comes_back(database: Database, dsn: str) -> None:
-    """Too many or too few rows there. Here the one that comes back changes nothing."""
+    """There rows were missing or too many. Here the worker that comes back changes nothing."""
     prepared, run = steps.begin(database, batch_rows=10, ranges=2)
     cut_off, claim = steps.claimed(database, run)
     later = start_run(database, "ix", "the next", take_over=True)
@@ -194,12 +194,12 @@ def test_tidb_47981_39308_56733_worker_cut_off_comes_back(database: Database, ds
 
 
 def test_spirit_151_row_above_the_watermark_was_copied_then_deleted(database: Database, dsn: str) -> None:
-    """A phantom stayed there after the resume. Here a batch's rows and its watermark commit together."""
+    """There a phantom stayed after the resume. Here a batch's rows and its watermark commit together."""
     _, run = steps.begin(database, batch_rows=10)
     worker, claim = steps.claimed(database, run)
     with worker.connection.begin() as transaction:
         assert steps.half_a_batch(worker, claim) > 0
-        transaction.rollback()  # killed before the watermark was written
+        transaction.rollback()  # the worker is killed before it writes the watermark
     worker.connection.close()
     run_sql(dsn, "DELETE FROM t WHERE id < 20")
     steps.finish_all(database, start_run(database, "ix", "the next", take_over=True))
@@ -241,7 +241,7 @@ def test_cockroach_140358_second_pause_loses_nothing(database: Database, dsn: st
 
 
 def test_cockroach_pr_141714_failed_checkpoint_fails_its_batch(database: Database, dsn: str) -> None:
-    """It silently ended all checkpoints there. Here the rows go with it."""
+    """There it silently ended all checkpoints. Here the batch's rows are rolled back with it."""
     _, run = steps.begin(database, batch_rows=10)
     run_sql(dsn, "ALTER TABLE roir.scan_range ADD CONSTRAINT no_room CHECK (watermark IS NULL)")
     with pytest.raises(Exception, match="violates check constraint"):
@@ -282,7 +282,7 @@ def test_spirit_pr_156_last_rows_before_the_cut_over(database: Database, dsn: st
 
 
 def test_pg_repack_399_postgresql_14_vacuum_and_hot_updates_beside_the_build(database: Database, dsn: str) -> None:
-    """VACUUM raced the swap there, and concurrent builds missed rows that were updated in place."""
+    """There VACUUM raced the swap, and concurrent builds missed rows that were updated in place."""
     run_sql(dsn, "ALTER TABLE t SET (fillfactor = 50)", "VACUUM FULL t")
     _, run = steps.begin(database, include="v", batch_rows=10, ranges=3)
     while True:
@@ -301,7 +301,7 @@ def test_pg_repack_399_postgresql_14_vacuum_and_hot_updates_beside_the_build(dat
 
 
 def test_sp_blitzindex_3620_paused_work_is_never_aborted(database: Database, dsn: str) -> None:
-    """After a day, without a warning, there. Here a pause lasts."""
+    """There it was aborted after a day, without a warning. Here a pause lasts."""
     _, run = steps.begin(database, batch_rows=10)
     assert one_batch(database, run)
     requests.pause(database, "ix", "test", "for long")
@@ -313,10 +313,10 @@ def test_sp_blitzindex_3620_paused_work_is_never_aborted(database: Database, dsn
 
 
 def test_tidb_51746_one_of_several_of_one_scan_fails_and_the_others_are_whole(database: Database, dsn: str) -> None:
-    """One of the indexes that one job added was left half-built there."""
+    """There one of the indexes that one job added was left half built."""
     runs = {name: steps.begin(database, name, keys=keys, batch_rows=10)[1] for name, keys in KEYS_OF_ONE_SCAN.items()}
     worker, claim = steps.claimed(database, runs["a"])
-    # In the midst of a batch that is for all three.
+    # In the middle of a batch for all three.
     with before(database, "WITH rows AS", lambda: settle(database, runs["b"], SourceChanged("a fault"), fatal=True)):
         assert isinstance(worker.step(claim), Step)
     worker.connection.close()

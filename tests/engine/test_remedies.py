@@ -38,8 +38,9 @@ WRITES = {"missed": ("UPDATE t SET v = -1 WHERE d = 11", "DELETE FROM t WHERE d 
 
 @dataclass
 class Case:
-    """done: what goes wrong; by_hand: what the words ask for; ends: the index is gone then; include: of the index, and
-    of the one that is built once it was dropped; commands_do: the commands help without the words.
+    """done: the statements that cause the warning; by_hand: those that its words ask for; ends: the index is gone at
+    the end; include: columns of the index, and of the one that is built after a drop; commands_do: the commands help
+    without the words.
 
     Names in braces are those of `names`.
     """
@@ -143,7 +144,7 @@ CASES: dict[str, Case] = {
 
 @dataclass
 class Follower:
-    """Carries out what messages say."""
+    """Carries out the messages."""
 
     database: Database
     case: Case
@@ -156,7 +157,7 @@ class Follower:
         steps.make_index(self.database, "public.ix", "public.t", "k", include)
 
     def run(self, step: re.Match[str]) -> bool:
-        """Whether nothing more is to be done. Raises AssertionError if a command of the message fails."""
+        """True if nothing more is to be done. Raises AssertionError if a command of the message fails."""
         if (statement := step["sql"]) is not None:
             run_sql(self.database.dsn, statement)
             return True
@@ -177,7 +178,7 @@ class Follower:
         return True
 
     def roir(self, *arguments: str) -> int:
-        """Its exit code. A verification may find differences, nothing else may fail."""
+        """The exit code of a command. A verification may find differences; no other command may fail."""
         done = CliRunner().invoke(app, arguments, env={"ROIR_DSN": self.database.dsn})
         assert done.exit_code == 0 or arguments[0] == "verify", (arguments, done.output, done.exception)
         return done.exit_code
@@ -227,7 +228,7 @@ def test_the_remedy_of_a_warning_helps(
     named = names(dsn, stranger)
     run_sql(dsn, *(statement.format(**named) for statement in case.done))
     for statement in WRITES[writes]:
-        # Where it is refused nothing is missed.
+        # A write that is refused isn't missed.
         with suppress(psycopg2.Error):
             run_sql(dsn, statement)
     assert follower.told(), "status is silent"
@@ -239,7 +240,7 @@ def test_the_remedy_of_a_warning_helps(
         if by_hand and len(heard) == 1:
             run_sql(dsn, *(statement.format(**named) for statement in case.by_hand))
             if said not in follower.told():
-                # Commands that follow the words; another way isn't needed.
+                # Follow the commands that come after the words; the alternative isn't needed.
                 said = said.partition(". Then ")[2]
         for step in STEP.finditer(said):
             if follower.run(step) and found[0] not in follower.told():

@@ -1,4 +1,4 @@
-"""Snapshots older than a removal of entries: the table is without the partition for them too, and so is the view."""
+"""Snapshots older than a removal of entries: for them, too, the table and the view are without the partition."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def take_out_and_in_again(database: Database) -> None:
 
 
 def delete_and_detach(database: Database) -> None:
-    """Nothing is left to remove; the older snapshot has the rows' entries all the same."""
+    """No entry is left to remove, but the older snapshot still has the rows' entries."""
     run_sql(database.dsn, "DELETE FROM t2")
     detach.detach_partition(database, "t2", "test")
 
 
 def go_back(database: Database) -> None:
-    """To a generation whose entries are removed while another one is shown."""
+    """Reverts to a generation whose entries are removed while another one is shown."""
     detach_by_sql(database)
     revert.revert(database, "ix", "test")
 
 
 def give_up_an_attach(database: Database) -> None:
-    """Its copies were made before the snapshot, in `begun`."""
+    """Cancels the attach of `begun`, whose copies are older than the snapshot."""
     run_sql(database.dsn, "SELECT roir.cancel_attach('n3')")
     clean_up.clean_up(database)
 
@@ -89,7 +89,7 @@ def reading(dsn: str, isolation: str) -> Iterator[int]:
 
 
 def by_a_function(dsn: str, _: str) -> Iterator[int]:
-    """A cursor's query has one snapshot, and STABLE functions read by that."""
+    """A cursor's query has one snapshot, and STABLE functions read with it."""
     body = f"$$ BEGIN RETURN ({DIFFERENCE}); END $$"
     run_sql(dsn, f"CREATE FUNCTION differs() RETURNS bigint LANGUAGE plpgsql STABLE AS {body}")
     user = steps.session(dsn)
@@ -152,7 +152,7 @@ def test_an_older_snapshot_sees_no_entry_that_no_row_has(
 
 
 def begun(database: Database, dsn: str) -> None:
-    """An attach whose rows are copied, and which didn't end."""
+    """An attach whose rows are copied, and which hasn't ended."""
     rows = "INSERT INTO n3 SELECT 30, i, 'n', i FROM generate_series(1, 50) i"
     run_sql(dsn, "CREATE TABLE n3 (LIKE t INCLUDING ALL)", rows)
     older = steps.old_session(dsn)
@@ -163,7 +163,7 @@ def begun(database: Database, dsn: str) -> None:
 
 
 def test_a_clean_up_gives_way_to_who_holds_the_entries(database: Database, dsn: str) -> None:
-    """As a TRUNCATE that isn't committed does; already the look at a segment's size waits for it."""
+    """An uncommitted TRUNCATE holds them like this: even the look at a segment's size waits for it."""
     published(database, dsn)
     hidden(dsn, "t2")
     holder = steps.session(dsn)

@@ -1,4 +1,4 @@
-"""How far replicas are, read at real ones: streaming, stopped, cascaded, named, gone, and who may see it."""
+"""The lag of replicas, read at real ones: streaming, stopped, cascaded, named, gone, and the rights that show it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRITE = "UPDATE t SET v = v + 1 FROM generate_series(1, 20)"
 
 
 class Watch:
-    """Readings of one run, by a clock of the test's."""
+    """Readings of one run, by the test's clock."""
 
     def __init__(self, dsn: str, surroundings: Surroundings | None = None) -> None:
         self.clock = Clock()
@@ -47,7 +47,7 @@ class Watch:
 
 @contextmanager
 def stopped(standby: str) -> Iterator[None]:
-    """The replica receives, and replays nothing."""
+    """In the block, the replica receives, and replays nothing."""
     run_sql(standby, "SELECT pg_wal_replay_pause()")
     wait_until(lambda: paused(standby), "the end of the replay")
     try:
@@ -64,12 +64,12 @@ def paused(standby: str) -> bool:
 
 
 def much(dsn: str) -> None:
-    """A megabyte of WAL."""
+    """Writes a megabyte of WAL."""
     run_sql(dsn, "SELECT pg_logical_emit_message(false, 'x', repeat('x', 1 << 20))", WRITE)
 
 
 def reported(watch: Watch, name: str) -> None:
-    """The primary has heard how far the replica is."""
+    """Waits until the replica has reported its position to the primary."""
     wait_until(lambda: not watch.of(name).is_over, "the replica's word")
 
 
@@ -97,7 +97,7 @@ def test_a_replica_that_stops_is_behind_in_bytes_and_in_seconds_and_catches_up(p
 
 
 def test_only_replicas_that_are_named_count_and_who_is_missing_cannot_be_read(primary: Server, dsn: str) -> None:
-    """gh-ost #361 and #1745: replicas off the list stayed in force, and hosts that don't matter were asked."""
+    """gh-ost #361 and #1745: replicas off the list remained in force, and irrelevant hosts were asked."""
     asked: list[str] = []
 
     class Asked(replicas._Own):
@@ -152,7 +152,7 @@ def test_a_replica_that_is_away_is_a_hold_for_a_minute_and_then_counts_no_more(p
 
 
 def test_a_role_without_the_right_sees_no_lag_and_that_is_not_no_lag(primary: Server, dsn: str) -> None:
-    """Spirit #1035: lag that couldn't be seen was taken for none."""
+    """Spirit #1035: lag that couldn't be seen counted as none."""
     run_sql(dsn, "CREATE ROLE blind LOGIN")
     try:
         with standby_of(primary) as standby:
@@ -177,7 +177,7 @@ def test_wal_that_a_slot_keeps_and_the_room_that_it_has_left(primary: Server, ds
         limits = {"slot_wal": 1 << 20, "slot_room": 1 << 40}
         found = watch.look(**limits)
         assert found["slot_wal", "keeps"].is_over
-        # Without max_slot_wal_keep_size there is no limit to run out of.
+        # Without max_slot_wal_keep_size there is no limit to reach.
         assert not any(name == "slot_room" for name, _ in found)
         run_sql(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'", "SELECT pg_reload_conf()")
         wait_until(lambda: ("slot_room", "keeps") in watch.look(**limits), "the setting")

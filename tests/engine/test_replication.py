@@ -56,7 +56,7 @@ def dsn(primary: Server, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @contextmanager
 def standby_of(primary: Server, upstream: str | None = None, settings: str = "") -> Iterator[str]:
-    """The DSN of a streaming standby's database postgres. upstream: another standby's, which it follows instead."""
+    """The DSN of a streaming standby's database postgres. upstream: another standby that it follows instead."""
     with tempfile.TemporaryDirectory(prefix="roir-standby-") as folder:
         data = Path(folder) / "data"
         Path(folder).chmod(0o777)
@@ -80,7 +80,7 @@ def standby_of(primary: Server, upstream: str | None = None, settings: str = "")
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Another server's work has no step of ours to wait for."""
+    """Waits by polling: another server's work has no step of ours to wait for."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"{what} took more than {PATIENCE_S:g} s"
@@ -104,7 +104,7 @@ def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(pr
     with standby_of(primary) as standby:
         there = database_dsn(standby, dsn.rsplit("/", 1)[1])
         steps.make_index(database)
-        # Without feedback the primary can't know what is read there, and waits for a day.
+        # Without feedback the primary can't know what the standby reads, and waits for a day.
         wait_until(lambda: walsenders(dsn), "the standby")
         report = clean_up.clean_up(database)
         assert report.guards_removed == 0
@@ -113,7 +113,7 @@ def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(pr
         old = steps.session(there, "REPEATABLE READ")
         assert sql(old, "SELECT count(*) FROM ix") == [(60,)]
         old.rollback()
-        # With feedback its oldest snapshot is known, and no VACUUM ends it.
+        # With feedback the standby's oldest snapshot is known, and no VACUUM ends it.
         run_sql(standby, "ALTER SYSTEM SET hot_standby_feedback = on", "SELECT pg_reload_conf()")
         sql(old, "SELECT count(*) FROM pg_class")
         wait_until(lambda: walsenders(dsn, "backend_xmin IS NOT NULL"), "the standby's feedback")
@@ -148,7 +148,7 @@ BOUNDS = "FOR VALUES FROM (10) TO (20)"
     [pytest.param(False, id="standby"), pytest.param(True, id="standby of a standby", marks=pytest.mark.sample(0))],
 )
 def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn: str, cascading: bool) -> None:
-    """Else it would see the table with the partition, and the view without."""
+    """Otherwise the snapshot would see the table with the partition, and the view without it."""
     database = Database(dsn)
     run_sql(dsn, *PARTITIONED)
     steps.make_index(database)
@@ -159,7 +159,8 @@ def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn
         there = database_dsn(standby, dsn.rsplit("/", 1)[1])
         replayed(dsn, there)
         old = steps.session(there, "REPEATABLE READ")
-        # It holds no lock on t1: the replay of an attempt's lock would wait for it, and it for the replay.
+        # The reader has no lock on t1: the replay of an attempt's lock would wait for the reader, and the reader for
+        # the replay.
         sql(old, "SELECT count(*) FROM pg_class")
         wait_until(lambda: walsenders(dsn, "backend_xmin IS NOT NULL"), "the standby's feedback")
         said: list[str] = []
@@ -200,10 +201,10 @@ def test_an_attach_names_standbys_that_do_not_tell_and_slots_that_do(primary: Se
 
 @pytest.mark.parametrize("phase", ["mid-build", pytest.param("mid-fold", marks=pytest.mark.sample(0))])
 def test_after_a_failover_the_operation_goes_on(primary: Server, dsn: str, phase: str) -> None:
-    """On a standby that was promoted, with what it had replayed."""
+    """It continues on a promoted standby, from the commits that were replayed there."""
     stage = Stage(Database(dsn), phase)
     stage.connection.close()
-    # Its run isn't ended: it died with its server.
+    # The run hasn't ended: it died with its server.
     user = steps.session(dsn)
     sql(user, "UPDATE t SET k = 'replayed' WHERE id % 7 = 0")
     user.commit()
@@ -245,7 +246,7 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
     sql(publisher, "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i")
     sql(publisher, "CREATE PUBLICATION p FOR TABLE t")
     publisher.commit()
-    # In one server the slot must be there before: to make it would wait for the subscription's own transaction.
+    # In one server the slot must exist before: its creation would wait for the subscription's own transaction.
     sql(publisher, "SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     publisher.commit()
     run_sql(
@@ -261,7 +262,7 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
     subscriber = steps.session(dsn)
     subscriber.autocommit = publisher.autocommit = True
 
-    # It ends otherwise each time: or what was applied the last time would be taken for this one's end.
+    # Each round ends with another value. Otherwise the last round's end would be taken for this one's.
     times = itertools.count()
 
     def write(phase: str) -> None:
@@ -293,7 +294,7 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
     ["mid-build", *(pytest.param(one, marks=pytest.mark.sample(0)) for one in ("built", "mid-fold", "published"))],
 )
 def test_the_first_copy_of_a_subscription_is_followed(primary: Server, dsn: str, phase: str) -> None:
-    """Its worker fills the table by COPY, as a replica, in a session of its own."""
+    """The worker of the subscription fills the table by COPY, as a replica, in a session of its own."""
     here = dsn.rsplit("/", 1)[1]
     there = f"{here}_publisher"
     primary.execute(f"CREATE DATABASE {there}")
@@ -335,13 +336,13 @@ def test_a_subscriber_of_all_tables_stops_at_the_first_entry_and_goes_on_as_the_
     there = dsn.rsplit("/", 1)[1] + "_subscriber"
     primary.execute(f"CREATE DATABASE {there}")
     run_sql(primary.dsn(there), "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
-    # A subscription that was there before the control schema was: none can be made after it.
+    # The subscription is older than the control schema: later it can't be created.
     run_sql(dsn, "CREATE PUBLICATION everything FOR TABLE t")
     slot = f"slot_{there}"
     run_sql(dsn, f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     run_sql(
         primary.dsn(there),
-        # Once for each error: it would try again every five seconds for good.
+        # Stops at the first error. Otherwise it would try again every five seconds for good.
         f"CREATE SUBSCRIPTION s CONNECTION '{dsn}' PUBLICATION everything WITH (create_slot = false, "
         f"slot_name = '{slot}', copy_data = false, disable_on_error = true)",
     )

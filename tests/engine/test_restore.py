@@ -35,7 +35,7 @@ Restore = Callable[[], Database]
 
 @pytest.fixture
 def restore(dsn: str, server: str, pg: int, tmp_path: Path) -> Iterator[Restore]:
-    """Dumps the test's database, restores it into a fresh one, twice: by pg_restore, whose order is another."""
+    """Dumps the test's database, and restores it into a new one by pg_restore, which has an order of its own."""
     made = []
 
     def dump_and_restore() -> Database:
@@ -44,7 +44,7 @@ def restore(dsn: str, server: str, pg: int, tmp_path: Path) -> Iterator[Restore]
         made.append(name)
         restored, dump = database_dsn(server, name), tmp_path / name
         subprocess.run([programs(pg) / "pg_dump", "-Fc", "-f", dump, dsn], check=True)
-        # So that no table gets the oid that it had by chance.
+        # This gives each table another oid than it had.
         run_sql(restored, "CREATE TABLE padding (); DROP TABLE padding")
         subprocess.run([programs(pg) / "pg_restore", "--exit-on-error", "-d", restored, dump], check=True)
         return Database(restored, "roir tests")
@@ -156,7 +156,7 @@ def test_an_unfinished_operation_ends_with_a_restore(database: Database, dsn: st
 
 
 def test_an_oid_that_another_source_had(database: Database, dsn: str, restore: Restore) -> None:
-    """Where `a` has the oid now that `b` had: neither is taken for the other."""
+    """Now `a` has the oid that `b` had: neither is taken for the other."""
     for table in ("a", "b"):
         run_sql(
             dsn,
@@ -251,7 +251,7 @@ def test_what_was_taken_out_between_upgrade_and_init_is_not_taken_for_known(
 
 @pytest.fixture
 def replace_table(dsn: str, pg: int, tmp_path: Path) -> Callable[..., None]:
-    """Dumps `t` with its partitions, writes, and restores it over itself: the control schema lives on."""
+    """Dumps `t` with its partitions, writes, and restores the dump over it. The control schema stays."""
 
     def replace(*between: str) -> None:
         dump = tmp_path / "t"
@@ -282,7 +282,7 @@ def test_a_single_table_that_was_restored_over_itself_is_not_adopted(
         assert any("index public.ix:" in line and "roir drop" in line for line in warnings(connection))
         assert [line for line in replaced(connection) if "t has taken its place" in line]
         assert not any("ix_other" in line for line in warnings(connection))
-    # Nobody else's command stops for that, and no user's write.
+    # The other index's commands go on, and users' writes too.
     status(database)
     steps.assert_exact(database, "ix_other")
     run_sql(
@@ -331,7 +331,7 @@ SELECT o.name, a.grantee::regrole, a.privilege_type
 def test_rights_are_as_they_were_though_the_dump_was_restored_without_them(
     world: World, server: str, pg: int, tmp_path: Path
 ) -> None:
-    """`pg_restore --no-privileges`, as hosters advise it: seen to refuse every read of the view, or every write."""
+    """`pg_restore --no-privileges`, as hosters advise: seen to refuse every read of the view, or every write."""
     steps.make_index(world.database, "public.ix", "public.t")
     steps.make_index(world.database, "public.one", "public.t", "id", unique=True)
     clean_up.clean_up(world.database)
@@ -364,7 +364,7 @@ def test_rights_are_as_they_were_though_the_dump_was_restored_without_them(
 
 @pytest.fixture(scope="module")
 def elsewhere(pg: int) -> Iterator[str]:
-    """Another server, of the newest version, which knows none of the roles; the DSN of its superuser."""
+    """The DSN of the superuser of another server, of the newest version, which has none of the roles."""
     with embedded_postgres(max(pg, 18)) as dsn:
         run_sql(dsn, "CREATE ROLE hosted LOGIN CREATEDB")
         yield dsn
@@ -375,7 +375,7 @@ def elsewhere(pg: int) -> Iterator[str]:
 def test_a_dump_by_sections_and_without_owners_goes_into_the_newest_server(
     world: World, elsewhere: str, pg: int, tmp_path: Path, by: str, guarded: bool
 ) -> None:
-    """As one moves to a hoster: other roles, no superuser, the newer pg_restore; writes between two sections."""
+    """A move to a hoster: other roles, no superuser, the newer pg_restore; writes between two sections."""
     there = Database(make_dsn(elsewhere, user=by, dbname=f"moved_{next(_numbers)}"), "roir tests")
     name = parse_dsn(there.dsn)["dbname"]
     world.run("CREATE TABLE p (d int, id int, k text, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)")
@@ -386,7 +386,7 @@ def test_a_dump_by_sections_and_without_owners_goes_into_the_newest_server(
         steps.make_index(world.database, f"public.{index}", f"public.{table}", "id" if unique else "k", unique=unique)
     if guarded:
         world.run("SELECT roir.guard()")
-    # The dump by the old version's own tool: 15.20 writes attribute options that those of 18.4 don't know.
+    # The dump is by the old version's own tool: 15.20 writes attribute options that 18.4's tools don't know.
     tools, dump = programs(max(pg, 18)), tmp_path / "dump"
     subprocess.run([programs(pg) / "pg_dump", "-Fc", "-f", dump, world.dsn], check=True)
     run_sql(make_dsn(elsewhere, user=by, dbname="postgres"), f"CREATE DATABASE {name}")
@@ -395,7 +395,7 @@ def test_a_dump_by_sections_and_without_owners_goes_into_the_newest_server(
             command = [tools / "pg_restore", "-O", "-x", f"--section={section}", "-d", there.dsn, dump]
             said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
             failed = [line for line in said.splitlines() if "error:" in line]
-            # Nobody but a superuser has event triggers, and roir does without.
+            # Only a superuser can have event triggers; roir works without them.
             assert all("event trigger" in line for line in failed), said
             assert bool(failed) == (guarded and by == "hosted" and section == "post-data")
         run_sql(there.dsn, "INSERT INTO t VALUES (1000, 'new', 1)", "DELETE FROM p WHERE id % 5 = 0")
