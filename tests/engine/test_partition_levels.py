@@ -150,7 +150,7 @@ class Case:
             steps.finish_all(database, run)
 
     def go_through(self, words: tuple[str, ...], at_once: bool) -> None:
-        """Creates the level's table, runs a sequence, and checks that readers see its result and writes are followed."""
+        """Creates the level's table and runs a sequence; checks that readers see the result and writes are followed."""
         dsn = self.database.dsn
         for name in (self.root, f"{self.root}_renamed"):
             run_sql(dsn, f"DROP TABLE IF EXISTS {name}")

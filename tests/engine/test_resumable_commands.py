@@ -1,4 +1,4 @@
-"""Commands that take several transactions are killed before each commit; repeated, or left to clean-up, they end."""
+"""Commands of several transactions are killed before each commit. Repeated, or left to a clean-up, they complete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BOUNDS = "FOR VALUES FROM (200) TO (300)"
 
 
 class Killed(Exception):
-    """The process dies here."""
+    """The process dies."""
 
 
 def published(database: Database) -> None:
@@ -51,12 +51,12 @@ def building(database: Database) -> None:
 
 
 def gone(database: Database) -> None:
-    """A partition was detached without roir, and one came with rows."""
+    """Detaches one partition without roir, and attaches one with rows."""
     published(database)
     run_sql(database.dsn, "ALTER TABLE t DETACH PARTITION t1", f"ALTER TABLE t ATTACH PARTITION t3 {BOUNDS}")
 
 
-# How it begins, and the command.
+# The state before the command, and the command.
 COMMANDS: dict[str, tuple[Callable[[Database], None], Callable[[Database], object]]] = {
     "drop": (published, lambda database: drop.drop_index(database, "ix", "test", patience_s=5)),
     "drop of a rebuilt one": (rebuilt, lambda database: drop.drop_index(database, "ix", "test", patience_s=5)),
@@ -142,7 +142,7 @@ def ours(database: Database) -> list[tuple[Any, ...]]:
 
 
 def repeat(database: Database, command: Callable[[Database], object]) -> None:
-    # Where it had come to its end, there is nothing to repeat.
+    # A command that has completed can't be repeated.
     with suppress(NotFound, InvalidInput, IllegalTransition):
         command(database)
 
@@ -163,7 +163,7 @@ def walk(server: str, template: str, name: str, every: int) -> int:
                 with killed_at(database, commit), pytest.raises(Killed):
                     command(database)
                 begun = ours(database) != before(server, template)
-                # A clean-up finishes what has begun; what hasn't is for its user to begin again.
+                # A clean-up finishes a command that has begun. Otherwise its user begins it again.
                 if not by_clean_up or not begun:
                     if name == "revert" and begun:
                         continue

@@ -35,7 +35,7 @@ def rebuild(database: Database, **options: int) -> int:
 
 
 def generations(database: Database) -> dict[int, str]:
-    """Ids and statuses."""
+    """The generations' ids and statuses."""
     with database.transaction() as connection:
         return {row.id: row.status for row in execute(connection, "SELECT id, status FROM roir.generation")}
 
@@ -87,7 +87,7 @@ def test_a_rebuild_that_is_under_way_goes_on(database: Database, dsn: str) -> No
     steps.assert_exact(database)
     third = max(generations(database))
     assert generations(database) == {first: "retired", second: "retired", third: "active"}
-    # The one that was shown last, not the one that was built last.
+    # The generation that was shown last, not the one that was built last.
     assert revert.revert(database, "ix", "me").shown == first
 
 

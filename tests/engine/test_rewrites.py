@@ -1,4 +1,4 @@
-"""Tables that are rewritten under an operation, the source's and ours: rows lie elsewhere, and no capture sees it."""
+"""The source's tables, or ours, are rewritten under an operation: rows are at other places, and no capture sees it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHANGES = (
     "DELETE FROM t WHERE id % 5 = 0",
     "INSERT INTO t SELECT i, 'again', 0 FROM generate_series(1, 70) i ON CONFLICT (id) DO UPDATE SET v = t.v - 1",
 )
-# All tables of the database at once, the delta, the base and the control tables among them.
+# These rewrite all tables of the database: the delta, the base and the control tables among them.
 REWRITES = {
     "vacuum full": ("VACUUM FULL",),
     "cluster": ("CLUSTER t USING t_pkey", "CLUSTER"),
@@ -40,7 +40,7 @@ REWRITES = {
 
 
 def refused(stage: Stage) -> str | None:
-    """Carry the operation on to its end, where the index is exact; what was said where it didn't get there."""
+    """Carries the operation to its end, and checks that the index is exact; or returns the error."""
     try:
         stage.finish()
     except SourceChanged as error:
@@ -55,7 +55,7 @@ def refused(stage: Stage) -> str | None:
 def test_everything_is_rewritten_in_each_phase(
     database: Database, dsn: str, rewrite: str, phase: str, scan: str
 ) -> None:
-    """The index is right in the end, or the operation says that the table was rewritten and how to go on."""
+    """The index is right in the end, or the operation says that the table was rewritten and how to continue."""
     run_sql(dsn, *ROWS)
     stage = Stage(database, phase, include="v", scan=scan)
     run_sql(dsn, *CHANGES, *REWRITES[rewrite], *CHANGES)
@@ -65,7 +65,7 @@ def test_everything_is_rewritten_in_each_phase(
 
 
 def test_a_delta_that_is_rewritten_between_two_steps_of_the_fold(database: Database, dsn: str) -> None:
-    """Rows come into blocks that were passed; the next pass, or the publish, finds them."""
+    """Rows come into blocks that the fold has passed. The next pass, or the publish, finds them."""
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
     run_sql(dsn, "INSERT INTO t SELECT i, 'k' || i % 5, i FROM generate_series(1, 9000) i")
     _, run = steps.begin(database, include="v")
@@ -110,7 +110,7 @@ def test_a_verification_over_rewritten_tables_says_what_is_wrong_and_no_more(
 
 @pytest.fixture
 def repack(dsn: str, pg: int) -> list[str]:
-    """The command that rewrites table t online, by pg_repack, as Debian's and Ubuntu's packages have it."""
+    """The command by which pg_repack rewrites table t online, if Debian's or Ubuntu's package is there."""
     user = steps.session(dsn)
     found = shutil.which("pg_repack", path=f"{programs(pg)}") or shutil.which("pg_repack")
     if found is None or not sql(user, "SELECT 1 FROM pg_available_extensions WHERE name = 'pg_repack'"):
@@ -127,7 +127,7 @@ def repack(dsn: str, pg: int) -> list[str]:
 def test_a_table_that_is_repacked_online(
     database: Database, dsn: str, repack: list[str], phase: str, scan: str
 ) -> None:
-    """It exchanges the table's file under all eyes, with triggers of its own."""
+    """pg_repack exchanges the table's file meanwhile, with triggers of its own."""
     run_sql(dsn, *ROWS)
     stage = Stage(database, phase, include="v", scan=scan)
     run_sql(dsn, *CHANGES)

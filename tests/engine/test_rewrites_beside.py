@@ -93,7 +93,7 @@ COMMANDS: dict[Callable[[Database], None], Callable[[Database], None]] = {
 
 
 class Disturbance:
-    """Before the transaction with the number `at`: an old snapshot is taken, and the rewrite comes."""
+    """Before transaction number `at`, takes an old snapshot and rewrites the table."""
 
     def __init__(self, dsn: str, rewrite: str, isolation: str, at: int) -> None:
         self.dsn, self.rewrite, self.isolation, self.left = dsn, rewrite, isolation, at
@@ -136,7 +136,7 @@ def test_a_rewrite_in_a_gap_beside_an_older_snapshot_that_writes(
     disturbance = Disturbance(dsn, rewrite, isolation, at)
     event.listen(database.engine, "begin", disturbance.come)
     try:
-        # One that gives way, or pauses, is repeated.
+        # A command that gives way, or pauses, is repeated.
         with suppress(RoirError):
             command(database)
     finally:

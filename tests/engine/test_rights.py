@@ -27,7 +27,7 @@ pytestmark = pytest.mark.sample(1)
 
 
 def build(scene: Scene, **options: Any) -> Run:
-    """A build of `evil.ix`, and what must hold after prepare."""
+    """Begins a build of `evil.ix`, and checks that prepare gave the owner nothing."""
     options = {"include": "v", "parallelism": 2, "segments": 3, "ranges": 3, **options}
     _, run = steps.begin(scene.database, "evil.ix", "evil.t", **options)
     assert not scene.gains(), "prepare"
@@ -117,7 +117,7 @@ def test_an_owner_who_alters_the_function_that_reads_as_he_gains_nothing(scene: 
 
 
 def test_nothing_that_an_owner_does_while_he_is_read_is_left_to_our_commit(scene: Scene) -> None:
-    """Deferred triggers, held cursors, settings, temporary tables: the TRY of all doors leaves each, were it let."""
+    """Deferred triggers, held cursors, settings, temporary tables: TRY would leave each of them if it could."""
     scene.as_owner(*DOORS["condition of an index"])
     build(scene)
     with scene.database.connect() as connection:
@@ -208,7 +208,7 @@ def test_a_partition_of_another_owner_is_refused_with_the_remedy(scene: Scene) -
 
 
 def test_damage_is_found_as_the_owner(scene: Scene) -> None:
-    """The looks past the indexes read the source, too: of rows, of entries, and of all in one statement."""
+    """The looks past the indexes also read the source: its rows, the entries, and both in one statement."""
     scene.as_owner(PLAIN, ROWS, "CREATE INDEX ON evil.t (k) WHERE evil.constant(1)")
     run = build(scene)
     steps.finish_all(scene.database, run)

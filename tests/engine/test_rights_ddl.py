@@ -90,7 +90,7 @@ def test_what_an_attach_would_run_is_refused_and_named(scene: Scene, door: str) 
         attach_t3(scene)
     assert not scene.tried()
     assert not scene.gains()
-    # It is no worse off than before.
+    # The table is no worse off than before.
     scene.as_owner("INSERT INTO evil.t3 VALUES (150, 'a', 'b')")
 
 
@@ -161,7 +161,7 @@ def test_a_table_that_can_no_longer_be_indexed_is_still_its_owners(scene: Scene)
         "CREATE INDEX ON evil.t2 (k) WHERE evil.constant(2)",
         "ALTER TABLE evil.t ADD CHECK (evil.constant(1))",
     )
-    # When it begins to remove entries.
+    # At this statement it begins to remove entries.
     with before(scene.database, "SELECT to_regclass(%(delta)s)", die), suppress(KeyboardInterrupt):
         sync.sync_partitions(scene.database, "evil.t", "test")
     scene.as_owner("ALTER TABLE evil.t DROP CONSTRAINT t_pkey")

@@ -1,4 +1,4 @@
-"""Whether an owner is trusted is asked under the locks that keep the answer, and of what the names mean under them."""
+"""The trust in an owner is checked under locks that keep the answer true, and for the objects that they lock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str], partitioned: bool) -> None:
-    """By every step of a life cycle."""
+    """Every step of a life cycle does so."""
     by = "PARTITION BY RANGE (id)" if partitioned else ""
     scene.as_owner(f"CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text) {by}")
     if partitioned:
@@ -96,7 +96,7 @@ def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str
 def test_a_writer_whose_snapshot_is_older_than_the_gift_of_a_leaf_runs_nothing_as_the_tables_owner(
     scene: Scene,
 ) -> None:
-    """The capture reads the leaf as the table's owner, whom that snapshot shows as the leaf's owner, too."""
+    """The capture reads the leaf as the table's owner. In that snapshot the table's owner also owns the leaf."""
     run_sql(
         scene.dsn,
         "GRANT ALL ON SCHEMA public TO PUBLIC",
@@ -120,7 +120,7 @@ def test_a_writer_whose_snapshot_is_older_than_the_gift_of_a_leaf_runs_nothing_a
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("write", ["INSERT INTO public.t VALUES (5, '25', 'v')", "UPDATE public.t1 SET k = '25'"])
 def test_a_unique_key_is_asked_of_no_leaf_of_another_owner(scene: Scene, isolation: str, write: str) -> None:
-    """Which leaf has the key's holder isn't known before. Seen to run the code of a leaf's owner as the table's."""
+    """It isn't known beforehand which leaf has the holder. Seen to run the code of a leaf's owner as the table's."""
     run_sql(
         scene.dsn,
         "GRANT ALL ON SCHEMA public TO PUBLIC",
@@ -148,9 +148,10 @@ def test_a_unique_key_is_asked_of_no_leaf_of_another_owner(scene: Scene, isolati
 
 
 def test_a_snapshot_that_is_older_than_a_hand_over_trusts_nobody(scene: Scene) -> None:
-    """The one that a verification's workers share shows the former owner, whom we trust; what is planned is of now.
+    """The snapshot that a verification's workers share shows the former owner, whom we trust. Plans use the present
+    one.
 
-    The new owner's code ran as us.
+    Seen to run the new owner's code as us.
     """
     run_sql(scene.dsn, PLAIN, ROWS)
     [(us,)] = sql(scene_session := steps.session(scene.database.dsn), "SELECT current_user")
@@ -218,7 +219,7 @@ def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Sce
             one.step(claim)
         else:
             with one.connection.begin():
-                # As far as a batch has come by now: it knows a name.
+                # A batch has come as far by now: it knows a name.
                 rows = owner.rows(one.connection, one.job.source, f"SELECT k FROM {name}", "k text", None, [name])
                 rows.all()
 

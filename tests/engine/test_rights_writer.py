@@ -84,7 +84,7 @@ TYPES = ("text", "record", "xid", "regclass", "point", "name", "numeric", "int4"
 
 
 def shadows() -> Iterator[str]:
-    """Statements of a session: everything that a name could mean instead."""
+    """Statements of a session that create another meaning for every name."""
     body = "LANGUAGE plpgsql AS $$ BEGIN PERFORM evil.try(); RETURN NULL; END $$"
     for function in FUNCTIONS:
         anything = body.replace("RETURN NULL; ", "RETURN; ") if "SETOF" in function else body
@@ -191,7 +191,7 @@ def writes(scene: Scene, number: int, oid: int, settings: Sequence[str]) -> int:
 
 
 def life(scene: Scene, shape: str, owner: str, settings: Sequence[str]) -> None:
-    """He writes in each mode of a table that is another's, or ours."""
+    """Lets the writer write in each mode of a table that belongs to another role, or to ours."""
     user = sql(steps.session(scene.database.dsn), "SELECT current_user")[0][0]
     role = scene.victim if owner == "another" else user
     run_sql(
@@ -238,13 +238,13 @@ def test_a_writer_gains_nothing_by_any_setting(scene: Scene, shape: str, owner: 
 
 @pytest.mark.sample(0)
 def test_a_writer_would_gain_by_a_capture_that_pins_no_path(scene: Scene) -> None:
-    """That the tests above can fail."""
+    """The tests above can fail."""
     pinned = "SET search_path = pg_catalog, pg_temp SET row_security = off"
     with changed(scene.database, pinned, ""), pytest.raises(AssertionError, match="capture"):
         life(scene, "plain", "another", SETTINGS[:1])
 
 
-# All that an owner can put into a table at once.
+# All kinds of code that an owner can put into one table.
 FULL = (
     "CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text, g int GENERATED ALWAYS AS (evil.number(k)) STORED, "
     "CHECK (evil.constant(1)))",
@@ -292,7 +292,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
     holds("revert")
     clean_up.clean_up(scene.database)
     holds("clean-up")
-    # The one that is shown has these two segments.
+    # The generation that is shown has these two segments.
     actions = (compacting.act("split", 1, parts=2), compacting.act("rewrite", 2), compacting.act("rewrite", 0))
     run = compacting.begin(scene.database, *actions, index="evil.ix", lock_patience_s=5)
     for stage in compacting.stages(scene.database, run):
@@ -309,7 +309,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
 
 
 def test_what_runs_with_our_rights_is_known(scene: Scene) -> None:
-    """Functions with the rights of their owner: each pins the path it finds names by, or is the one that can't."""
+    """Functions with their owner's rights: each pins its search_path, or is the one that can't."""
     scene.as_owner(*FULL)
     steps.begin(scene.database, "evil.ix", "evil.t")
     rows = sql(

@@ -126,7 +126,7 @@ HOSTILE = (
 def test_settings_that_a_users_trigger_changes_change_nothing_for_the_capture(
     database: Database, dsn: str, setting: str
 ) -> None:
-    """The trigger writes to the rows whose events are still queued, and then meddles with whatever it may set."""
+    """The trigger writes to rows whose events are still queued, and then changes a setting."""
     run_sql(
         dsn,
         "CREATE FUNCTION a() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF pg_trigger_depth() < 2 THEN "
@@ -180,7 +180,7 @@ def test_the_public_has_no_right_to_anything_of_ours(database: Database, dsn: st
         user,
         f"SELECT proname FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace WHERE {ours} "
         "AND prosecdef AND has_function_privilege(p.oid, 'EXECUTE') "
-        # Nobody can call one of an event trigger.
+        # Functions of event triggers can't be called.
         "AND prorettype <> 'event_trigger'::regtype",
     )
     telling = ["apart", "fresh", "is_in_mode", "is_strict", "published", "ticks"]

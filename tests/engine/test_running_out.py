@@ -26,7 +26,7 @@ from tests.engine.steps import sql
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Nobody waits; how long each wait would have been."""
+    """Skips all waits; the list of their lengths."""
     naps: list[float] = []
     monkeypatch.setattr(patience.time, "sleep", naps.append)
     return naps
@@ -48,7 +48,7 @@ def test_each_statement_may_fail_once(dsn: str, hasty: list[float], scene: str, 
         life.live()
     assert faults.made
     steps.assert_exact(database)
-    # A command says at once that it found no server; the clean-up and the partitions' commands are called again.
+    # A command reports at once that it found no server. The clean-up's and the partitions' commands are called again.
     assert not [said for said in life.failed if said.startswith("drive") and cause in RAISED]
 
 
@@ -68,7 +68,7 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
         try:
             lifecycle.drive(database, begun.index, "test")
         except DBAPIError:
-            # A command says at once that it found no server.
+            # The command reports at once that it found no server.
             assert cause == "terminated"
             assert len(faults.made) == 1
             lifecycle.drive(database, begun.index, "test")
@@ -99,7 +99,7 @@ def test_what_does_not_pass_pauses_with_its_reason(dsn: str, hasty: list[float],
     begins = "somebody cancels statements of ours" if cause == "cancelled" else "the server has "
     assert begins in row.pause_reason
     assert message in row.pause_reason
-    # Nobody asks again and again where nothing has changed.
+    # The worker doesn't ask again and again while nothing changes.
     assert len(hasty) <= 200
     assert max(hasty) <= patience.LONGEST_WAIT_S
     limit = database.limits.exhausted_s
@@ -136,7 +136,7 @@ SETTINGS = {
 @pytest.mark.parametrize("place", ["INSERT INTO roir_data", "VACUUM", "WITH gone", "CREATE OR REPLACE VIEW"])
 @pytest.mark.parametrize("way", ["role", "database", "reload"])
 def test_settings_that_change_meanwhile_change_nothing_for_us(dsn: str, server: str, way: str, place: str) -> None:
-    """Sessions that are open, between two statements and in one, and those that come."""
+    """For sessions that are open, between two statements and in one, and for new sessions."""
     run_sql(dsn, *SCENES["unique"])
     name = dsn.split("?")[0].rsplit("/", 1)[1]
     known = [name for (name,) in sql(steps.session(dsn), "SELECT name FROM pg_settings")]
@@ -147,13 +147,13 @@ def test_settings_that_change_meanwhile_change_nothing_for_us(dsn: str, server: 
     }
     wanted = {setting: value for setting, value in SETTINGS.items() if setting in known}
     database = Database(dsn, "roir tests")
-    # Users' own sessions keep what they began with.
+    # Sessions of users keep the settings with which they began.
     life = Life(
         database, f"{dsn}&options=-c%20default_transaction_read_only%3Doff%20-c%20statement_timeout%3D0", "unique"
     )
 
     def change() -> None:
-        # As the sessions of a test find the server: writable for those that say so.
+        # The sessions of a test find the server like this: writable for those that ask for it.
         run_sql(server, *(f"{of[way]} SET {setting} = '{value}'" for setting, value in wanted.items()))
         run_sql(server, "SELECT pg_reload_conf()")
 

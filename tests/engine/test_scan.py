@@ -1,4 +1,4 @@
-"""Scans by blocks, of the source or of the index that is rebuilt: no row is lost or doubled, wherever it goes."""
+"""Scans by blocks, of the source or of the index that is rebuilt: no row is lost or doubled, wherever it moves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def block(dsn: str, row: int) -> int:
 
 
 def moved_back(dsn: str) -> None:
-    """A row of the last block comes to the first one, which is scanned already, and nothing else of it changes."""
+    """Moves a row of the last block to the first one, which is scanned already, and changes nothing else of it."""
     run_sql(dsn, "DELETE FROM t WHERE id <= 3", "VACUUM t")
     was = block(dsn, 42)
     run_sql(dsn, "UPDATE t SET v = v WHERE id = 42")
@@ -75,7 +75,7 @@ def moved_back(dsn: str) -> None:
 
 
 def moved_on(dsn: str) -> None:
-    """A row of the first block, which is scanned already, comes to the last one."""
+    """Moves a row of the first block, which is scanned already, to the last one."""
     run_sql(dsn, "DELETE FROM t WHERE id IN (37, 38)", "VACUUM t")
     run_sql(dsn, "UPDATE t SET v = v WHERE id = 2")
     assert block(dsn, 2) > 0
@@ -103,10 +103,10 @@ def test_that_needs_the_capture_of_moves(table: str, database: Database, move: o
 
 @pytest.mark.parametrize("scan", ["block", "index"])
 def test_an_entry_that_was_copied_twice_is_there_once(table: str, database: Database, scan: str) -> None:
-    """It was met before and after updates brought it to a block that came later."""
+    """The scan met it before and after updates that moved it to a later block."""
     run, worker, _ = begun(database, scan, 2)
     worker.connection.close()
-    # Room for them within what is still to be scanned.
+    # This makes room for them in blocks that are still to be scanned.
     run_sql(table, "DELETE FROM t WHERE id > 20 AND id % 2 = 0", "VACUUM")
     run_sql(table, "UPDATE t SET v = v + 1 WHERE id <= 6")
     finish(database, run)
@@ -115,7 +115,7 @@ def test_an_entry_that_was_copied_twice_is_there_once(table: str, database: Data
 def test_without_that_removal_the_seal_fails(table: str, database: Database) -> None:
     run, worker, _ = begun(database, "block", 1)
     worker.connection.close()
-    # From the first block, which was copied, to the room in the last one, which will be.
+    # From the first block, which was copied, to free room in the last one, which is still to be copied.
     moved_on(table)
     removal = changed(database, r"^DELETE FROM roir_data\.\w+ s USING .*", "SELECT 0")
     with removal, pytest.raises(Exception, match="could not create unique index"):
@@ -136,7 +136,7 @@ def test_a_truncate_empties_it_and_what_comes_then_is_captured(table: str, datab
 
 @pytest.mark.parametrize("rewrite", ["VACUUM FULL t", "CLUSTER t USING t_pkey", "VACUUM FULL"])
 def test_a_rewritten_table_stops_a_scan_by_blocks(table: str, database: Database, rewrite: str) -> None:
-    """No capture sees it; nothing wrong must be published, and a new operation is fine."""
+    """No capture sees the rewrite. Nothing wrong may be published, and a new operation works."""
     _, worker, claim = begun(database, "block", 1)
     run_sql(table, "DELETE FROM t WHERE id < 10", rewrite)
     assert claim is not None
@@ -196,7 +196,7 @@ def test_it_goes_on_after_the_last_block_that_was_done(table: str, database: Dat
 @pytest.mark.parametrize("analyzed", [True, False])
 @pytest.mark.parametrize("scan", ["block", "index"])
 def test_batches_are_of_about_the_wanted_rows(dsn: str, database: Database, scan: str, analyzed: bool) -> None:
-    """The first one of a worker may know nothing yet."""
+    """A worker's first batch may have no statistics yet."""
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k int, v int)")
     run_sql(dsn, "INSERT INTO t SELECT i, i, i FROM generate_series(1, 20000) i", *(["ANALYZE t"] if analyzed else []))
     if scan == "index":
@@ -250,7 +250,7 @@ def test_a_leaf_that_was_truncated_under_a_claim_is_out(dsn: str, database: Data
 
 @pytest.mark.parametrize("leading", ["1", "i / 1000", "i"])
 def test_a_batch_of_a_composite_key_reads_no_more_than_its_rows(dsn: str, database: Database, leading: str) -> None:
-    """The planner knows nothing of a row's bounds: it took each batch for a big part, and read the whole table."""
+    """The planner can't estimate row bounds. Seen to take each batch for a big part, and to read the whole table."""
     run_sql(
         dsn,
         "CREATE TABLE t (a int, b int, k int, PRIMARY KEY (a, b))",
@@ -261,7 +261,7 @@ def test_a_batch_of_a_composite_key_reads_no_more_than_its_rows(dsn: str, databa
     worker, claim = steps.claimed(database, run)
     middle = replace(claim.scan, watermark=["1" if leading == "1" else "15" if "/" in leading else "15000", "15000"])
     with worker.connection.begin():
-        # As it is where the table is big.
+        # The planner would choose the same for a big table.
         execute(worker.connection, "SET LOCAL enable_bitmapscan = off")
         worker.standing(claim)
         stretch = worker.source.reader.next("public.t", middle, 100)

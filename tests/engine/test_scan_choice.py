@@ -1,4 +1,4 @@
-"""Which scan a plan chooses, and what it samples for that."""
+"""The scan that a plan chooses, and the sample that it takes for that."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.sample(1)
 REBUILD = {"index": "ix", "table": None, "keys": None}
 
 
-# A small table is scanned as a big one is.
+# With this limit a small table is scanned as a big one is.
 SMALL = Limits(small_source_bytes=1 << 20)
 
 
 def test_many_small_partitions_are_sampled(dsn: str) -> None:
-    """With one seed for all a sample took the blocks of the same numbers: none of those that each of them has.
+    """With one seed for all partitions a sample took blocks of the same numbers, which no partition has.
 
-    A fifth of the blocks: of a twentieth there are none at all in one of two hundred runs.
+    A fifth of the blocks: a twentieth would sample none at all in one of two hundred runs.
     """
     database = Database(dsn, limits=Limits(sample_rows=4000, sample_blocks=20))
     run_sql(
@@ -133,7 +133,7 @@ def test_every_kind_of_scan_is_known_to_the_control_tables(database: Database) -
 
 
 def test_who_holds_the_view_of_an_index_is_not_waited_for(database: Database, dsn: str) -> None:
-    """Seen to wait for it, and to blame the table."""
+    """Seen to wait for the holder, and to blame the table."""
     filled(dsn, 100, "i::text")
     steps.make_index(database)
     holder = steps.session(dsn)

@@ -62,7 +62,7 @@ PARTITIONED = (
 
 
 def test_a_truncate_and_the_seal_do_not_deadlock_over_segment_and_delta(dsn: str, database: Database) -> None:
-    """The seal reads the delta and then locks the segment, TRUNCATE locks the base and then the delta."""
+    """The seal reads the delta and then locks the segment. TRUNCATE locks the base and then the delta."""
     run_sql(dsn, *PLAIN)
     _, run = steps.begin(database, scan="block", segments=1)
     run_sql(dsn, "UPDATE t SET v = v + 1, k = k + 1 WHERE id < 10")
@@ -71,7 +71,7 @@ def test_a_truncate_and_the_seal_do_not_deadlock_over_segment_and_delta(dsn: str
 
 
 def test_a_truncate_of_a_leaf_and_the_seal_do_not_deadlock_over_entries(dsn: str, database: Database) -> None:
-    """The seal has deleted touched entries and then locks the segment; the user deletes the leaf's from it."""
+    """The seal has deleted touched entries and then locks the segment. The user deletes the leaf's entries from it."""
     run_sql(dsn, *PARTITIONED)
     _, run = steps.begin(database, scan="block", segments=1)
     run_sql(dsn, "UPDATE t SET k = 2 WHERE id = 5", "UPDATE t SET k = 1 WHERE id = 5")
@@ -88,7 +88,7 @@ def test_a_truncate_and_the_seal_do_not_deadlock_over_segment_and_base(dsn: str,
 
 @pytest.mark.parametrize("scan", ["key", "block", "index"])
 def test_a_truncate_by_a_snapshot_older_than_prepare(dsn: str, database: Database, scan: str) -> None:
-    """It doesn't see the generation that it is to write to: 40001 would be fine, an operation that fails is not."""
+    """The snapshot doesn't see the generation. The TRUNCATE may get 40001, but the operation must not fail."""
     run_sql(dsn, *PLAIN)
     if scan == "index":
         steps.finish_all(database, steps.begin(database, include="v")[1])
@@ -110,7 +110,7 @@ def test_a_truncate_by_a_snapshot_older_than_prepare(dsn: str, database: Databas
 def test_a_truncate_of_a_leaf_and_the_seal_do_not_deadlock_over_the_bases_index(
     dsn: str, database: Database, scan: str
 ) -> None:
-    """The user's DELETE from the base has locked its index, and waits for the segment; the seal attaches to it."""
+    """The user's DELETE from the base has locked its index, and waits for the segment, which the seal attaches."""
     run_sql(dsn, *PARTITIONED)
     run = steps.built(database, scan=scan, segments=1)
     assert seal_beside(database, dsn, run, "ALTER INDEX", "TRUNCATE t0") == []
@@ -121,7 +121,7 @@ def test_a_truncate_of_a_leaf_and_the_seal_do_not_deadlock_over_the_bases_index(
 def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
     dsn: str, database: Database, scan: str, step: str
 ) -> None:
-    """The capture's UPDATE of `scan_range` holds the row, for as long as the user likes; neither has a lock_timeout."""
+    """The capture's UPDATE holds the row of `scan_range` as long as the user likes. Neither side has a lock_timeout."""
     run_sql(dsn, *PARTITIONED)
     _, run = steps.begin(database, scan=scan, batch_rows=1)
     worker, claim = steps.claimed(database, run)
@@ -146,7 +146,7 @@ def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
 def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
     dsn: str,
 ) -> None:
-    """The verification of the copy has told that the index is wrong: not to be read again."""
+    """The copy's verification has found that the index is wrong: the next rebuild doesn't read it."""
     database = Database(dsn, limits=Limits(small_source_bytes=1 << 20))
     run_sql(
         dsn,
@@ -166,7 +166,7 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
 
 # -- how much a batch reads
 
-# A row in 1,770 blocks.
+# One row in 1,770 blocks.
 BLOATED = (
     "CREATE TABLE t (id int PRIMARY KEY, k int) WITH (autovacuum_enabled = off)",
     "INSERT INTO t SELECT i, i FROM generate_series(1, 400000) i",
@@ -176,7 +176,7 @@ BLOATED = (
 
 
 def test_after_empty_blocks_a_batch_is_not_bigger_than_wanted(dsn: str, database: Database) -> None:
-    """A table whose old rows were deleted in its first half, and full in the second."""
+    """A table whose first half was deleted, and whose second half is full."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k int)",
@@ -220,16 +220,16 @@ def test_a_batch_of_toasted_rows_keeps_to_its_bytes(dsn: str, scan: str) -> None
 
 
 def test_a_bloated_table_is_not_read_by_single_blocks(dsn: str, database: Database) -> None:
-    """Few rows in many blocks are no wide rows."""
+    """Few rows in many blocks aren't wide rows."""
     run_sql(dsn, *BLOATED)
     _, run = steps.begin(database, scan="block", ranges=1, parallelism=1)
     found = steps.batches(database, run)
-    # 1,770 blocks, 14 MB: one batch of 64 MB, or a few until it is known how empty they are.
+    # 1,770 blocks, 14 MB: one batch of 64 MB, or a few until the batch knows how empty they are.
     assert len(found) <= 20, len(found)
 
 
 def test_a_bloated_table_is_not_read_by_single_rows(dsn: str, database: Database) -> None:
-    """By key as well, where the statistics are from before it was filled again."""
+    """By key as well, with statistics that are older than the present rows."""
     run_sql(
         dsn,
         *BLOATED,

@@ -1,6 +1,6 @@
-"""Schedules are harmless: whatever is paused, resumed, changed, killed or aborted beside it, the index is the same.
+"""Schedules are harmless: operations are paused, resumed, changed, killed or aborted, and the index is the same.
 
-Workers are stepped in a random order by a printed seed; those that were killed or fenced come back as zombies.
+Workers are stepped in random order by a printed seed. Workers that were killed or fenced come back as zombies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Schedule:
 
     def __init__(self, database: Database, seed: int) -> None:
         self.database = database
-        # One session for all that this looks at: to connect takes longer than to look.
+        # One session for all looks: to connect takes longer than to look.
         self.look = database.engine.connect()
         self.chance = random.Random(seed)
         _, self.run = steps.begin(
@@ -49,7 +49,7 @@ class Schedule:
             return operations.read_operation(self.look, self.run.operation_id)
 
     def build(self) -> None:
-        """Random steps until every range is done."""
+        """Takes random steps until every range is done."""
         while not self._built():
             getattr(
                 self,
@@ -62,7 +62,7 @@ class Schedule:
         build.finish(self.database, self.run)
 
     def step(self) -> None:
-        """A worker claims a range or copies a batch."""
+        """Lets a worker claim a range or copy a batch."""
         self._running()
         number = self.chance.randrange(MOST_WORKERS)
         if number not in self.workers:
@@ -84,7 +84,7 @@ class Schedule:
         self._forget(number)
 
     def pause(self) -> None:
-        """A pause, seen by some workers before the next run fences the rest."""
+        """Pauses; some workers see it before the next run fences the others."""
         requests.pause(self.database, "ix", "schedule", "by chance")
         for number in list(self.workers):
             worker, claim = self.workers[number]
@@ -93,14 +93,14 @@ class Schedule:
                 self._forget(number)
 
     def change(self) -> None:
-        """Another parallelism, live."""
+        """Changes the parallelism of the running operation."""
         if self.row().status == Status.RUNNING:
             requests.change_options(
                 self.database, "ix", actor="schedule", parallelism=self.chance.randint(1, MOST_WORKERS)
             )
 
     def kill(self) -> None:
-        """A worker dies in the middle of a batch: its transaction is rolled back, its claim stays."""
+        """Kills a worker in the middle of a batch: its transaction is rolled back, its claim stays."""
         held = [number for number, (_, claim) in self.workers.items() if claim is not None]
         if not held:
             return
@@ -115,7 +115,7 @@ class Schedule:
             worker.connection.close()
 
     def zombie(self) -> None:
-        """A worker that was taken for dead goes on where it was."""
+        """Lets a worker that was taken for dead continue from its place."""
         if not self.zombies:
             return
         worker, claim = self.zombies.pop(self.chance.randrange(len(self.zombies)))
@@ -126,7 +126,7 @@ class Schedule:
         worker.connection.close()
 
     def aside(self) -> None:
-        """Another operation on the same source begins, or is aborted."""
+        """Begins another operation on the same source, or aborts it."""
         if self.neighbour:
             abort.abort(self.database, "aside", "schedule")
         else:
@@ -134,7 +134,7 @@ class Schedule:
         self.neighbour = not self.neighbour
 
     def seal(self) -> None:
-        """Segments by workers of which some die between the index and the vacuum."""
+        """Seals by workers, some of which die between the index and the vacuum."""
         while True:
             if self.chance.random() < 0.2:
                 requests.pause(self.database, "ix", "schedule", "by chance")
@@ -154,7 +154,7 @@ class Schedule:
         seal.finish(self.database, self.run)
 
     def finalize(self) -> None:
-        """Fold and publish, with a pause in between."""
+        """Folds and publishes, with a pause in between."""
         switch.switch(self.database, self.run)
         if self.chance.random() < 0.5:
             requests.pause(self.database, "ix", "schedule", "by chance")
@@ -166,7 +166,7 @@ class Schedule:
         publish.publish(self.database, self.run)
 
     def _running(self) -> Run:
-        """Resume, in a new run with another parallelism, where it is paused."""
+        """Resumes a paused operation in a new run with another parallelism."""
         if self.row().status == Status.PAUSED:
             self.run = steps.start_with(self.database, self.chance.randint(1, MOST_WORKERS), owner="schedule")
             # A worker that didn't see the pause is fenced at its next commit.

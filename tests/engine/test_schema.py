@@ -1,4 +1,4 @@
-"""The control schema: its values are the code's, up and down; versions that don't fit are refused."""
+"""The control schema: its values are those of the code, up and down; versions that don't fit are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.sample(2)
 
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text)", "INSERT INTO t SELECT i, i % 7 FROM generate_series(1, 30) i")
 
-# The values that a CHECK of the control schema takes, by its name.
+# The values that each CHECK of the control schema allows, by its name.
 STATES: dict[str, type[Enum]] = {
     "generation_capture_mode": CaptureMode,
     "generation_scan": Scan,
@@ -129,7 +129,7 @@ def test_a_schema_of_before_the_first_release_is_refused_and_can_be_removed(
 
 
 def test_schemas_made_by_the_owner_are_enough(empty: Database) -> None:
-    """A role without the right to create schemas may fill those that were made for it."""
+    """A role that may not create schemas can fill those that were created for it."""
     with empty.transaction() as connection:
         execute(connection, "DROP ROLE IF EXISTS modest")
         execute(connection, "CREATE ROLE modest LOGIN")

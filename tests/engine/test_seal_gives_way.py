@@ -20,7 +20,7 @@ from tests.engine.test_locks import in_thread, pid_of, wait_until, watching
 pytestmark = pytest.mark.sample(1)
 
 GATE = 20_251
-# An int4 whose comparison waits for the gate, in the sessions of a seal and while it is shut.
+# An int4 whose comparison waits at the gate while it is shut, in the sessions of a seal.
 GATED_TYPE = (
     "CREATE TYPE gated",
     "CREATE FUNCTION gated_in(cstring) RETURNS gated LANGUAGE internal IMMUTABLE STRICT AS 'int4in'",
@@ -33,7 +33,7 @@ GATED_TYPE = (
     "CREATE CAST (gated AS int) WITHOUT FUNCTION",
     "CREATE CAST (int AS gated) WITHOUT FUNCTION",
     "CREATE FUNCTION gated_cmp(a gated, b gated) RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog AS $$ BEGIN "
-    # No wait for a lock: that has its limit in a seal.
+    # It doesn't wait for a lock: a seal limits such waits.
     f"WHILE current_setting('application_name') = 'sealer' AND NOT pg_try_advisory_xact_lock_shared({GATE}) LOOP "
     "PERFORM pg_sleep(0.01); END LOOP; "
     "RETURN btint4cmp(a::int, b::int); END $$",
@@ -80,7 +80,7 @@ def built(database: Database, dsn: str) -> Run:
 
 
 def user(dsn: str) -> psycopg2.extensions.connection:
-    """Somebody who fails rather than waits for ever."""
+    """A user's session that fails instead of waiting for ever."""
     session = watching(dsn)
     sql(session, "SET lock_timeout = '20s'")
     return session
@@ -110,7 +110,7 @@ def test_a_truncate_gets_by_an_index_build_that_then_comes_to_its_end(
 
 
 def test_a_truncate_gets_by_a_vacuum(database: Database, dsn: str, built: Run) -> None:
-    # Its ANALYZE compares.
+    # The vacuum's ANALYZE compares.
     with database.connect() as connection:
         with connection.begin():
             job = load_job(connection, built)
@@ -124,7 +124,7 @@ def test_a_truncate_gets_by_a_vacuum(database: Database, dsn: str, built: Run) -
     gate = Gate(dsn)
     thread, failed = start(dsn, built)
     gate.wait_for(thread, failed)
-    # The whole: a leaf's TRUNCATE deletes, which a vacuum lets by anyway.
+    # The whole table: a leaf's TRUNCATE only deletes, beside which a vacuum goes on anyway.
     sql(user(dsn), "TRUNCATE t")
     gate.open()
     thread.join()

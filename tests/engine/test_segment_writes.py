@@ -1,4 +1,4 @@
-"""Writes straight to the segment of an entry, by kept plans: exact, also where the segment is a wrong guess."""
+"""Writes straight to an entry's segment, by kept plans: exact, even if the segment is a wrong guess."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.steps import sql
 pytestmark = pytest.mark.sample(1)
 
 WORDS = "(ARRAY['a', '''', E'\\\\', E'a\\\\''\"', '%s', E'\\n', 'é', '$roir$', ' ', ''])[1 + i % 10] || i % 4"
-# Key columns, and what row i has there.
+# The key's columns, and their values in row i.
 KEYS = {
     "integer": ("k int", "i % 20"),
     "text": ("k text", WORDS),
@@ -36,11 +36,11 @@ KEYS = {
     "before Christ": ("k date", "CASE WHEN i % 9 = 0 THEN '-infinity' ELSE date '0044-03-15 BC' + i % 9 END"),
     "domain": ("k word", WORDS),
     "NULLs": ("k int", "nullif(i % 5, 3)"),
-    # Neither column cuts the rows alone.
+    # Neither column alone divides the rows.
     "two columns": ("a int, b date", "i % 2, date '2020-02-03' + i % 5"),
     "with the primary key": ("k text", "'same'"),
 }
-# Without a guess: what their texts mean depends on settings, or can be altered.
+# No segment is guessed for these: the meaning of their texts depends on settings, or can be altered.
 UNGUESSED = {"money": ("k money", "(i % 20)::money"), "enum": ("k mood", "('{a,b,c,d}'::mood[])[1 + i % 4]")}
 WRITES = (
     "UPDATE t SET v = v + 1 WHERE id % 2 = 0",
@@ -51,7 +51,7 @@ WRITES = (
 
 
 def make(dsn: str, key: tuple[str, str]) -> str:
-    """Table `t` with such a key; its columns."""
+    """Creates table `t` with such a key; returns the key's columns."""
     run_sql(
         dsn,
         "CREATE DOMAIN word AS text",
@@ -139,11 +139,11 @@ SELECT coalesce(sum(seq_scan), 0) FROM pg_stat_xact_all_tables
 def test_a_plan_that_was_kept_from_an_empty_table_reads_no_table_for_each_row(
     database: Database, dsn: str, mode: str
 ) -> None:
-    """It would read all of what the table has since become, for each row that is written."""
+    """Such a plan would read the whole table, as it is by now, for each row that is written."""
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k int, v int)", "INSERT INTO t VALUES (1, 1, 1)")
     stage = Stage(database, mode, include="v", ranges=1, segments=1)
     with closing(steps.session(dsn)) as user:
-        # A plan is kept from the sixth time on.
+        # From the sixth time on a plan is kept.
         for number in range(10):
             sql(user, "INSERT INTO t VALUES (%s, %s, 1)", 10 + number, number)
             user.commit()
@@ -158,7 +158,7 @@ def test_a_plan_that_was_kept_from_an_empty_table_reads_no_table_for_each_row(
         sql(user, "DELETE FROM t WHERE v > 50")
         after = sql(user, READ)[0][0]
         user.commit()
-        # Two by the statements themselves.
+        # The statements themselves read two.
         assert after - before <= 2
     stage.assert_exact("removed")
     stage.finish()
@@ -192,7 +192,7 @@ SELECT c.relname FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
 
 @pytest.mark.parametrize("mode", ["direct", "active"])
 def test_a_former_owner_keeps_no_right_on_the_entries(database: Database, dsn: str, mode: str) -> None:
-    """He could read them, and write to them, once the capture runs as somebody else."""
+    """The former owner could read and write them once the capture runs as another role."""
     make(dsn, KEYS["integer"])
     roles = "removal_former", "removal_next"
     for role in roles:

@@ -28,13 +28,13 @@ def look(database: Database, generation: int = 1, exact: bool = False) -> tuple[
 
 
 def make(database: Database, dsn: str, rows: int = ROWS, keys: str = "v", **options: Any) -> None:
-    """An index of four segments over keys 1 to rows."""
+    """Builds an index of four segments over keys 1 to `rows`."""
     steps.make_table(dsn, rows)
     steps.make_index(database, keys=keys, segments=4, verify="none", **options)
 
 
 def changed(dsn: str, *statements: str) -> None:
-    """Statements, the last of which has what was counted arrive."""
+    """Runs statements; the last one lets the counts arrive."""
     run_sql(dsn, *statements, "SELECT pg_stat_force_next_flush()")
 
 
@@ -135,7 +135,7 @@ def test_emptied_and_churned_segments_are_told_from_the_others(database: Databas
 
 
 def test_a_segment_without_any_live_entry_is_empty_before_a_vacuum_has_seen_it(database: Database, dsn: str) -> None:
-    """It was taken for as full as the last vacuum had left it."""
+    """Seen to count as full as the last vacuum had left it."""
     make(database, dsn)
     changed(dsn, f"DELETE FROM t WHERE v <= {ROWS // 2}")
     found = look(database)
@@ -235,7 +235,7 @@ def test_measured_by_pgstattuple_a_segment_agrees_with_its_estimate(database: Da
         assert known.note is None
         assert (known.rows, known.heap_bytes, known.tree_bytes) == (guess.rows, guess.heap_bytes, guess.tree_bytes)
         assert known.heap_needed == pytest.approx(guess.heap_needed, rel=0.05)
-        # A page more or less.
+        # May differ by one page.
         assert known.tree_needed == pytest.approx(guess.tree_needed, rel=0.05, abs=8192)
         assert known.leaf_density == pytest.approx(guess.leaf_density, abs=0.03)
     assert exact[2].dead_rows > 0

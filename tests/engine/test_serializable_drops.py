@@ -30,7 +30,7 @@ def reverted(database: Database) -> None:
 
 
 def dropped(database: Database) -> None:
-    """The view is gone at once."""
+    """Drops the index: the view is gone at once."""
     with pytest.raises(LockNotAcquired, match="SERIALIZABLE"):
         drop.drop_index(database, "ix", "test", patience_s=0)
     report = clean_up.clean_up(database)
@@ -58,7 +58,7 @@ def dropped(database: Database) -> None:
 def test_a_write_that_a_reader_of_a_dropped_generation_has_missed_is_refused(
     database: Database, dsn: str, go: Callable[[Database], None]
 ) -> None:
-    """Each of two transactions misses what the other one writes. Seen to commit both."""
+    """Each of two transactions misses the other one's writes. Seen to commit both."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

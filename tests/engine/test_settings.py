@@ -1,7 +1,7 @@
-"""Settings: whatever a user, a role or a database has set, an index comes out the same.
+"""Settings: an index comes out the same, whatever a user, a role or a database has set.
 
 Every setting that a user may change is set to each of its values: in the writer's session, as the role's default, as
-the database's. Settings go through one life cycle together where they can; where that fails, alone.
+the database's. All settings go through one life cycle together if possible; if that fails, alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(1)
 
-# Types whose text depends on settings, each as a bound of partitions. One more has a backslash and quotes in it.
+# Types whose text depends on settings, each as a bound of partitions; and one whose text has a backslash and quotes.
 BOUNDS = {
     "at": ("timestamptz", "2020-02-03 04:05:06.789+00"),
     "d": ("date", "2020-02-03"),
@@ -53,7 +53,7 @@ def literal(value: str) -> str:
 
 
 def rows(first: int, last: int) -> str:
-    """Rows on both sides of each bound, the one on it among them."""
+    """Rows on both sides of each bound, and on the bound."""
     values = {
         "at": "timestamptz 'epoch' + interval '1 second' * (1580702706.789 + (n % 5 - 2) * 86400.123456)",
         "d": "date 'epoch' + 18295 + n % 5 - 2",
@@ -95,7 +95,7 @@ Settings = Mapping[str, str]
 
 
 def set_all(user: psycopg2.extensions.connection, settings: Settings) -> None:
-    """Set what this role may set, in a user's session; the rest stays."""
+    """Sets what this role may set, in a user's session. Other settings stay as they are."""
     for name, value in settings.items():
         with suppress(psycopg2.Error):
             sql(user, "SELECT set_config(%s, %s, false)", name, value)
@@ -108,7 +108,7 @@ class Writer:
 
     def __init__(self, dsn: str, settings: Settings) -> None:
         self.session = steps.session(dsn)
-        # Its own answer is not what is looked at here; neither is who is kept from writing without an index too.
+        # The transaction's own modes aren't tested here, nor settings that prevent writes without an index too.
         self.session.set_session(isolation_level="READ COMMITTED", readonly=False, deferrable=False)
         set_all(self.session, settings)
 
@@ -132,7 +132,7 @@ class Writer:
 
 
 def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
-    """From prepare to clean-up, with writes in each mode of the capture; a leaf leaves and comes back; verify."""
+    """Goes from prepare to clean-up and verifies, with writes in each mode; a leaf leaves and comes back meanwhile."""
     database = Database(dsn, "roir tests")
     writer = Writer(dsn, settings if in_session else {})
     _, run = steps.begin(database, include="v", ranges=3, segments=2, batch_rows=25)
@@ -318,7 +318,7 @@ def listed(setting: str, value: str) -> str:
 
 
 def go_through(server: str, template: str, way: str, settings: Settings) -> None:
-    """One life cycle, in a database of its own, with settings that were made in one way."""
+    """Goes through one life cycle, in a database of its own, with settings made in one way."""
     name = f"settings_{next(_numbers)}"
     run_sql(server, f"CREATE DATABASE {name} TEMPLATE {template}")
     try:
@@ -332,7 +332,7 @@ def go_through(server: str, template: str, way: str, settings: Settings) -> None
 
 
 def guilty(server: str, template: str, way: str, settings: dict[str, str], size: int) -> dict[str, str]:
-    """Which of the settings do it, as few as it takes: leaves out smaller and smaller pieces."""
+    """The smallest set of settings with which it fails: leaves out smaller and smaller pieces."""
     names = list(settings)
     for first in range(0, len(names), size):
         fewer = {name: value for name, value in settings.items() if name not in names[first : first + size]}
@@ -375,7 +375,7 @@ SAMPLE = {
 
 
 def _for(way: str, settings: Settings) -> dict[str, str]:
-    """Without what would keep this writer from writing at all, and is tried elsewhere."""
+    """The settings without those that would keep this writer from writing at all, which other tests try."""
     if way != "session":
         return dict(settings)
     # A REPEATABLE READ writer may get 40001, and can't truncate a leaf: tests/engine/test_old_snapshots.py.
@@ -469,7 +469,7 @@ def settings_names(dsn: str) -> set[str]:
 
 
 def test_functions_that_users_call_pin_what_ours_sessions_pin(dsn: str) -> None:
-    """Those without settings look a name up in the caller's search_path, deal with numbers, or are ours to call."""
+    """The others look a name up in the caller's search_path, deal with numbers, or are only called by us."""
     found = sql(
         steps.session(dsn),
         "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'roir'::regnamespace "
@@ -487,7 +487,7 @@ def test_functions_that_users_call_pin_what_ours_sessions_pin(dsn: str) -> None:
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 def test_two_prepares_of_one_source_both_are_captured(dsn: str, server: str, isolation: str) -> None:
-    """The second one's transaction has begun, and has a snapshot, before the first one commits."""
+    """The second transaction has begun, with a snapshot, before the first one commits."""
     databases = hostile(dsn, server, isolation)
     run_sql(
         dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)", "INSERT INTO u SELECT i, i FROM generate_series(1, 50) i"
@@ -532,14 +532,14 @@ def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str
 
 
 def hostile(dsn: str, server: str, isolation: str) -> tuple[Database, Database]:
-    """Two processes' databases, whose sessions would be of that isolation by default."""
+    """The databases of two processes, whose sessions would have that isolation by default."""
     name = dsn.split("?")[0].rsplit("/", 1)[1]
     run_sql(server, f"ALTER DATABASE {name} SET default_transaction_isolation TO '{isolation}'")
     return Database(dsn, "one"), Database(dsn, "other")
 
 
 def test_a_time_out_of_open_transactions_does_not_end_the_look_for_a_pooler(dsn: str) -> None:
-    """On a busy machine; here it is late by what the server waits elsewhere."""
+    """A busy machine delays the answer like this."""
     name = dsn.partition("?")[0].rpartition("/")[2]
     settings = {"default_transaction_read_only": "on", "idle_in_transaction_session_timeout": "'1ms'"}
     run_sql(dsn, *(f"ALTER DATABASE {name} SET {setting} = {value}" for setting, value in settings.items()))

@@ -44,7 +44,7 @@ def test_an_entry_that_our_own_row_leaves_stays_another_rows(database: Database,
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_row_that_an_old_snapshot_does_not_see_keeps_its_entry(database: Database, dsn: str, isolation: str) -> None:
-    """Before prepare: the mode's row is asked for in capture mode too."""
+    """The snapshot is older than prepare: the mode's row is checked in capture mode too."""
     user = steps.old_session(dsn, isolation)
     run_sql(dsn, "INSERT INTO t VALUES (1, 'a', 0)")
     run = steps.built(database, include="v")

@@ -19,7 +19,7 @@ def test_each_option_that_makes_a_build_slow_is_told() -> None:
         "99 workers are asked for, but 1 range is left: the other workers aren't started",
         "slow: 99 workers share 2 cores",
     ]
-    # None of it matters to a small table.
+    # All this is harmless for a small table.
     assert slow(BuildOptions(batch_rows=1000, max_rows_per_second=500), 100_000, 8, 2) == []
 
 

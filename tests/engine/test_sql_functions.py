@@ -1,4 +1,4 @@
-"""Control by SQL: the functions that users call where they have neither the command nor Airflow at hand."""
+"""Control by SQL: functions for users who have neither the command nor Airflow at hand."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_bad_parallelism_is_refused_and_the_old_one_stays(database: Database, 
 
 @pytest.mark.parametrize("by", ["a user", "its run"])
 def test_a_pause_needs_no_room_for_its_event(database: Database, dsn: str, by: str) -> None:
-    """As on a full disk, which has no page for another row; the operation's own row it has."""
+    """A full disk has no page for another row, but the operation's own row is there."""
     _, run = steps.begin(database, "ix", '"Weird ""S""".t', "k")
     full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$"
     run_sql(dsn, full, "CREATE TRIGGER full_disk BEFORE INSERT ON roir.event EXECUTE FUNCTION full_disk()")
@@ -104,7 +104,7 @@ def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -
     longest = f"longest numeric DEFAULT {sign_of_life.HEARTBEAT_FRESH_S}"
     [(arguments,)] = sql(user, "SELECT pg_get_function_arguments('roir.tick'::regproc)")
     assert arguments.endswith(longest)
-    # All but the one that a user's own DDL waits for.
+    # All functions but the one for which a user's own DDL waits.
     heads = (
         "SELECT DISTINCT x FROM pg_proc, unnest(proconfig) x "
         "WHERE pronamespace = 'roir'::regnamespace AND proname <> 'hide_if_free'"
@@ -115,7 +115,7 @@ def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -
         if option.kind.is_text or option.apart:
             continue
         least, most = option.least_asked, option.most
-        # 0 is none.
+        # 0 means none.
         too_small = -1 if option.zero and least == 1 else least - 1
         # The limits allow these values. The call is refused nevertheless, because no operation is paused.
         for value, refusal, said in (

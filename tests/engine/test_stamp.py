@@ -1,4 +1,4 @@
-"""The stamp differs wherever a full look at the source differs: none of all statements is seen by the look alone."""
+"""The stamp differs if a full look at the source differs: there is no statement that the look alone sees."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DEEP = (
     "CREATE TABLE under_1 PARTITION OF under FOR VALUES FROM (0) TO (1000)",
     "CREATE TABLE under_2 PARTITION OF under FOR VALUES FROM (1000) TO (2000)",
 )
-# Harmless, and sent all the time.
+# These are harmless, and sent all the time.
 USUAL = (
     "INSERT INTO t (d, id, k) VALUES (1, 700, 'a')",
     "UPDATE t SET k = 'b', v = 8",
@@ -64,7 +64,7 @@ USUAL = (
 
 
 LABELS = "SELECT s.name, s.was, s.is_now FROM roir.shape_changes(%(generation)s) s WHERE s.kind = 'label' ORDER BY 1, 2"
-# Asked in a build only.
+# Only asked in a build.
 CHANGES = """
 SELECT c.relation, c.gone, c.link FROM roir.generation g CROSS JOIN roir.partition_changes(g.id, %(source)s) c
  WHERE g.id = %(generation)s AND g.status = 'building' ORDER BY 1, 2
@@ -79,7 +79,7 @@ def full_look(connection: Connection, job: Job) -> list[Any]:
 
 
 def unseen(reached: Stage, sql: str) -> bool:
-    """True if a full look differs after the statement, and the stamp doesn't. All is rolled back."""
+    """True if a full look differs after the statement, and the stamp doesn't. Rolls back."""
     connection, job = reached.connection, reached.job
     with connection.begin() as transaction:
         before = full_look(connection, job), catalog.stamp(connection, job.source.oid)
@@ -91,7 +91,7 @@ def unseen(reached: Stage, sql: str) -> bool:
             after: list[Any] = full_look(connection, job)
             stamp = catalog.stamp(connection, job.source.oid)
         except DBAPIError:
-            # Refused; or the look itself fails, and the stamp with it or before it.
+            # The statement is refused; or the look itself fails, and the stamp with it or before it.
             transaction.rollback()
             return False
         transaction.rollback()
@@ -128,7 +128,7 @@ def test_the_stamp_stays_where_nothing_but_rows_is_written(database: Database, d
 
 
 def test_what_was_found_once_is_found_again(database: Database, dsn: str) -> None:
-    """A look that raises is no look that found nothing: the next transaction raises, too."""
+    """A look that raises isn't a look that found nothing: the next transaction raises too."""
     make(dsn, "parts")
     reached = stage(database, "mid-build")
     check = SourceCheck(reached.connection, reached.job)

@@ -1,4 +1,4 @@
-"""A standby as target: what only reads works there, what writes is refused at once, and a run waits."""
+"""A standby as target: reads work there, writes are refused at once, and a run waits."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def both(primary: Server) -> Iterator[Pair]:
 def test_what_writes_is_refused_at_once_and_says_why(both: Pair, command: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, [*command], env={"ROIR_DSN": both.there})
     if command[0] == "plan":
-        # It says all that speaks against a build.
+        # It lists all objections to a build.
         assert (done.exit_code, "is a standby" in done.output) == (2, True)
         return
     assert isinstance(done.exception, ReadOnlyServer), (done.output, done.exception)
@@ -95,7 +95,7 @@ def test_what_only_reads_works(both: Pair, command: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_meets_a_standby_waits_for_its_promotion(primary: Server, dsn: str) -> None:
-    """The address leads to a standby for as long as the failover takes."""
+    """The address leads to a standby as long as the failover takes."""
     with pair(primary, dsn) as both:
         database = Database(both.any_dsn)
         _, run = steps.begin(database, ranges=3, segments=2, batch_rows=7)
@@ -116,7 +116,7 @@ def test_a_worker_that_meets_a_standby_waits_for_its_promotion(primary: Server, 
 
 @pytest.mark.slow
 def test_a_standby_that_is_not_promoted_in_time_ends_the_run_and_the_next_goes_on(primary: Server, dsn: str) -> None:
-    """The pause can't be written there; the error says why, and nothing is lost."""
+    """The pause can't be recorded there. The error says why, and nothing is lost."""
     with pair(primary, dsn) as both:
         database = Database(both.any_dsn, limits=Limits(outage_s=1))
         _, run = steps.begin(database, ranges=3, segments=2, batch_rows=7)

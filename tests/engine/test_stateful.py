@@ -32,7 +32,7 @@ REACHED = {
     "death",
     "held up",
 }
-# Those that seed 1 is known to find, within 12 examples at most. Schedules find all of them: `test_variants.py`.
+# The variants that seed 1 finds within 12 examples at most. Schedules find all of them: `test_variants.py`.
 AT_RANDOM = (
     variants.prepares_without_a_drain,
     variants.switches_without_a_drain,
@@ -52,7 +52,7 @@ AT_RANDOM = (
 def run_machine(
     dsn: str, examples: int, number: int = SEED, shrink: bool = True, machine: type[Machine] = Machine
 ) -> Counter[str]:
-    """Returns what was reached, and how often. number: the seed."""
+    """Runs the machine; returns the states that were reached, and how often. number: the seed."""
     run_sql(dsn, TOUCH, FILLER)
 
     class Examples(machine):  # type: ignore[valid-type,misc]
@@ -90,7 +90,7 @@ def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machi
     [pytest.param(UniqueMachine, marks=pytest.mark.slow), pytest.param(EqualNullsMachine, marks=pytest.mark.sample(0))],
 )
 def test_a_unique_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
-    """It says of each duplicate that it is one, doesn't switch with one, and refuses all from then on."""
+    """The index reports each duplicate, isn't switched with one, and refuses all duplicates after the switch."""
     reached = run_machine(dsn, EXAMPLES or 10, machine=machine)
     assert {*REACHED, "duplicates found", "refused"} - {"rebuild, aborted"} <= set(+reached)
 

@@ -1,4 +1,4 @@
-"""The state machines against the real thing: control tables, capture function and fold."""
+"""The state machines, compared with the control tables, the capture function and the fold."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table(dsn: str) -> None:
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)", "INSERT INTO t VALUES (1, 'k', 1), (2, NULL, 2)")
 
 
-# An operation, and what a state needs beside it.
+# The pairs of an operation's status and phase that exist.
 OPERATION_STATES = [
     (status, phase) for status, phase in product(Status, Phase) if (status == Status.COMPLETED) == (phase == Phase.DONE)
 ]
@@ -55,7 +55,7 @@ CONCEIVABLE = {
     "generation": [f"{status.value} {mode.value}" for status, mode in product(GenerationStatus, CaptureMode)],
     **{table: [*STATES[table], "none"] for table in ("segment", "source_partition", "compaction_unit")},
 }
-# Every pair, by the server itself: `was` is set without triggers, then `becomes` is tried.
+# The server tries every pair itself: it sets `was` without triggers, and then tries `becomes`.
 TRY = """
 DO $$
 DECLARE p record;
@@ -76,7 +76,7 @@ END $$
 
 
 def _sets(table: str, state: str) -> str:
-    """SQL for SET: the state, and what it can't be without."""
+    """SQL for the SET of a state and of the columns that it needs."""
     sets = [f"{column} = '{value}'" for column, value in zip(STATE_COLUMNS[table], state.split(" "), strict=True)]
     match table, state.split(" "):
         case "operation", [status, phase]:
@@ -119,7 +119,7 @@ def _arrows(table: str) -> set[tuple[str, str]]:
 
 
 def _transition(verb: Verb, status: str, phase: str) -> Transition | None:
-    """The arrow that `verb` takes from here, or None if that is forbidden."""
+    """The arrow that `verb` takes from this state, or None if there is none."""
     return next((one for one in TRANSITIONS if (one.verb, one.status, one.phase) == (verb, status, phase)), None)
 
 
@@ -199,7 +199,7 @@ def test_what_users_call_takes_an_operation_along_its_arrows_alone(
         [state] = sql(user, "SELECT status, phase FROM roir.operation")
         return state
 
-    # Asked again for what has happened they say so, and change nothing.
+    # If they are asked again for a state that is reached, they say so, and change nothing.
     again = {Verb.PAUSE: Status.PAUSED, Verb.ABORT: Status.ABORTING}
     for verb in (Verb.PAUSE, Verb.RESUME, Verb.ABORT):
         arrow = _transition(verb, status, phase)
@@ -227,7 +227,7 @@ def test_what_users_call_takes_an_operation_along_its_arrows_alone(
 
 
 def test_an_operation_moves_by_its_verbs_alone(database: Database) -> None:
-    """Every verb from every status and phase, with the row as it is, and with a row that was read before it changed."""
+    """Every verb in every status and phase, with the present row, and with a row that was read before a change."""
     prepared, _ = steps.begin(database)
     with database.transaction() as connection:
         for (status, phase), verb in product(OPERATION_STATES, Verb):
@@ -268,7 +268,7 @@ OF_PARTITIONS = (Happening.TRUNCATE, Happening.COPY, Happening.COPY_DIRECT, Happ
 def test_capture_and_fold_do_to_an_entry_what_the_table_says(
     database: Database, dsn: str, state: EntryState | None, happening: Happening, key: str
 ) -> None:
-    """The delta row of `(key, 1)` is set to the state, then the thing happens, on the real database."""
+    """The delta row of `(key, 1)` is set to the state. Then the event happens, in a real database."""
     _, run = steps.begin(database, include="v")
     direct = happening not in (Happening.WRITE, Happening.REMOVE)
     user = steps.session(dsn)
@@ -343,7 +343,7 @@ def test_what_happens_to_a_partition_does_to_an_entry_what_the_table_says(
                 [row] = remove_entries.leaving(connection)
             remove_entries.remove(database, row, lambda line: None, 5.0)
         case _:
-            # As when it was attached with its rows.
+            # The partition is as it was when it was attached with its rows.
             run_sql(
                 dsn,
                 "SET session_replication_role = replica",
