@@ -31,7 +31,7 @@ ROWS = "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1
 def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
     primary: Server, dsn: str, pg: int, root: bool
 ) -> None:
-    """Big transactions come in streams, into leaves by several workers; rows move between leaves there and here."""
+    """Several workers apply streamed big transactions to leaves; rows move between leaves on both sides."""
     database = Database(dsn)
     here = dsn.rsplit("/", 1)[1]
     there = f"{here}_publisher"
@@ -40,7 +40,7 @@ def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
     run_sql(primary.dsn(there), *TABLE, ROWS)
     publisher, subscriber = steps.session(primary.dsn(there)), steps.session(dsn)
     publisher.autocommit = subscriber.autocommit = True
-    # By its root no TRUNCATE of a leaf is published.
+    # A publication by the root publishes no TRUNCATE of a leaf.
     published = "t WHERE (id <> 7)" if root else "t"
     sql(publisher, f"CREATE PUBLICATION p FOR TABLE {published} WITH (publish_via_partition_root = {root})")
     sql(publisher, f"SELECT pg_create_logical_replication_slot('{here}', 'pgoutput')")
@@ -86,7 +86,7 @@ def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
 def test_parallel_workers_that_would_stop_at_the_capture_are_refused_and_told(
     primary: Server, dsn: str, pg: int, source: str
 ) -> None:
-    """They stop at the trigger of one partition alone, too, where the subscription is to the whole table."""
+    """A trigger on one partition alone stops them too, if the subscription is to the whole table."""
     if pg < 16:
         pytest.skip("streams are applied in parallel from PostgreSQL 16 on")
     database = Database(dsn)
@@ -96,10 +96,10 @@ def test_parallel_workers_that_would_stop_at_the_capture_are_refused_and_told(
         "DROP TABLE t",
         *TABLE,
         ROWS,
-        # It never runs: only what it is made of counts here.
+        # The subscription never runs: only its definition counts here.
         f"CREATE SUBSCRIPTION {name} CONNECTION 'dbname=none' PUBLICATION p WITH (connect = false, slot_name = NONE, "
         "enabled = false, create_slot = false, streaming = parallel)",
-        # As a refresh writes it down.
+        # A refresh would record this.
         f"INSERT INTO pg_subscription_rel SELECT oid, 't'::regclass, 'r' FROM pg_subscription WHERE subname = '{name}'",
     )
     try:

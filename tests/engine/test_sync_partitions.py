@@ -102,7 +102,7 @@ def finish(database: Database, drive: run.Run, mode: str) -> None:
 
 @pytest.mark.parametrize("statement", ["DROP TABLE t3", "ALTER TABLE t DETACH PARTITION t3"])
 def test_a_partition_that_goes_again_before_it_is_read(database: Database, dsn: str, statement: str) -> None:
-    """A dropped one has only its number for a name by then."""
+    """A dropped partition has only its number for a name by then."""
     make(dsn)
     steps.make_index(database, table="t", keys="k", include="v")
     run_sql(dsn, *RAW["attached with rows"][:3])
@@ -117,7 +117,7 @@ def test_a_partition_that_goes_again_before_it_is_read(database: Database, dsn: 
 
 
 def test_a_level_that_was_dropped_with_all_below(database: Database, dsn: str) -> None:
-    """Its hash partitions' conditions can't be asked any more, its own can."""
+    """The conditions of its hash partitions can't be evaluated any more; its own can."""
     published(database, dsn, "two levels")
     run_sql(dsn, "DROP TABLE tx")
     assert "partition public.tx was dropped" in " ".join(indexes(database, "ix")[0].warnings)
@@ -146,7 +146,7 @@ def test_a_level_that_was_out_for_a_while(database: Database, dsn: str) -> None:
 
 
 def test_a_partition_that_clean_up_takes_in_is_followed(database: Database, dsn: str) -> None:
-    """Also one that was truncated before: seen to leave its entries where only the catalog is compared."""
+    """Even if it was truncated before. Seen to leave its entries if only the catalog is compared."""
     published(database, dsn)
     run_sql(
         dsn,

@@ -1,4 +1,4 @@
-"""Throttle: limits as users write them, signals of a real server, what the governor makes of them, what workers do."""
+"""Throttle: limits as users write them, signals of a real server, the governor's decisions, the workers' reactions."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def read(database: Database) -> Any:
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -171,7 +171,7 @@ def test_a_paced_worker_rests_for_as_long_as_its_share_says(governed: Database, 
         Turn(connection, run, 0, rests.append).rest(0.4)
         assert sum(rests) == pytest.approx(1.2)
         rests.clear()
-        # Four threads that stay share what one would have.
+        # Four threads together get one worker's share.
         Turn(connection, run, 0, rests.append, among=4).rest(0.1)
         assert sum(rests) == pytest.approx(1.5)
 
@@ -210,7 +210,7 @@ def test_every_signal_is_read_at_a_real_server(governed: Database, dsn: str) -> 
         clock.now += 1
         run_sql(dsn, "UPDATE t SET v = v + 1")
         found = {reading.signal.name: reading for reading in reader.read(connection, throttle)}
-    # No replica streams, no slot has a limit: nothing to hold for.
+    # No replica streams, and no slot has a limit: these signals don't exist.
     assert set(found) == set(throttle) - {"replica_lag", "replica_delay", "slot_room"}
     assert {name: reading.problem for name, reading in found.items() if reading.value is None} == {}
     assert found["wal_rate"].value
@@ -305,7 +305,7 @@ def _verify(database: Database, run: Run) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spirit #1093: a verification waited for a replica's lag with the snapshot open that caused it."""
+    """Spirit #1093: a verification waited for a replica's lag, and its open snapshot caused that lag."""
     if phase == "verify alone":
         steps.make_index(governed, ranges=3, segments=2)
         run_sql(dsn, "UPDATE t SET v = v + 1 WHERE id < 5")
@@ -338,7 +338,7 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
             "AND (xact_start IS NOT NULL OR backend_xmin IS NOT NULL)",
         )
         assert held == []
-        # One piece of work, then the next hold, to the end.
+        # One piece of work, then the next hold, and so on to the end.
         sql(watch, hold, 0 if len(waits) % 3 else 1 / 16)
 
     monkeypatch.setattr(turn.time, "sleep", wait)
@@ -356,7 +356,7 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
 
 
 def with_a_hold(work: Callable[..., Any], hold: Callable[[], object]) -> Callable[..., Any]:
-    """The work, after which a hold comes."""
+    """Does the work, and then sets a hold."""
 
     def held(*arguments: Any) -> Any:
         result = work(*arguments)

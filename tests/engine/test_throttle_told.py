@@ -41,7 +41,7 @@ class Clock:
 
 @pytest.fixture
 def held(database: Database, dsn: str) -> Iterator[Run]:
-    """A run that has lost 8 s of work to the user's own query, and is on hold."""
+    """A run on hold that has lost 8 s of work to the user's own query."""
     steps.make_table(dsn)
     _, run = steps.begin(database, throttle="query=6 lock_waits=50")
     begins_to_work(dsn)
@@ -114,7 +114,7 @@ def test_what_a_run_that_is_gone_has_left_holds_nothing(database: Database, dsn:
 
 
 def test_a_wait_of_a_run_without_limits_is_told_too(database: Database, dsn: str) -> None:
-    """A server that has run out of something holds the work as a limit does."""
+    """A server without room holds the work as a limit does."""
     steps.make_table(dsn)
     _, run = steps.begin(database)
     begins_to_work(dsn)

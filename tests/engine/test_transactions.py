@@ -19,7 +19,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-# By what the statement begins with that does one of them, or commits it.
+# The beginnings of the statements that do a piece, or commit it.
 PIECES = {
     "batch": r"UPDATE roir\.scan_range p\s",
     "segment": r"CREATE UNIQUE INDEX g\d+_s\d+_key ",
@@ -34,7 +34,7 @@ OPEN = (
 
 @contextmanager
 def pieces_by_transaction(database: Database) -> Iterator[dict[str, list[int]]]:
-    """How many pieces of each kind every transaction did that did any, in the order in which they ended."""
+    """For each kind of piece, the number of pieces in each transaction that did any, in the order of their ends."""
     seen: dict[Connection, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     ended: dict[str, list[int]] = defaultdict(list)
 

@@ -32,10 +32,10 @@ GROWING = ("percent_complete", "rows", "total_execution_time")
 
 
 class Watch:
-    """Looks at the newest operation of `ix`, and refuses a look in which anything is less than it was."""
+    """Looks at the newest operation of `ix`, and fails if any figure is less than at the last look."""
 
     def __init__(self, database: Database) -> None:
-        # One session for all looks, as the page has.
+        # One session for all looks, like the page's.
         self.database = Database(database.dsn, "roir page", poolclass=QueuePool, pool_size=1)
         self.looks: list[OperationStatus] = []
 
@@ -63,7 +63,7 @@ class Watch:
             assert seconds[-1] < 30
 
     def compare(self, run_on: Database, run: Run) -> None:
-        """Every unit of the comparison before the publish, by a worker that is looked at."""
+        """Compares every unit before the publish by one worker, with looks in between."""
         with run_on.connect() as connection:
             with connection.begin():
                 job = load(connection, run)
@@ -78,7 +78,7 @@ class Watch:
 
 
 class Watched(Schedule):
-    """A random schedule, looked at between any two steps."""
+    """A random schedule, with looks between its steps."""
 
     def __init__(self, database: Database, seed: int) -> None:
         super().__init__(database, seed)
@@ -103,7 +103,7 @@ class Watched(Schedule):
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.sample(0)) for n in range(2, 12))])
 def test_nothing_falls_through_a_whole_build(database: Database, dsn: str, seed: int) -> None:
-    """By key and by block; and a comparison that finds something is repeated from its start."""
+    """By key and by block. A comparison that finds a difference is repeated from its beginning."""
     print(f"seed {seed}")
     steps.make_table(dsn, 120)
     schedule = Watched(database, seed)
@@ -196,7 +196,7 @@ def test_an_aborted_verification_stays_as_far_as_it_was(database: Database, dsn:
 
 
 def test_nothing_falls_when_the_servers_clock_is_set_back(database: Database, dsn: str) -> None:
-    """As if it had been an hour later until now."""
+    """The clock is set back by an hour."""
     steps.make_table(dsn, 120)
     _, run = steps.begin(database, ranges=4, batch_rows=10)
     watch = Watch(database)
@@ -228,7 +228,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("variant", sorted(BROKEN))
 def test_the_watch_sees_a_percentage_that_falls(database: Database, dsn: str, variant: str) -> None:
-    """Where the samples don't hold it either."""
+    """Without the samples' trigger, which would also hold the percentage."""
     steps.make_table(dsn)
     run_sql(dsn, REPLACE.format(BROKEN[variant]), "ALTER TABLE roir.operation DISABLE TRIGGER sample")
     _, run = steps.begin(database, ranges=4, segments=2)

@@ -1,6 +1,7 @@
 """Two operators' commands, all ordered pairs: the second one in the gaps of the first, beside readers and a writer.
 
-Seen to fail where a view is made of what was read before its lock: it forgets to hide, or shows another generation.
+Seen to fail if a view is made from facts that were read before its lock: it forgets to hide entries, or shows another
+generation.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def test_each_command_alone_does_what_it_is_for(server: str, templates: dict[str
     assert (alone.failed, alone.found) == ({}, [])
 
 
-# The second one's turn falls between what the first one has read of the view and the lock that it waits for. Or the
-# first one has the view, and what the second one has read isn't so any more once it has it.
+# The second command runs between a read of the view by the first one and the lock for which the first one waits. Or the
+# first command has the view, and the second one's reads are out of date once it gets the view.
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("scene", "first", "second", "readers", "before"),
@@ -70,9 +71,9 @@ def test_each_command_alone_does_what_it_is_for(server: str, templates: dict[str
         ("rebuilt", "publish", "detach by SQL", "in it", ""),
         ("left", "revert", "sync", "none", ""),
         ("left", "revert", "clean-up", "none", ""),
-        # A clean-up put back the marks of the capture that a prepare had made meanwhile.
+        # Seen: a clean-up put back capture marks that a prepare had made meanwhile.
         ("came", "prepare", "clean-up", "none", ""),
-        # A clean-up met what a drop took away, and advised to undo it.
+        # Seen: a clean-up met a drop's removals, and advised to undo them.
         ("left", "drop", "clean-up", "none", "INSERT INTO roir.event"),
     ],
 )
@@ -86,7 +87,7 @@ def test_what_was_read_before_a_lock_is_read_again(
     readers: str,
     before: str,
 ) -> None:
-    """In the last gap, or the one before a statement that begins so."""
+    """In the last gap, or in the one before a statement that begins with `before`."""
     found = [at for at in gaps.of(scene, first, readers) if gaps.known[scene, first][at - 1].startswith(before)]
     assert meeting.meet(server, templates[scene], first, second, found[-1], readers) == []
 
@@ -114,7 +115,7 @@ def test_in_no_gap_of_a_command_another_one_makes_anything_wrong(
 
 
 def test_a_difference_between_view_and_table_is_found(server: str, templates: dict[str, str]) -> None:
-    """The oracle itself."""
+    """The oracle of these tests finds differences."""
     with operators.cloned(server, templates["left"]) as dsn:
         run_sql(dsn, "CREATE OR REPLACE VIEW ix AS SELECT c1 AS k, c2 AS d, c3 AS id, c4 AS v FROM roir_data.g2 b")
         alone = Meeting(dsn, "begin attach", "begin attach")

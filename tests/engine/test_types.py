@@ -1,4 +1,4 @@
-"""Every type: as key and primary key where it has a B-tree order, as included column in any case."""
+"""Every type: as key and primary key if it has a B-tree order, and as included column."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_type_with_an_order_is_key_and_primary_key_in_every_mode(database: Dat
 
 
 def _watermarks_read_back(database: Database, dsn: str, name: str) -> None:
-    """Each watermark is the text of a value that the source had: it reads back as equal to itself, and stays text."""
+    """Each watermark is the text of a source value. It reads back as an equal value, with the same text."""
     user = steps.session(dsn)
     marks = sql(user, "SELECT watermark::text FROM roir.scan_range WHERE operation_id = 2 AND watermark IS NOT NULL")
     assert marks
@@ -152,7 +152,7 @@ EQUAL_BUT_DIFFERENT = {
 def test_equal_values_that_differ_are_told_apart_and_taken_for_one(
     database: Database, dsn: str, mode: str, name: str
 ) -> None:
-    """As key and as primary key: the entry is the same one, and shows the value that the source has."""
+    """As key and as primary key: there is one entry, and it shows the source's value."""
     set_up(dsn)
     one, two, three = EQUAL_BUT_DIFFERENT[name]
     assert len(supported(dsn, name, [f"'{value}'" for value in (one, two, three)])) == 3
@@ -176,7 +176,7 @@ def test_equal_values_that_differ_are_told_apart_and_taken_for_one(
 
 
 def test_a_domain_that_forbids_null_is_key_and_included(database: Database, dsn: str) -> None:
-    """The entry holds the base type: antimatter has NULLs where the domain allows none."""
+    """The entry has the base type: antimatter has NULLs even if the domain forbids them."""
     set_up(dsn)
     refill = "INSERT INTO t SELECT i, i % 4 + 1, i FROM generate_series(1, 12) i"
     run_sql(dsn, "CREATE TABLE t (id positive PRIMARY KEY, k positive, v positive)", refill)

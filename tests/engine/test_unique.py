@@ -1,4 +1,4 @@
-"""A unique index: enforced from the switch on, over all partitions, and every duplicate named before it."""
+"""A unique index: enforced from the switch on, over all partitions. Every duplicate is named before that."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_same_statements_succeed_and_fail_as_on_a_native_twin(
 
 
 def statements(chance: random.Random, count: int) -> Iterator[str]:
-    """Writes whose keys collide half of the time; `$` is the table."""
+    """Random writes whose keys collide half of the time; `$` is the table."""
     for _ in range(count):
         a, b, k, day = chance.randrange(70), chance.randrange(70), chance.randrange(70), chance.randrange(4)
         yield chance.choice(
@@ -110,7 +110,7 @@ def test_a_refusal_looks_as_postgresqls_own(database: Database, dsn: str) -> Non
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("beside", [False, True], ids=["sealed then", "refused again"])
 def test_a_pair_that_was_touched_before_the_look_is_no_healed_one(database: Database, dsn: str, beside: bool) -> None:
-    """Its segment has it no more, and the mark of the look is younger than the touch. Seen to be switched over."""
+    """Its segment no longer has it, and the look's mark is younger than the touch. Seen to be switched over."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"), "UPDATE t SET k = 7 WHERE id = 8")
     if beside:
         run_sql(dsn, "UPDATE t SET k = 9 WHERE id = 10")
@@ -141,7 +141,8 @@ def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(databa
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (5, 10)", "UPDATE t SET k = NULL WHERE id > 50")
     run = steps.built(database, unique=True, ranges=3, segments=4)
-    # Written while it is built: a pair in the delta, one with the base, one that is healed, one that only seems one.
+    # Writes during the build: a pair in the delta, one with the base, one that is healed, one that only seems to be
+    # one.
     run_sql(dsn, "INSERT INTO t VALUES (101, 1, 100, 0), (102, 2, 100, 0), (103, 3, 20, 0)")
     run_sql(dsn, "INSERT INTO t VALUES (104, 0, 30, 0)", "DELETE FROM t WHERE id = 104")
     run_sql(dsn, "DELETE FROM t WHERE id = 31", "INSERT INTO t VALUES (131, 3, 31, 0)")
@@ -171,7 +172,7 @@ def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(databa
 
 
 def test_a_look_scans_a_segment_without_an_index_once_not_for_each_key(database: Database, dsn: str) -> None:
-    """The planner takes what writers left for one key: a loop over tens of thousands took minutes, and grew as both."""
+    """The planner expects one key from writers. Seen to loop over tens of thousands, for minutes."""
     run_sql(dsn, *PLAIN, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id = 2")
     run = steps.built(database, unique=True, segments=1)
 
@@ -198,7 +199,7 @@ def test_a_segment_with_duplicates_is_left_by_its_run_alone(database: Database, 
 
 
 def test_a_holder_that_goes_and_comes_again_while_it_is_asked_about_keeps_its_key(database: Database, dsn: str) -> None:
-    """The question waits for the holder's row, whose version of then is deleted; the entry is of its next one."""
+    """The question waits for the holder's row. That version is deleted then, and the entry belongs to the next one."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     Stage(database, "published", keys="k", unique=True)
     with closing(Session(dsn)) as holder, closing(Session(dsn)) as other:
@@ -239,7 +240,7 @@ def test_keys_that_are_equal_and_differ_are_one_group(database: Database, dsn: s
 
 
 def test_two_fold_steps_whose_keys_cross_wait_for_none(database: Database, dsn: str) -> None:
-    """Each has taken the delta's rows of one row, whose former key the other one's has now."""
+    """Each step has taken the delta's rows of one row, whose former key is now the other row's."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     run = steps.sealed(database, unique=True, segments=2)
     run_sql(dsn, "UPDATE t SET k = 3 - k WHERE id IN (1, 2)")

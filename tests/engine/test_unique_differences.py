@@ -1,4 +1,5 @@
-"""Where a unique index differs from `UNIQUE … DEFERRABLE INITIALLY IMMEDIATE`: docs/architecture.md#uniqueness.
+"""The differences between a unique index and `UNIQUE … DEFERRABLE INITIALLY IMMEDIATE`:
+docs/architecture.md#uniqueness.
 
 Each difference is seen on both sides, so that the list is neither too long nor too short.
 """
@@ -24,7 +25,7 @@ CORRECTING = (
     "CREATE TRIGGER {name} AFTER INSERT OR UPDATE ON t FOR EACH ROW WHEN (NEW.v = 77 AND NEW.k < 100) "
     "EXECUTE FUNCTION correct()",
 )
-# A function that a statement calls, and that catches.
+# A function that a statement calls, and that catches the error.
 NESTED = (
     "CREATE FUNCTION nested(i int, n int) RETURNS text LANGUAGE plpgsql AS $$ BEGIN "
     "INSERT INTO t VALUES (i, 0, n, 0); RETURN 'inserted'; "
@@ -34,7 +35,7 @@ NESTED = (
 
 @dataclass(frozen=True)
 class Difference:
-    """A statement with two outcomes: SQLSTATEs, '' where it succeeds. ddl: what it needs. first: is run before."""
+    """A statement with two outcomes: SQLSTATEs, or '' for success. ddl: for the statement. first: runs before it."""
 
     statement: str
     ours: str
@@ -44,7 +45,7 @@ class Difference:
 
 
 DIFFERENCES = {
-    # Not to be had: the index isn't the table's.
+    # Impossible: the unique index isn't on the table itself.
     "ON CONFLICT of the key": Difference(
         "INSERT INTO t VALUES (21, 0, 1, 0) ON CONFLICT (k) DO NOTHING", "42P10", "55000"
     ),
@@ -53,11 +54,11 @@ DIFFERENCES = {
     ),
     "SET CONSTRAINTS": Difference(f"SET CONSTRAINTS {INDEX} DEFERRED", "42704", ""),
     "a foreign key to it": Difference("CREATE TABLE child (k int REFERENCES t (k))", "42830", "55000"),
-    # A trigger that corrects the key, whose name is before the capture's.
+    # A trigger that corrects the key. Its name sorts before the capture's.
     "an AFTER trigger corrects the key": Difference(
         "INSERT INTO t VALUES (21, 0, 1, 77)", "", "23505", tuple(one.format(name="a") for one in CORRECTING)
     ),
-    # Events of the outer statement come at its end: a nested one doesn't meet its rows yet.
+    # Events of the outer statement come at its end: a nested statement doesn't meet its rows yet.
     "a nested statement meets the outer one's row": Difference(
         "INSERT INTO t VALUES (21, 0, 50, 0) RETURNING nested(22, 50)", "23505", "", NESTED
     ),
@@ -81,7 +82,7 @@ def no_twins_left() -> Iterator[list[Twins]]:
 
 
 def both(twins: Twins, statement: str) -> tuple[str, str]:
-    """How a statement ends on either side, where nothing is committed."""
+    """The outcomes of a statement on both sides. Nothing is committed."""
     ended = []
     for side in (twins.ours, twins.theirs):
         ended.append(side.run(statement).error)
@@ -101,7 +102,7 @@ def test_a_difference_is_as_it_is_said(dsn: str, no_twins_left: list[Twins], dif
 
 @pytest.mark.parametrize("name", ["A", "z"])
 def test_triggers_with_other_names_make_no_difference(dsn: str, no_twins_left: list[Twins], name: str) -> None:
-    """Those whose names come first there, too, and those that come after the capture."""
+    """Triggers that come first on both sides, and triggers that come after the capture."""
     ddl = tuple(one.format(name=f'"{name}"') for one in CORRECTING)
     twins = Twins(dsn, INT, ddl=ddl)
     no_twins_left.append(twins)
@@ -117,7 +118,7 @@ def test_triggers_with_other_names_make_no_difference(dsn: str, no_twins_left: l
 def test_a_duplicate_that_is_younger_than_the_snapshot_is_40001(
     dsn: str, no_twins_left: list[Twins], isolation: str
 ) -> None:
-    """The transaction is tried again, and refused then: PostgreSQL's own check looks past the snapshot."""
+    """The retried transaction is refused. PostgreSQL's own check looks past the snapshot."""
     twins = Twins(dsn, INT)
     no_twins_left.append(twins)
     twins.publish()
@@ -149,7 +150,7 @@ def test_a_row_that_is_only_locked_is_waited_for(dsn: str, no_twins_left: list[T
 def test_two_rows_of_one_deferred_primary_key_may_share_a_key_until_it_is_checked(
     dsn: str, no_twins_left: list[Twins]
 ) -> None:
-    """They are one entry; the primary key refuses them at the end."""
+    """Both rows have one entry. The primary key refuses them at the end."""
     twins = Twins(dsn, INT, deferrable=True)
     no_twins_left.append(twins)
     twins.publish()

@@ -39,7 +39,7 @@ def assert_enforced(dsn: str) -> None:
 @pytest.mark.parametrize("scan", ["key", "block", "index"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_scan_under_writers(database: Database, dsn: str, scan: str, seed: int) -> None:
-    """Keys are exchanged and handed on while ranges are copied; there is never a pair that is committed."""
+    """Keys are exchanged and handed on while ranges are copied. No committed pair ever exists."""
     run_sql(dsn, *PLAIN, ROWS.format("t"))
     chance = random.Random(seed)
     if scan == "index":
@@ -74,7 +74,7 @@ def test_every_scan_under_writers(database: Database, dsn: str, scan: str, seed:
 
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "published"])
 def test_an_abort_leaves_nothing(database: Database, dsn: str, phase: str) -> None:
-    """But the generation that is enforced."""
+    """An abort of a rebuild leaves only the generation that is enforced."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     Stage(database, phase, keys="k", include="v", segments=4, unique=True).connection.close()
     abort.abort(database, "ix", "test")
@@ -91,7 +91,7 @@ def with_duplicates(database: Database, dsn: str) -> None:
 
 @pytest.mark.parametrize("at", range(1, 40, 3))
 def test_a_driver_that_dies_at_any_statement(database: Database, dsn: str, at: int) -> None:
-    """In seal with duplicates, in both looks and in the switch: the next run finds all, and goes on."""
+    """In a seal with duplicates, in both looks and in the switch: the next run finds all duplicates, and continues."""
     with_duplicates(database, dsn)
     run = steps.built(database, unique=True, ranges=2, segments=3)
     run_sql(dsn, "INSERT INTO t VALUES (101, 1, 100, 0), (102, 2, 100, 0)")
@@ -171,7 +171,7 @@ def test_changes_that_are_replicated_are_refused_too(database: Database, dsn: st
 
 
 def test_a_restored_database_enforces_at_once(database: Database, dsn: str, request: pytest.FixtureRequest) -> None:
-    """Tables have other oids there, and transactions other numbers."""
+    """In it tables have other oids, and transactions other numbers."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     steps.make_index(database, unique=True)
     Stage(database, "sealed", index="other", keys="k", segments=2, unique=True).connection.close()

@@ -1,4 +1,4 @@
-"""docs/unique.md does what it says: its blocks run in their order, what it shows comes, and its tables are true."""
+"""docs/unique.md is true: its blocks run in order, their output is the one that it shows, and its tables are right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INSERT = "INSERT INTO shop.customers (joined, email) VALUES ('{}', '{}@example.c
 
 
 def plain(output: str) -> str:
-    """An output as one line, without moments, and without where psql was when a statement failed."""
+    """An output as one line, without times, and without psql's position when a statement failed."""
     return re.sub(r"\s+", " ", re.sub(r"psql:<stdin>:\d+: |\d{4}(-\d\d){2} (\d\d:){2}\d\d", "", output)).strip()
 
 
@@ -87,7 +87,7 @@ def test_the_page_does_what_it_says(database: Database, dsn: str, pg: int) -> No
 
 @pytest.fixture
 def users(database: Database, dsn: str) -> str:
-    """The page's table, without duplicates, and its index: user1 is of partition 2024; the DSN."""
+    """Creates the page's table, without duplicates, and its index; user1 is in partition 2024. Returns the DSN."""
     created = next(block for language, block in BLOCKS if language == "sql")
     run_sql(dsn, created.split("INSERT", 1)[0].replace("IDENTITY", "IDENTITY (START WITH 100)"))
     run_sql(

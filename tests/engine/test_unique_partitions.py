@@ -1,4 +1,4 @@
-"""Partitions that come and go under a unique index: no live row loses its entry, no pair escapes, none is invented."""
+"""Partitions come and go under a unique index: no live row loses its entry, every pair is found, none is invented."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_table_is_attached_in_each_mode(database: Database, dsn: str, mode: st
 def test_colliding_rows_are_refused_with_their_groups(dsn: str, mode: str) -> None:
     database = Database(dsn, limits=Limits(attach_rows=15))
     standing = stage(database, dsn, mode)
-    # With the source's, with each other, with both; the last batch meets them.
+    # These share keys with the source's rows, with each other, and with both. The last batch meets them.
     run_sql(
         dsn,
         "UPDATE t9 SET k = 7 WHERE id = 130",
@@ -89,7 +89,7 @@ def test_colliding_rows_are_refused_with_their_groups(dsn: str, mode: str) -> No
 @pytest.mark.parametrize("mode", MODES[1:])
 @pytest.mark.parametrize("nulls", [False, True])
 def test_nulls(database: Database, dsn: str, mode: str, nulls: bool) -> None:
-    """Told apart by the row, or one key."""
+    """Distinguished by their rows, or one key."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"), *LOADED, "UPDATE t9 SET k = NULL WHERE id IN (105, 106)")
     standing = Stage(database, mode, keys="k", include="v", segments=4, unique=True, nulls_not_distinct=nulls)
     if nulls:
@@ -108,7 +108,7 @@ def test_a_key_that_is_written_meanwhile_is_the_users(database: Database, dsn: s
     standing = stage(database, dsn, mode)
     meanwhile(database, "pg_current_xact_id()::text", dsn, ["INSERT INTO t VALUES (300, 0, 101, 0)"])
     if mode == "capture":
-        # Nobody is disturbed while it is built: the pair is found by the look.
+        # During the build no writer is refused: the look finds the pair.
         attach_it(database)
         with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
             standing.finish()
@@ -126,7 +126,7 @@ def test_a_key_that_is_written_meanwhile_is_the_users(database: Database, dsn: s
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("first", ["joining", "user"])
 def test_the_switch_between_copy_and_attach(database: Database, dsn: str, first: str) -> None:
-    """Both have the key in the delta, only one is live. Seen to take the live one's entry over in the fold."""
+    """The delta has the key for both rows, of which one is live. Seen to take over that one's entry in the fold."""
     standing = stage(database, dsn, "sealed")
     insert = "INSERT INTO t VALUES (300, 0, 101, 0), (301, 1, 20, 0)"
     delete = "DELETE FROM t WHERE id = 20"
@@ -177,7 +177,7 @@ def test_entries_of_a_partition_that_left_hold_no_key(database: Database, dsn: s
         run_sql(dsn, "SELECT roir.detach_partition('t1')")
     else:
         run_sql(dsn, "ALTER TABLE t DETACH PARTITION t1")
-    # Keys that its rows had: of an untouched one, a touched one, by insert and by update.
+    # Keys that the partition's rows had: of an untouched one and a touched one, by insert and by update.
     run_sql(
         dsn,
         "INSERT INTO t VALUES (301, 0, 1, 0), (305, 0, 5, 0)",
@@ -198,7 +198,7 @@ def test_entries_of_a_partition_that_left_hold_no_key(database: Database, dsn: s
 
 @pytest.mark.parametrize("phase", ["mid-build", "built"])
 def test_duplicates_that_were_there_are_healed_by_a_detach(database: Database, dsn: str, phase: str) -> None:
-    """Nothing was written since: both are in the base. Seen to leave its segment unsealed for ever."""
+    """The table wasn't written to: both rows are in the base. Seen to leave its segment unsealed for ever."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"), "UPDATE t SET k = id - 1 WHERE day = 1")
     standing = Stage(database, phase, keys="k", include="v", segments=1, unique=True)
     run_sql(dsn, "SELECT roir.detach_partition('t1')")

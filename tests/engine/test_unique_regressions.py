@@ -1,4 +1,4 @@
-"""The mistakes that others have made with UNIQUE, each by its own name there: docs/regressions.md lists them."""
+"""Mistakes that others have made with UNIQUE, each by its name in their project: docs/regressions.md lists them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = 90
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    """Table t of three partitions, whose key k names no partition."""
+    """Creates table t of three partitions, whose key k doesn't contain the partition key."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int, day int, k int, v int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
@@ -36,7 +36,7 @@ def table(dsn: str) -> None:
 
 
 def told(database: Database) -> Counter[str]:
-    """How many rows of each key are recorded."""
+    """The number of rows that are recorded for each key."""
     with database.transaction() as connection:
         query = "SELECT key ->> 0 FROM roir.duplicate WHERE healed_at IS NULL"
         return Counter(execute(connection, query).scalars())
@@ -52,7 +52,7 @@ def test_gh_ost_167_477_825_1526_1636_percona_206_233_no_row_is_deleted(database
     """There `INSERT IGNORE` and `REPLACE` kept one row of each key, without a message."""
     run_sql(dsn, "UPDATE t SET k = 5 WHERE id IN (10, 20, 30)", "UPDATE t SET k = 6 WHERE id IN (40, 41)")
     _, run = steps.begin(database, unique=True, batch_rows=10, ranges=4, segments=3)
-    # Keys change rows while it is built: what was replayed by key took other rows away there.
+    # Keys change rows during the build. There a replay by key removed other rows.
     run_sql(dsn, "UPDATE t SET k = 153 - k WHERE id BETWEEN 70 AND 83", "INSERT INTO t VALUES (101, 0, 7, 0)")
     before = rows(dsn)
     steps.build_all(database, run)
@@ -74,10 +74,10 @@ def test_gh_ost_167_477_825_1526_1636_percona_206_233_no_row_is_deleted(database
 def test_tidb_40698_pairs_of_different_ranges_and_beside_a_delete_marker_do_not_escape(
     database: Database, dsn: str
 ) -> None:
-    """Each range was checked by itself there, and a deleted row's marker hid the pair of its key."""
+    """There each range was checked alone, and a deleted row's marker hid the pair of its key."""
     run_sql(dsn, f"UPDATE t SET k = 1 WHERE id = {ROWS}")
     run = steps.built(database, unique=True, batch_rows=10, ranges=4, segments=3)
-    # Three of a key, of which one goes; a pair in the delta alone; one of which one is there and back again.
+    # Three rows of a key, one of which goes; a pair in the delta alone, one row of which goes and comes back.
     run_sql(
         dsn,
         "INSERT INTO t VALUES (101, 0, 2, 0), (102, 1, 2, 0)",
@@ -92,7 +92,7 @@ def test_tidb_40698_pairs_of_different_ranges_and_beside_a_delete_marker_do_not_
 
 
 def test_tidb_49233_a_batch_that_is_done_again_brings_no_duplicates(database: Database) -> None:
-    """Its answer was lost, and the next try found its own rows there."""
+    """There the batch's answer was lost, and the next try found its own rows."""
     _, run = steps.begin(database, unique=True, batch_rows=10)
     worker, claim = steps.claimed(database, run)
     worker.step(claim)
@@ -111,7 +111,7 @@ def test_tidb_49233_a_batch_that_is_done_again_brings_no_duplicates(database: Da
 def test_yugabyte_30312_a_row_that_is_deleted_and_inserted_again_is_no_duplicate(
     database: Database, dsn: str, when: str
 ) -> None:
-    """Nor is another row that gets its key: what was copied before was counted there."""
+    """Nor is another row that gets its key. There the earlier copy counted."""
     _, run = steps.begin(database, unique=True, batch_rows=10, ranges=3, segments=3)
     phases = [lambda: steps.batches(database, run), lambda: steps.build_all(database, run), lambda: None]
     for name, phase in zip(("copied", "built", "sealed"), phases, strict=True):
@@ -133,9 +133,9 @@ def test_yugabyte_30312_a_row_that_is_deleted_and_inserted_again_is_no_duplicate
 
 
 def test_tidb_40730_it_is_enforced_from_one_moment_on(database: Database, dsn: str) -> None:
-    """Some writers were refused while others weren't yet: duplicates could come, and rows be refused that were none.
+    """There some writers were refused while others weren't yet: duplicates could come, and other rows were refused.
 
-    Here none is before the switch, which waits for all writers, and each is after it.
+    Here no writer is refused before the switch, which waits for all writers, and each is after it.
     """
     run = steps.sealed(database, unique=True, lock_timeout_ms=50, lock_patience_s=0)
     early = steps.session(dsn)
@@ -156,7 +156,7 @@ def test_tidb_40730_it_is_enforced_from_one_moment_on(database: Database, dsn: s
 
 
 def test_tidb_13093_44439_53004_cockroach_60491_each_key_and_row_is_named(database: Database, dsn: str) -> None:
-    """The message named no key there, or a wrong one, or only the first: who heals began the build again for each."""
+    """There the message named no key, or a wrong one, or only the first: each duplicate needed another build."""
     run_sql(dsn, "UPDATE t SET k = id / 2 WHERE id BETWEEN 20 AND 59")
     run = steps.built(database, unique=True, ranges=4, segments=5)
     with pytest.raises(DuplicatesFound, match=r"50 rows share 20 keys.*roir duplicates public.ix"):
@@ -175,7 +175,7 @@ def test_tidb_13093_44439_53004_cockroach_60491_each_key_and_row_is_named(databa
 def test_citus_720_timescaledb_1501_pg_partman_220_two_writers_in_two_partitions(
     database: Database, dsn: str, isolation: str
 ) -> None:
-    """A trigger that looks into all partitions doesn't see what isn't committed: both rows come."""
+    """A trigger that looks into all partitions doesn't see uncommitted rows: it lets both rows in."""
     steps.finish_all(database, steps.begin(database, unique=True)[1])
     statements = {"one": "INSERT INTO t VALUES (101, 0, 500, 0)", "other": "INSERT INTO t VALUES (102, 1, 500, 0)"}
     transactions = tuple(Transaction(isolation, (name,)) for name in statements)

@@ -1,4 +1,4 @@
-"""A unique index of a table that is another role's: it is built, enforced, repaired; a refusal tells no secret."""
+"""A unique index of another role's table: it is built, enforced, repaired, and a refusal reveals nothing secret."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROLES = ("unique_keeper", "unique_writer")
 
 @pytest.fixture(autouse=True)
 def keeper(dsn: str) -> Iterator[None]:
-    """`t` is unique_keeper's; unique_writer may write to it, and read no more than the primary key."""
+    """`t` belongs to unique_keeper. unique_writer may write to it, and read only the primary key."""
     for role in ROLES:
         run_sql(dsn, f"DROP ROLE IF EXISTS {role}", f"CREATE ROLE {role}")
     run_sql(
@@ -95,7 +95,7 @@ def test_the_values_are_told_to_who_may_read_them_in_any_row(database: Database,
     told = "Key (k)=(k7) already exists."
     roles = {"unique_writer": told if row_security == "none" else None, "unique_keeper": told, "postgres": told}
     if row_security == "forced":
-        # A member of the owner, and who may see past all policies.
+        # A member of the owner, and a role that may see past all policies.
         run_sql(dsn, "GRANT unique_keeper TO unique_writer")
         roles["unique_writer"] = told
     for role, expected in roles.items():
@@ -107,7 +107,7 @@ def test_the_values_are_told_to_who_may_read_them_in_any_row(database: Database,
 
 
 def test_duplicates_are_found_healed_and_repaired_as_the_owner(database: Database, dsn: str) -> None:
-    """No code of the owner's runs as us: the domain's check looks who asks it."""
+    """No code of the owner runs as us: the domain's check notes the role that runs it."""
     run_sql(
         dsn,
         "CREATE FUNCTION mine(x text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN IF current_user = 'postgres' THEN "
@@ -210,7 +210,7 @@ def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
     steps.assert_exact(database)
 
 
-# The table's key, and the index's: of a unique one, and of a deferrable primary key, the capture locks rows.
+# Tables with an index: for a unique index, and for a deferrable primary key, the capture locks rows.
 LOCKED = {
     "unique": ("CREATE TABLE u (id int PRIMARY KEY, k text)", True),
     "deferrable": ("CREATE TABLE u (id int PRIMARY KEY DEFERRABLE, k text)", False),
@@ -238,7 +238,7 @@ def keepers(dsn: str) -> str:
 
 @pytest.mark.parametrize("kind", LOCKED)
 def test_an_owner_who_took_update_from_itself_is_told_before_writes_fail(dsn: str, keepers: str, kind: str) -> None:
-    """As owners of tables that are only appended to do: prepare refuses, and after the publish the status says it."""
+    """Owners of append-only tables do this. Prepare refuses, and after the publish the status reports it."""
     made, unique = LOCKED[kind]
     database = Database(keepers, "roir tests")
     taken, given = "REVOKE UPDATE ON u FROM unique_keeper", "GRANT UPDATE ON u TO unique_keeper"
@@ -270,14 +270,14 @@ def test_an_owner_who_took_update_from_itself_is_told_before_writes_fail(dsn: st
 
 @pytest.mark.parametrize("place", ["key", "included", "primary key", "array", "base of a domain"])
 def test_a_type_that_roir_may_not_use_is_refused_with_the_remedy(dsn: str, keepers: str, place: str) -> None:
-    """Entries are tables that have it. Seen to fail with what the server says, once the build had begun to change."""
+    """Entries are tables with that type. Seen to fail with the server's message, after the build's first changes."""
     database = Database(keepers, "roir tests")
     column = {"array": "mood[]", "base of a domain": "temper"}.get(place, "mood")
     run_sql(dsn, "CREATE TYPE mood AS ENUM ('a', 'b')", "CREATE DOMAIN temper AS mood")
     run_sql(
         keepers, f"CREATE TABLE u (id int, k text, m {column}, PRIMARY KEY ({'m' if place == 'primary key' else 'id'}))"
     )
-    # To have no right to a domain doesn't matter: entries have its base type.
+    # A right to a domain isn't needed: entries have its base type.
     run_sql(dsn, "REVOKE USAGE ON TYPE mood, temper FROM PUBLIC")
     definition = ("u", "k", "m" if place == "included" else None)
     if place in ("key", "array", "base of a domain"):
@@ -293,7 +293,7 @@ def test_a_type_that_roir_may_not_use_is_refused_with_the_remedy(dsn: str, keepe
 
 
 def test_policies_that_hold_the_capture_are_told(dsn: str, keepers: str) -> None:
-    """FORCE after the publish, also where the build was told to ignore row-level security."""
+    """FORCE after the publish, even if the build ignores row-level security."""
     database = Database(keepers, "roir tests")
     run_sql(keepers, "CREATE TABLE u (id int PRIMARY KEY, k text)", FILL)
     run_sql(keepers, "ALTER TABLE u ENABLE ROW LEVEL SECURITY")

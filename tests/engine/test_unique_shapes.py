@@ -105,7 +105,7 @@ def test_a_key_with_the_primary_key_or_a_part_of_it(database: Database, dsn: str
     )
     stage = Stage(database, mode, keys=keys, include="v", unique=True, segments=3)
     with closing(steps.session(dsn)) as user:
-        # Another row of the same key, where the key allows one.
+        # Another row of the same key, if the key allows one.
         again = "INSERT INTO t VALUES (6, 1, '6', 0)" if keys == "id, k" else "INSERT INTO t VALUES (106, 0, '6', 0)"
         if keys in ("id, k", "k, day"):
             with pytest.raises(psycopg2.errors.UniqueViolation):

@@ -1,6 +1,6 @@
 """Statements on a unique index, and on a twin that has PostgreSQL's own constraint: the same succeed and fail.
 
-Where outcomes differ on purpose is said in docs/architecture.md#uniqueness, and held here.
+docs/architecture.md#uniqueness names the outcomes that differ on purpose; they are checked here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRANSACTIONS = 60
 
 
 def play(twins: Twins, transactions: int) -> None:
-    """Random transactions in direct mode, with folds among them, and in active mode."""
+    """Plays random transactions in direct mode, with folds among them, and in active mode."""
     try:
         for number in range(transactions):
             if number % 15 == 0:
@@ -97,5 +97,5 @@ TRIGGERS = (
 
 @pytest.mark.sample(1)
 def test_the_same_statements_succeed_with_triggers(dsn: str) -> None:
-    """Without partitions: a row that moves to another one fires BEFORE triggers twice."""
+    """Without partitions: a row that moves to another partition fires BEFORE triggers twice."""
     play(Twins(dsn, KINDS[0], PLAIN, SEED, TRIGGERS), EXAMPLES or TRANSACTIONS)

@@ -27,7 +27,7 @@ OPTIONS = {"ranges": 2, "segments": 3, "batch_rows": 3, "unique": True}
 
 
 def unhealed(dsn: str) -> list[tuple[str, str]]:
-    """Key and primary key of what is a duplicate now."""
+    """Key and primary key of the duplicates that aren't healed."""
     with closing(steps.session(dsn)) as user:
         query = "SELECT key ->> 0, primary_key ->> 0 FROM roir.duplicate WHERE healed_at IS NULL ORDER BY id"
         return sql(user, query)
@@ -43,7 +43,7 @@ def refused(dsn: str, statement: str) -> str:
 
 
 def through_duplicates(database: Database, dsn: str, first: str, other: str) -> None:
-    """Duplicates among copies and in the delta, which are healed; and what is refused from the switch on.
+    """Checks duplicates among copies and in the delta, which are then healed, and the refusals from the switch on.
 
     `t (id int, x …, …)` has a row of id 1 with the key `first`; `other` is equal to that.
     """
@@ -71,7 +71,7 @@ def through_duplicates(database: Database, dsn: str, first: str, other: str) -> 
 
 
 def refusals(dsn: str, first: str, other: str) -> None:
-    """In one mode: another row of the key is refused, its own row may have it in another form, and others the NULL."""
+    """In one mode: another row is refused the key, its own row may have an equal one, and other rows may have NULL."""
     said = refused(dsn, f"INSERT INTO t (id, x) VALUES (903, {other})")
     assert said.startswith("Key (x)=(")
     assert said.endswith(") already exists.")
@@ -79,7 +79,7 @@ def refusals(dsn: str, first: str, other: str) -> None:
     run_sql(
         dsn,
         f"UPDATE t SET x = {other} WHERE id = 1",
-        # Swapped, and back.
+        # The values are swapped, and swapped back.
         "UPDATE t SET x = (SELECT o.x FROM t o WHERE o.id = 903 - t.id) WHERE id IN (1, 902)",
         "UPDATE t SET x = (SELECT o.x FROM t o WHERE o.id = 903 - t.id) WHERE id IN (1, 902)",
         "INSERT INTO t (id, x) VALUES (904, NULL), (905, NULL)",
@@ -119,7 +119,7 @@ def test_equal_values_that_differ_are_one_key(database: Database, dsn: str, name
 
 @pytest.mark.parametrize("kind", ICU)
 def test_keys_in_icus_order(database: Database, dsn: str, kind: str) -> None:
-    """Other rows of equal texts are refused, by the collation's own equality alone; and a verification and repair."""
+    """The collation's own equality decides which rows are refused. Then a verification and a repair."""
     with closing(steps.session(dsn)) as user:
         if not sql(user, "SELECT 1 FROM pg_collation WHERE collname = 'und-x-icu'"):
             pytest.skip("this server is built without ICU, as the embedded ones are; Debian's has it (--pg 15)")

@@ -36,7 +36,7 @@ def begin(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[UniqueMachine]:
 
 
 def write(state: UniqueMachine, statement: str, by: int = 0, commit: bool = True) -> None:
-    """It must succeed; the key of row i is i at first."""
+    """Runs a user's statement, which must succeed. The key of row i is i at first."""
     user = state.users.sessions[by]
     try:
         sql(user, statement.replace("{t}", state.table))
@@ -49,7 +49,7 @@ def write(state: UniqueMachine, statement: str, by: int = 0, commit: bool = True
 
 
 def refused(state: UniqueMachine, statement: str, by: int = 0) -> None:
-    """A user's statement that may be refused; the machine says what is wrong then."""
+    """Runs a user's statement that may be refused. The machine then finds what is wrong."""
     user = state.users.sessions[by]
     with suppress(psycopg2.Error):
         sql(user, statement.replace("{t}", state.table))
@@ -77,7 +77,7 @@ def keys_change_rows_while_it_is_built(state: UniqueMachine) -> None:
 
 
 def a_pair_beside_antimatter(state: UniqueMachine) -> None:
-    """Two rows get one key, and a third one that had it, too, is deleted."""
+    """Two rows get one key, and a third row with it is deleted."""
     state.start(published=0, phases=SEALED)
     write(state, "INSERT INTO {t} VALUES (21, '1', 0), (22, '1', 0)")
     write(state, "DELETE FROM {t} WHERE id = 22")
@@ -100,10 +100,10 @@ def a_pair_comes_between_the_two_looks(state: UniqueMachine) -> None:
 
 
 def a_writer_is_in_flight_at_the_look(state: UniqueMachine) -> None:
-    """The look can't see it; it commits before the next one."""
+    """The look can't see the writer, which commits before the next look."""
     state.start(published=0, phases=SEALED)
     write(state, "INSERT INTO {t} VALUES (21, '1', 0)", commit=False)
-    advance(state)  # it looks, and then waits for the writer in vain
+    advance(state)  # it looks, and waits for the writer until it gives up
     state.end(session=0, commit=True)
     advance(state)
     assert state.mode == "capture", "switched with a pair (U3)"
@@ -112,7 +112,7 @@ def a_writer_is_in_flight_at_the_look(state: UniqueMachine) -> None:
 
 
 def a_pair_is_not_healed(state: UniqueMachine) -> None:
-    """It is resumed all the same."""
+    """The operation is resumed with the pair."""
     state.start(published=0, phases=SEALED)
     write(state, "INSERT INTO {t} VALUES (21, '1', 0)")
     advance(state, 4)
@@ -122,7 +122,7 @@ def a_pair_is_not_healed(state: UniqueMachine) -> None:
 
 
 def a_group_of_which_one_is_deleted(state: UniqueMachine) -> None:
-    """Two rows of the base and one of the delta: one of the base goes, and the others are still told, both."""
+    """Two rows of the base and one of the delta: one of the base goes, and the other two are still reported."""
     state.start(published=0, phases=0)
     write(state, "UPDATE {t} SET k = '1' WHERE id = 2")
     advance(state, 1)
@@ -135,9 +135,9 @@ def a_group_of_which_one_is_deleted(state: UniqueMachine) -> None:
 
 
 def keys_are_swapped_and_shifted(state: UniqueMachine) -> None:
-    """In direct mode and in active mode, and refused only where there is a duplicate."""
+    """In direct mode and in active mode. Only real duplicates are refused."""
     state.start(published=0, phases=SEALED)
-    write(state, "UPDATE {t} SET v = v + 1 WHERE id IN (3, 4)")  # these are in the delta
+    write(state, "UPDATE {t} SET v = v + 1 WHERE id IN (3, 4)")  # these entries are in the delta
     advance(state)
     for _ in range(3):
         write(state, "UPDATE {t} SET k = (3 - k::int)::text WHERE id IN (1, 2)")
@@ -150,7 +150,7 @@ def keys_are_swapped_and_shifted(state: UniqueMachine) -> None:
 
 
 def a_key_of_the_delta_is_taken(state: UniqueMachine) -> None:
-    """Its row is in the delta alone."""
+    """The holder's entry is in the delta alone."""
     state.start(published=0, phases=SEALED)
     write(state, "INSERT INTO {t} VALUES (21, 'a', 0)")
     advance(state)
@@ -160,7 +160,7 @@ def a_key_of_the_delta_is_taken(state: UniqueMachine) -> None:
 
 
 def a_duplicate_while_it_is_built(state: UniqueMachine) -> None:
-    """Nobody is refused."""
+    """No writer is refused."""
     state.start(published=0, phases=BUILT)
     write(state, "INSERT INTO {t} VALUES (21, 'a', 0)")
     state.write(write=Write(0, "INSERT INTO {t} VALUES (22, 'a', 0)", 1, 1, "0", True))
@@ -169,9 +169,9 @@ def a_duplicate_while_it_is_built(state: UniqueMachine) -> None:
 
 
 def a_holder_is_changed_in_the_midst_of_a_statement(state: UniqueMachine) -> None:
-    """Row 1 has given its key away, and its event is still to come; then that transaction is rolled back."""
+    """Row 1 has given its key away, and its event is still to come. Then the transaction is rolled back."""
     state.start(published=0, phases=PUBLISHED)
-    # The second row of the statement is another one's, so that the first one's event waits.
+    # The statement's second row belongs to another transaction, so that the first row's event waits.
     dsn, table = state.database.dsn, state.table
     run_sql(dsn, f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_lock(7); "
             f"PERFORM pg_advisory_unlock(7); RETURN NEW; END $$; CREATE TRIGGER a AFTER UPDATE ON {table} "

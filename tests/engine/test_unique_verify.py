@@ -89,7 +89,7 @@ def assert_enforced(dsn: str) -> None:
 
 
 def unseen(dsn: str, *statements: str) -> None:
-    """Writes that no capture sees."""
+    """Runs statements that no capture sees."""
     [(triggers,)] = sql(
         steps.session(dsn),
         "SELECT string_agg(format('ALTER TABLE %s DISABLE TRIGGER %I', tgrelid::regclass, tgname), ';') "
@@ -122,7 +122,7 @@ def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(dat
     assert kinds.pop(mended) == ("missing", "mended")
     assert set(kinds.values()) == {("duplicate", None)}
     assert sql(steps.session(dsn), "SELECT count(*) FROM t") == [(64,)]
-    # Healed by the capture itself, and by removing the rows that have the entries.
+    # The first duplicate is healed by a write, the others by deleting the rows that have the entries.
     run_sql(dsn, "UPDATE t SET k = 300 WHERE id = 100", f"DELETE FROM t WHERE id IN ({mended}, {min(kinds)})")
     report = lifecycle.verify(database, "ix", MENDED)
     assert (report.found, report.mended, report.missing) == (1, 1, 1)
@@ -145,7 +145,7 @@ def test_a_duplicate_that_was_healed_before_the_repair_came_to_it_is_mended(data
     steps.assert_exact(database)
 
 
-# A row with a NULL key is number 7. As in test_verify_damage.py, but for what only a unique index has.
+# As in test_verify_damage.py, for the damages that only a unique index has. Row 7 has a NULL key.
 UNIQUE_FILL = "INSERT INTO t SELECT i, nullif(i, 7)::text, i FROM generate_series(1, 400) i"
 
 

@@ -18,7 +18,7 @@ INT = KINDS[0]
 
 
 def direct(database: Database, dsn: str, *written: str) -> Folding:
-    """Table t of six rows, with these writes before the switch; its fold, to be stepped."""
+    """Table t of six rows, with these writes before the switch; returns its fold, to be stepped."""
     run_sql(
         dsn, *table(INT, PARTITIONED), "INSERT INTO t SELECT i, i % 3, i, i FROM generate_series(1, 6) i", "ANALYZE t"
     )
@@ -44,7 +44,7 @@ def direct(database: Database, dsn: str, *written: str) -> Folding:
 def test_the_fold_waits_for_no_writer_who_took_a_stale_entry_over(
     database: Database, dsn: str, written: tuple[str, ...]
 ) -> None:
-    """Else it could hold what that writer wants next: a deadlock (I6)."""
+    """Otherwise the fold could hold an entry that the writer needs next: a deadlock (I6)."""
     fold = direct(database, dsn, *written)
     user = steps.session(dsn)
     sql(user, "INSERT INTO t VALUES (7, 1, 1, 7)")

@@ -1,4 +1,4 @@
-"""How a verification is cut into units, and how its workers leave."""
+"""The units of a verification, and the end of its workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(dsn: str)
         f"INSERT INTO t SELECT i, i::text FROM generate_series(1, {ROWS}) i",
     )
     steps.make_index(database)
-    # The first unit fails once another worker waits at the gate: a worker that hasn't begun would find nothing to do.
+    # The first unit fails once another worker waits at the gate: a later worker would find nothing to do.
     run_sql(
         dsn,
         "CREATE FUNCTION break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -62,7 +62,7 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(dsn: str)
     with ThreadPoolExecutor(1) as aside:
         verifying = aside.submit(lifecycle.verify, database, "ix", VerifyOptions(parallelism=2))
         shut.reached()
-        # Nobody else says when; long beside what it takes.
+        # Nothing reports this moment, so poll. The limit is long compared with the time that it takes.
         deadline = time.monotonic() + 30
         while operations.find_operation(database, "ix").status == "running" and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -30,7 +30,7 @@ from tests.engine.test_attach import BOUNDS, LOADED
 from tests.engine.test_detach import assert_shown
 from tests.engine.test_partitions import make
 
-# To upgrade a server takes a quarter of a minute; test_restore.py has what the indexes see of it.
+# An upgrade of a server takes a quarter of a minute. test_restore.py has the parts of it that indexes see.
 pytestmark = pytest.mark.sample(0)
 
 OLD, NEW = 16, 18
@@ -63,7 +63,7 @@ def database_name(kind: str, what: str) -> str:
 
 @pytest.fixture(scope="module")
 def upgraded(pg: int, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of the new version, with the databases that an old one had: those that the chosen tests ask for."""
+    """A server of the new version, with the databases of an old one that the chosen tests need."""
     if pg not in (OLD, NEW):
         pytest.skip(f"from {OLD} to {NEW}, whatever --pg says")
     for version in (OLD, NEW):
@@ -146,7 +146,7 @@ def test_a_published_index_is_exact_and_its_partitions_are_known_after_init(data
     assert (report.warnings, report.waiting) == ([], [])
     assert not [line for one in indexes(database) for line in one.warnings]
     steps.assert_exact(database)
-    # The guard takes nothing for new or gone that isn't, and refuses what it did.
+    # The guard doesn't take partitions for new or gone, and refuses as before.
     run_sql(dsn, "ALTER TABLE t0 SET (fillfactor = 90)", "ALTER TABLE t ADD COLUMN note text", *WRITES)
     with pytest.raises(psycopg2.errors.ObjectInUse, match="entries behind"):
         run_sql(dsn, "ALTER TABLE t DETACH PARTITION t0 CONCURRENTLY")
@@ -212,7 +212,7 @@ def test_an_attach_that_was_begun_goes_on(database: Database, dsn: str) -> None:
 
 @databases("special", "taken out", "again")
 def test_what_a_plain_detach_did_between_upgrade_and_init_is_not_lost(database: Database, dsn: str) -> None:
-    """The link that the upgrade made is older than the capture trigger; one that was made since is not taken for it."""
+    """The link that the upgrade made is older than the capture trigger. A later link isn't taken for it."""
     run_sql(dsn, "SELECT roir.unguard()", "ALTER TABLE t DETACH PARTITION t1")
     if dsn.endswith("again"):
         run_sql(

@@ -24,7 +24,7 @@ UPDATE = "UPDATE {t} SET v = v + 1 WHERE id = {i}"
 DELETE = "DELETE FROM {t} WHERE id = {i}"
 INSERT = "INSERT INTO {t} VALUES ({i}, '{k}', 0)"
 NESTED = "UPDATE {t} SET k = '{k}' WHERE id = {i} RETURNING touch('{t}', {i})"
-# How many phases `start` goes through: built, sealed, in direct mode, folded, published.
+# The number of phases that `start` goes through: built, sealed, in direct mode, folded, published.
 SEALED, DIRECT, PUBLISHED = 2, 3, 5
 
 

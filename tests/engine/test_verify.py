@@ -18,7 +18,7 @@ ROWS = 2_000
 
 @pytest.fixture
 def base(dsn: str, database: Database) -> str:
-    """The base of an index over `t` whose capture is then switched off."""
+    """The base of an index over `t`. The capture is switched off after the build."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v numeric, w text)",

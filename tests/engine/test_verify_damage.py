@@ -75,11 +75,11 @@ SOME = (
 
 @contextmanager
 def broken(dsn: str, base: str, where: str) -> Iterator[None]:
-    """While this lasts the index isn't written to, or takes what it has already."""
+    """In the block, the index isn't written to, or takes duplicates."""
     table, how = where.split()
     indexes = "'t_pkey'::regclass"
     if table == "tree":
-        # All of a segment: in a unique index the default one has two.
+        # All indexes of a segment: in a unique index the default segment has two.
         segments = f"SELECT inhrelid FROM pg_inherits WHERE inhparent = '{base}'::regclass"
         indexes = f"(SELECT indexrelid FROM pg_index WHERE indrelid IN ({segments}))"
     before, after = (NOT_READY, READY) if how == "lost" else (NOT_UNIQUE, UNIQUE)
@@ -93,7 +93,7 @@ def damaged(dsn: str, database: Database, case: str) -> str:
     for where, statements in DAMAGES[case].items():
         made = [one.format(base=base) for one in statements]
         if where == "then":
-            # By the index, as in a table that is big.
+            # By the index, as in a big table.
             run_sql(dsn, "SET enable_seqscan = off", "SET enable_bitmapscan = off", *made)
         else:
             with broken(dsn, base, where):
@@ -102,7 +102,7 @@ def damaged(dsn: str, database: Database, case: str) -> str:
 
 
 def is_right(dsn: str, database: Database, base: str) -> bool:
-    """By no index: as many equal rows as entries. By the tree alone: every entry is found, once."""
+    """Without an index there are as many equal rows as entries; by the tree alone every entry is found once."""
     user = steps.session(dsn)
     sql(user, "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off")
     sides = (f"SELECT c1, c2, c3 FROM {base}", "SELECT k, id, v FROM t")
@@ -127,12 +127,12 @@ def every_way(dsn: str, database: Database, case: str) -> None:
     exact = is_right(dsn, database, base)
     assert exact == (case in RIGHT)
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):
-        # By blocks; and by ranges of the primary key, each of which is read by its index.
+        # By blocks; and by ranges of the primary key, which are read by its index.
         for by_key, limits in ((False, Limits()), (True, Limits(snapshot_rows=0, unit_rows=50))):
             before = is_right(dsn, database, base)
             report = verify(Database(dsn, "roir tests", limits), "ix", options)
             told = (case, options, limits, report, before)
-            # A repair may end what is wrong. Nothing else is called right that isn't.
+            # A repair may end the damage. A report must not call anything else right.
             right = is_right(dsn, database, base)
             assert before <= right, told
             if not right and not is_beyond(case, by_key=by_key or options.is_partial, part=options.is_partial):

@@ -1,4 +1,4 @@
-"""Every corruption that persists is found, to the row, whatever the types, names and shapes; and mended exactly."""
+"""Every corruption that lasts is found, to the row, with any types, names and shapes, and repaired exactly."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ FILL = "INSERT INTO t SELECT i, nullif(i % 50, 7)::text, i / 10.0, 'row ' || i, 
 MENDED = VerifyOptions(repair=True)
 EVERY_ROW = VerifyOptions(sample=100)
 
-# Each of them is equal to what is right in some sum over rows, columns, or halves of a column.
-# k is c1, id c2, v c3, w c4, b c5.
+# Each of these keeps some sum over rows, columns, or halves of a column as it was. k is c1, id c2, v c3, w c4, b c5.
 SUBTLE = {
     "two rows have swapped values": "c4 = CASE c2 WHEN 1 THEN 'row 2' ELSE 'row 1' END WHERE c2 IN (1, 2)",
     "two rows have swapped keys": "c1 = CASE c2 WHEN 1 THEN '2' ELSE '1' END WHERE c2 IN (1, 2)",
@@ -57,7 +56,7 @@ def test_swapped_values_are_found_where_no_type_has_a_hash_of_its_own(database: 
         "INSERT INTO t SELECT i, i % 9, point(i, i) FROM generate_series(1, 99) i",
         include="v",
     )
-    # Whether a sum of 64-bit hashes hides one of them depends on which of the hashes overflow.
+    # It depends on the overflow of 64-bit hashes whether a sum hides one of them.
     for one in range(1, 11, 2):
         other = 2 * one + 1
         swapped = f"c3 = point({other} - c2::int, {other} - c2::int) WHERE c2 IN ({one}, {one + 1})"
@@ -252,7 +251,7 @@ def test_an_empty_table_and_a_fake_entry(database: Database, dsn: str) -> None:
 
 
 class _Elsewhere(Writer):
-    """Leaves the corrupted rows alone, so that their corruption persists."""
+    """Leaves the corrupted rows alone, so that their corruption lasts."""
 
     def _write(self, cursor: object, identity: int) -> None:
         super()._write(cursor, identity + CORRUPT)
@@ -261,10 +260,10 @@ class _Elsewhere(Writer):
 CORRUPT = 2_000
 
 
-# Named alike in every process of a test run, whatever it is.
+# The id is the same in every process of a test run, whatever the seed is.
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["random"])
 def test_200_random_corruptions_under_writers(database: Database, dsn: str, seed: int) -> None:
-    """All are found and mended, and nothing else is reported."""
+    """All corruptions are found and repaired, and nothing else is reported."""
     print(f"seed {seed}")
     chance = random.Random(seed)
     base = build_index(

@@ -1,4 +1,4 @@
-"""Claims, fencing, pauses, limits, walks in slices and aborts of a verification, and what it leaves behind."""
+"""Claims, fencing, pauses, limits, walks in slices and aborts of a verification, and its traces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STAGES = ("total", "sum", "check", "whole")
 
 @pytest.fixture
 def base(dsn: str, database: Database) -> str:
-    """The base of an index in which row 1 lacks its entry."""
+    """The base of an index without the entry of row 1."""
     name = build_index(dsn, database, *SETUP, include="v")
     run_sql(dsn, f"DELETE FROM {name} WHERE c2 = 1")
     return name
@@ -55,7 +55,7 @@ def _percent(database: Database) -> float:
 def test_in_every_stage_a_dead_worker_is_fenced_and_a_pause_resumes(
     database: Database, dsn: str, base: str, stage: str
 ) -> None:
-    """By a newer run with another parallelism; nothing is counted twice, and the percentage never falls."""
+    """A newer run resumes with another parallelism. Nothing counts twice, and the percentage never falls."""
     run = begin(database)
     go_through(database, run, STAGES.index(stage))
     seen = [_percent(database)]
@@ -89,7 +89,7 @@ def test_in_every_stage_a_dead_worker_is_fenced_and_a_pause_resumes(
 
 
 def test_whoever_held_the_snapshot_may_leave_at_any_moment(database: Database, dsn: str, base: str) -> None:
-    """Its file is there still, its process isn't: as while the session ends."""
+    """The snapshot's file is still there, and its process isn't: a session that ends looks like this."""
     run = begin(database, parallelism=2)
     one, other = verifying.worker(database, run, 0), verifying.worker(database, run, 1)
     held, next_one = claim(one), claim(other)
@@ -110,7 +110,7 @@ def test_whoever_held_the_snapshot_may_leave_at_any_moment(database: Database, d
 
 
 def test_a_snapshot_is_not_another_one_of_the_same_name(database: Database, dsn: str, base: str) -> None:
-    """A server that was restarted, or took over, gives names again: sums of both would be taken for those of one."""
+    """A server that restarted, or took over, reuses names: sums of both snapshots would be taken for those of one."""
     run = begin(database, parallelism=2)
     one, other = verifying.worker(database, run, 0), verifying.worker(database, run, 1)
     held, next_one = claim(one), claim(other)
@@ -134,7 +134,7 @@ def test_a_snapshot_is_not_another_one_of_the_same_name(database: Database, dsn:
 
 @pytest.mark.usefixtures("base")
 def test_a_verification_that_comes_second_takes_the_firsts_operation_up(database: Database) -> None:
-    """Also where it has found no unfinished one."""
+    """Even if it has found no unfinished one at first."""
     first = []
 
     def overtake() -> None:
@@ -166,7 +166,7 @@ def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
 
 
 def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base: str) -> None:
-    """By several workers whose claims come between each other's; a slice that is aborted is no part of the walk."""
+    """Several workers claim in turns. An aborted slice is no part of the walk."""
     rows, entries, missing = 0, 0, 0
     for _ in range(4):
         run = begin(database, slices=4, parallelism=3)

@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {"full": {}, "sample": {"sample": 60}, "slices
 
 
 class _Restless(Writer):
-    """Also moves primary keys, and empties the table now and then."""
+    """A writer that also moves primary keys, and sometimes empties the table."""
 
     rest_s = 0.002
 
@@ -53,10 +53,10 @@ class _Restless(Writer):
             super()._write(cursor, identity)
 
 
-# Named alike in every process of a test run, whatever it is.
+# The id is the same in every process of a test run, whatever the seed is.
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["random"])
 def test_verifications_beside_restless_writers_say_nothing(database: Database, dsn: str, seed: int) -> None:
-    """Writers of every isolation level, a TRUNCATE among them; and no deadlock."""
+    """Writers of every isolation level, with a TRUNCATE among them; and there is no deadlock."""
     print(f"seed {seed}")
     build_index(
         dsn,
@@ -79,7 +79,7 @@ def _go_on(one: VerifyWorker) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_partition_leaves_between_claim_and_unit(database: Database, dsn: str, way: str) -> None:
-    """Its entries are hidden, then removed: neither is missed, whatever its bounds look like."""
+    """The entries are hidden, then removed. Neither counts as missing, whatever the bounds look like."""
     base = build_index(dsn, database, *PARTITIONED)
     run = begin(database, **WAYS[way])
     one = verifying.worker(database, run)
@@ -90,7 +90,7 @@ def test_a_partition_leaves_between_claim_and_unit(database: Database, dsn: str,
     one.close()
     assert found(dsn) == []
     abort.abort(database, "ix", "user")
-    # While it is leaving, an entry of another partition is wrong.
+    # While the partition leaves, an entry of another one is wrong.
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 2")
     if way == "full":
         assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
@@ -113,7 +113,7 @@ def test_a_leaf_is_renamed_or_dropped_between_claim_and_unit(database: Database,
 
 
 def test_entries_of_a_partition_that_joins_are_not_extra(database: Database, dsn: str) -> None:
-    """Before, while and after its rows are brought in."""
+    """Before, while and after its rows are copied."""
     build_index(dsn, database, *PARTITIONED)
     run_sql(
         dsn,
@@ -127,7 +127,7 @@ def test_entries_of_a_partition_that_joins_are_not_extra(database: Database, dsn
 
 
 def test_what_writers_hold_in_the_delta_is_no_difference(database: Database, dsn: str) -> None:
-    """Before a publish: base overridden by delta; then the same with entries that are wrong in either."""
+    """Before a publish the base is overridden by the delta. Then entries are wrong in either."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
@@ -150,7 +150,7 @@ def test_what_writers_hold_in_the_delta_is_no_difference(database: Database, dsn
 
 
 def test_a_truncate_meets_a_verification_without_a_deadlock(database: Database, dsn: str) -> None:
-    """Both lock the source before the base: the one that comes second waits at the source, and holds nothing."""
+    """Both lock the source before the base: the second one waits at the source, and holds nothing."""
     build_index(dsn, database, "CREATE TABLE t (id int PRIMARY KEY, k text)", "INSERT INTO t VALUES (1, 'a')")
     run = begin(database, sample=100)
     one = verifying.worker(database, run)
@@ -168,7 +168,7 @@ def test_a_truncate_meets_a_verification_without_a_deadlock(database: Database, 
 def test_a_pause_is_no_report(database: Database, dsn: str) -> None:
     """A verification that has compared nothing finds nothing wrong. It must not say so."""
     build_index(dsn, database, *PARTITIONED)
-    # A unit has been claimed, its snapshot is taken.
+    # At this statement a unit has been claimed, and its snapshot exists.
     pause = before(database, "SET TRANSACTION SNAPSHOT", lambda: run_sql(dsn, "SELECT roir.pause('ix')"))
     with pause, pytest.raises(OperationPaused):
         lifecycle.verify(database, "ix")

@@ -1,4 +1,4 @@
-"""Mending undoes no concurrent write, waits for none, and survives kills and pauses."""
+"""A repair undoes no concurrent write, waits for none, and survives kills and pauses."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ WRITES = {
     "another primary key": "UPDATE t SET id = id + 100 WHERE id = 1",
     "nothing": "UPDATE t SET v = v WHERE id IN (1, 2)",
 }
-# The same of a unique index: k is c1, id c2, v c3. Row 1 lacks its entry; row 2, too, and its key is that of a row that
-# isn't there; row 5's former entry has row 4's key.
+# The same for a unique index: k is c1, id c2, v c3. Rows 1, 2, 4 and 5 lack their entries. The entry with row 2's key
+# has the primary key of a row that isn't there; row 5's former entry has row 4's key.
 UNIQUE_SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",
     "INSERT INTO t SELECT i, i, i FROM generate_series(1, 40) i",
@@ -73,9 +73,9 @@ UNIQUE_WRITES = {
 
 @dataclass(frozen=True)
 class Ground:
-    """A table whose index is made wrong, and what is written to it.
+    """A table whose index is made wrong, and the writes to it.
 
-    refused: how a write may fail beside a repair. again: what the writer writes after it.
+    refused: the errors that a write may get beside a repair. again: the write that comes after it.
     """
 
     setup: tuple[str, ...]
@@ -87,7 +87,7 @@ class Ground:
     unique: bool = False
 
     def wrong(self, dsn: str, database: Database) -> str:
-        """The base of the index."""
+        """Builds the index and makes it wrong; returns its base."""
         base = build_index(dsn, database, *self.setup, include="v", unique=self.unique)
         run_sql(dsn, *(one.format(base=base) for one in self.corrupt))
         return base
@@ -111,7 +111,7 @@ MEETINGS = [(kind, write, level) for kind, one in GROUNDS.items() for write in o
 
 @pytest.fixture
 def base(dsn: str, database: Database) -> str:
-    """The base of an index that is wrong in three rows, which a verification has found."""
+    """The base of an index that is wrong in three rows, found by a verification."""
     return GROUNDS["plain"].wrong(dsn, database)
 
 
@@ -130,7 +130,7 @@ def _mend(one: repair.Mender, dsn: str) -> None:
 def _write(
     user: psycopg2.extensions.connection, statement: str, level: str, refused: tuple[type[psycopg2.Error], ...]
 ) -> None:
-    """None that reads what is committed is told to try again, and none at all waits for a repair for ever."""
+    """Writes. At READ COMMITTED no write needs a retry, and no write waits for a repair for ever."""
     try:
         sql(user, "SET LOCAL lock_timeout = '10s'")
         sql(user, statement)
@@ -145,7 +145,7 @@ def _write(
 def test_a_writer_and_a_repair_meet_in_each_order(
     database: Database, dsn: str, kind: str, write: str, level: str
 ) -> None:
-    """Uncommitted while the repair runs, then committed; and once more after it."""
+    """The write is uncommitted while the repair runs, then committed. Another write comes after it."""
     ground = GROUNDS[kind]
     ground.wrong(dsn, database)
     one = _found_by_another(database)
@@ -168,7 +168,7 @@ def test_a_writer_and_a_repair_meet_in_each_order(
 def test_a_writer_that_began_before_the_repair_writes_after_it(
     database: Database, dsn: str, kind: str, write: str, level: str
 ) -> None:
-    """Rolled back, and committed."""
+    """The write is rolled back, then repeated and committed."""
     ground = GROUNDS[kind]
     ground.wrong(dsn, database)
     one = _found_by_another(database)
@@ -201,7 +201,7 @@ def test_a_key_that_is_taken_while_its_entry_is_missing_is_a_duplicate(database:
 
 
 def found_before(dsn: str) -> list[tuple[str, str, str | None]]:
-    """All discrepancies, of the verification that has found any."""
+    """All discrepancies of the verifications so far."""
     with closing(steps.session(dsn)) as user:
         return sql(user, "SELECT kind, primary_key ->> 0, outcome FROM roir.discrepancy ORDER BY 1, 2")
 
@@ -220,7 +220,7 @@ def test_what_a_writer_holds_is_left_and_the_rest_is_mended(dsn: str, base: str)
 
 
 def test_a_repair_waits_for_no_row_so_it_is_in_nobodys_way(database: Database, dsn: str) -> None:
-    """It holds the first of a hundred rows when it comes to the one that a writer holds."""
+    """The repair holds the first of a hundred rows when it comes to the one that a writer holds."""
     base = build_index(dsn, database, *SETUP)
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 < 30")
     one = _found_by_another(database)
@@ -267,7 +267,7 @@ def test_a_pause_stops_a_repair_and_a_resume_goes_on_with_it(database: Database,
 
 
 def test_an_entry_that_is_about_to_join_is_left_alone(database: Database, dsn: str) -> None:
-    """It was extra; then its partition began to be attached, and brought the row's entry in: hidden, and right."""
+    """The entry was extra. Then its partition's attach began and brought the row's entry: hidden, and right."""
     base = build_index(
         dsn,
         database,

@@ -1,4 +1,4 @@
-"""A verification looks through the view: at which generation it shows, what it hides, and whether it is ours at all."""
+"""A verification checks the view: the generation that it shows, the entries that it hides, and whether it is ours."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WRONG = {
 
 
 def hiding(database: Database, dsn: str) -> None:
-    """`ix`, of a rebuild, without a guard, hides the entries of t0."""
+    """`ix`, rebuilt and without a guard, hides the entries of t0."""
     make(dsn)
     steps.make_index(database, include="v")
     steps.make_index(database, "ix", None, None)
@@ -76,7 +76,7 @@ def test_a_view_that_leaves_entries_out_is_told_from_another_query(
 
 @pytest.mark.parametrize("how", WRONG)
 def test_what_is_wrong_with_the_view_is_found_and_repaired(database: Database, dsn: str, how: str) -> None:
-    """Seen to be exact without the look at the view."""
+    """Seen to report an exact index without the check of the view."""
     hiding(database, dsn)
     shown = _shown(dsn)
     statement, said = WRONG[how]

@@ -1,4 +1,4 @@
-"""Old code and new: an operation is continued by code that knows its checkpoint format, and refused by any other."""
+"""Old code and new: code that knows an operation's checkpoint format continues it, and other code refuses it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_code_older_than_the_control_schema_changes_nothing(database: Database, 
 def test_code_newer_than_the_control_schema_asks_for_the_upgrade(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The next release's: there is only one migration yet.
+    # The next release's number: so far there is only one migration.
     monkeypatch.setattr(schema, "head", lambda: "0002")
     with pytest.raises(SchemaVersionMismatch, match="upgrade the schema with: roir init"):
         steps.begin(database)

@@ -1,7 +1,8 @@
-"""Two commands that change what readers see: the first is held before its commit, until the second waits for it.
+"""Two commands that change the entries that readers see. The first is held before its commit until the second waits for
+it.
 
-Afterwards the view shows the generation that is active, hides what is written down, and has the table's rows for every
-snapshot. Seen to fail where what the view is made of is read before its lock.
+Afterwards the view shows the active generation, hides the recorded partitions, and has the table's rows for every
+snapshot. Seen to fail if the facts for the view are read before its lock.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SELECT DISTINCT g.status, pg_get_viewdef('public.ix'::regclass) LIKE '%NOT %', E
   FROM roir.generation g JOIN pg_depend d ON d.refobjid = to_regclass('roir_data.g' || g.id)
   JOIN pg_rewrite r ON r.oid = d.objid WHERE r.ev_class = 'public.ix'::regclass
 """
-# Without roir: that is for the sync.
+# True if a partition went without roir, which is the sync's task.
 GONE = """
 SELECT EXISTS (SELECT FROM roir.generation g, roir.partition_changes(g.id, 't'::regclass) c
                 WHERE g.status = 'active' AND c.gone)
@@ -66,7 +67,7 @@ SOURCE = (
 
 
 def scene(dsn: str, compacted: bool) -> None:
-    """A generation to go back to, one that is shown, and one to publish, or a compaction; t6 has left."""
+    """A generation to revert to, one that is shown, and one to publish, or a compaction; t6 has left."""
     database = Database(dsn, "roir tests")
     run_sql(dsn, *SOURCE)
     steps.make_index(database, include="v", segments=2)
@@ -81,7 +82,7 @@ def scene(dsn: str, compacted: bool) -> None:
 
 @pytest.fixture(scope="module")
 def template(server: str) -> Iterator[Callable[[bool], str]]:
-    """The database of a scene, to be cloned, made when it is asked for."""
+    """A function that gives the name of a scene's database, made at the first call."""
     made: dict[bool, str] = {}
 
     def make(compacted: bool) -> str:
@@ -97,7 +98,7 @@ def template(server: str) -> Iterator[Callable[[bool], str]]:
 
 
 def compact(database: Database, _: int) -> None:
-    """Its one unit, as far as it comes."""
+    """Does the compaction's one unit, as far as it gets."""
     worker = compacting.worker(database, start_run(database, "ix", "test", take_over=True))
     try:
         at = worker.claim()
@@ -116,7 +117,7 @@ def remove(database: Database, _: int) -> None:
         remove_entries.remove(database, row, print, 60)
 
 
-# Each by its number, 0 or 1, so that both can be the same command.
+# The number, 0 or 1, lets both commands be the same.
 COMMANDS: dict[str, Callable[[Database, int], object]] = {
     "detach": lambda database, number: detach.detach_partition(database, f"t{1 + number}", "test"),
     "clean-up": lambda database, _: clean_up.clean_up(database),
@@ -129,8 +130,8 @@ COMMANDS: dict[str, Callable[[Database, int], object]] = {
     "sync": lambda database, _: sync.sync_partitions(database, "t", "test"),
     "compact": compact,
 }
-# Before which of its commits that change what readers see the first one is held: the last one of all is the conclusion
-# of a removal, or the end of the guard.
+# The first command is held before these of its commits that change readers' entries. The last one of all is the end of
+# a removal, or of the guard.
 MOMENTS = {
     "detach": (1, 3),
     "clean-up": (2, 4),
@@ -245,7 +246,7 @@ def one_beside_another(dsn: str, first: str, at: int, second: str) -> None:
 
 
 def test_options_that_are_set_meanwhile_stay(database: Database, dsn: str) -> None:
-    """Seen to be forgotten where they are read before the view's lock."""
+    """Seen to be forgotten if they are read before the view's lock."""
     run_sql(dsn, *SOURCE)
     steps.make_index(database, include="v")
     with before(database, "ALTER VIEW", lambda: run_sql(dsn, "ALTER VIEW ix SET (security_barrier = true)")):

@@ -40,7 +40,7 @@ def change(dsn: str) -> None:
 
 
 def test_event_triggers_of_others_see_our_ddl_and_change_nothing(database: Database, dsn: str) -> None:
-    """One writes down every command, as an audit does; it leaves a search path behind."""
+    """One records every command, as an audit does, and leaves a search_path behind."""
     run_sql(
         dsn,
         *ROWS,
@@ -150,7 +150,7 @@ def test_more_included_columns_than_an_index_can_cover(database: Database, dsn: 
 
 @pytest.mark.sample(0)
 def test_ten_megabytes_in_one_value(database: Database, dsn: str) -> None:
-    """Out of line and hardly compressible, as an included column; it is copied, moved with its key, and replaced."""
+    """An included column, out of line and hardly compressible. It is copied, moved with its key, and replaced."""
     big = "(SELECT string_agg(md5({0}::text || j::text), '') FROM generate_series(1, 328000) j)"
     run_sql(
         dsn,
@@ -175,7 +175,7 @@ def test_ten_megabytes_in_one_value(database: Database, dsn: str) -> None:
 
 
 def test_labels_of_an_enum_that_are_renamed_during_a_build(database: Database, dsn: str) -> None:
-    """In key and included columns; new labels in between too. Entries hold the value, not its name."""
+    """In key and included columns, with new labels in between. Entries have the value, not its name."""
     run_sql(
         dsn,
         "CREATE TYPE color AS ENUM ('red', 'green', 'blue')",
@@ -200,7 +200,7 @@ def test_labels_of_an_enum_that_are_renamed_during_a_build(database: Database, d
 
 
 def test_policies_by_role_hide_no_row_from_the_index(database: Database, dsn: str, stranger: str) -> None:
-    """Each role sees its rows and writes them; what it may not see is neither lost nor changed by what it writes."""
+    """Each role sees and writes its own rows. Its writes neither lose nor change the rows that it can't see."""
     name = sql(steps.session(stranger), "SELECT current_user")[0][0]
     run_sql(
         dsn,
@@ -217,7 +217,7 @@ def test_policies_by_role_hide_no_row_from_the_index(database: Database, dsn: st
         assert sql(user, "SELECT count(*) FROM t WHERE id % 2 = 0") == [(0,)]
         sql(user, "UPDATE t SET k = k || 'o', v = v + 1")
         sql(user, "UPDATE t SET id = id + 1000 + 2 * (SELECT max(id) / 2 FROM t) WHERE id % 9 = 1")
-        # Out of its own sight.
+        # A row that the role itself can't see.
         sql(user, f"INSERT INTO t VALUES ({next(unseen)}, 'unseen', 0)")
         sql(user, "DELETE FROM t WHERE id % 5 = 1")
         user.commit()
@@ -250,7 +250,7 @@ def narrow(pg: int) -> Iterator[str]:
 
 @pytest.mark.sample(0)
 def test_no_locks_and_no_connections_left(narrow: str) -> None:
-    """Hundreds of partitions, more than there are locks: it is said, nothing stays behind, and writers go on."""
+    """Hundreds of partitions, more than there are locks: a message says so, nothing is left over, and writers go on."""
     database = Database(narrow, limits=Limits(outage_s=1))
     run_sql(narrow, "CREATE TABLE t (d int, id int, k text, PRIMARY KEY (d, id)) PARTITION BY LIST (d)")
     for first in range(0, 600, 20):

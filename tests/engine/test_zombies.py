@@ -27,7 +27,7 @@ from tests.engine import compacting, steps, verifying
 
 pytestmark = pytest.mark.sample(2)
 
-# A zombie's next step, and how the run that took over goes on, one piece at a time.
+# A zombie's next step, and the work of the run that took over, one piece at a time.
 Scene = tuple[Callable[[], object], Callable[[Run], Iterator[object]]]
 
 
@@ -81,7 +81,7 @@ def of_segment(database: Database, indexed: bool, unique: bool = False) -> Scene
 def of_verification(database: Database, check: bool) -> Scene:
     """A unit that is to be summed, or one whose rows are to be compared one by one."""
     steps.make_index(database, keys="k,v", segments=2)
-    # Only a part: its rows are compared at once.
+    # A partial verification compares its rows at once.
     run = verifying.begin(database, **({"sample": 100} if check else {}))
     one = verifying.worker(database, run)
     claim = verifying.claim(one)
