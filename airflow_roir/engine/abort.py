@@ -1,4 +1,4 @@
-"""Abort an operation: all that it built is removed; the source and its other generations stay as they are."""
+"""Aborts an operation: removes all that it built; the source and the index's other generations stay as they are."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def finish_abort(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 5.0,
 ) -> None:
-    """Remove what an aborting operation built. Safe to repeat, and for several at once.
+    """Remove all that an aborting operation built. Safe to repeat, and in several processes at once.
 
-    First the generation, under the drain lock; then, if the source has no other, the triggers, whose ACCESS
-    EXCLUSIVE lock readers can hold up. Raises LockNotAcquired.
+    Removes the generation first, under the drain lock; then, if the source has no other generation, the triggers.
+    Readers can hold up the ACCESS EXCLUSIVE lock that the triggers need. Raises LockNotAcquired.
     """
     with database.transaction() as connection:
         row = operations.read_operation(connection, operation_id)
@@ -65,17 +65,17 @@ def finish_abort(
             conclude(connection, row, actor)
             return
     if row.kind == Kind.COMPACT:
-        # What is swapped in stays.
+        # Segments that are swapped in stay.
         undo.take_back(database, operation_id, report, patience_s)
         with database.transaction() as connection:
             conclude(connection, row, actor)
         return
     with database.transaction() as connection:
-        # It isn't shipped any more.
+        # Its changes are shipped from shards no more.
         ends().retire(connection, row.generation_id, actor)
 
     def remove(connection: Connection) -> list[int]:
-        # Under the lock: whoever was faster has removed it.
+        # Again, under the lock: another process may have removed it meanwhile.
         if operations.read_operation(connection, operation_id).status != Status.ABORTING:
             return []
         removal.retire_for_good(connection, [row.generation_id])
@@ -95,11 +95,11 @@ def finish_abort(
 
 
 def conclude(connection: Connection, row: operations.OperationRow, actor: str) -> bool:
-    """From aborting to aborted, once what the operation made is gone. False if another process was faster."""
+    """Moves an operation from aborting to aborted, once all that it built is gone. False if another process did."""
     now = operations.lock_operation(connection, row.id)
     if now.status != Status.ABORTING:
         return False
-    # Before its units are forgotten: how far it was is kept by this move.
+    # First: this move keeps the progress, which is counted in units that the next statement deletes.
     operations.move(connection, now, Verb.REMOVE, also="finished_at = clock_timestamp()")
     record.give_up(connection, row.id)
     operations.record_event(connection, row.index_id, row.id, actor, "aborted")
@@ -113,9 +113,9 @@ def settle_pauses(
     tell: Callable[[LongPause], object] = lambda pause: None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[LongPause]:
-    """Warn of long pauses, of one operation or of all, and abort those that were to end so; returns all of them.
+    """Warns of long pauses, of one operation or of all, aborts the operations whose time is over, returns all of them.
 
-    tell: called for a pause of which an event was written now: once, then once a day, and for an abort.
+    tell: called for each pause that this call has written an event of: first once, then once a day, and for an abort.
     """
     with database.transaction() as connection:
         found = [row.operation_id for row in long_pause.paused(connection, operation_id)]
@@ -130,7 +130,7 @@ def _settle_pause(
     report: Callable[[str], None],
 ) -> LongPause | None:
     with database.transaction() as connection:
-        # The lock orders a resume: it comes before this look, or after the abort.
+        # The lock orders this and a resume: the resume comes before this look, or after the abort.
         operations.lock_operation(connection, operation_id)
         row = next(iter(long_pause.paused(connection, operation_id)), None)
         pause = None if row is None else long_pause.warning(connection, row)

@@ -1,10 +1,10 @@
-"""The seam to indexes over shards: all that the core asks of them while one is built and published.
+"""The hooks for indexes over shards that the core calls while it builds and publishes an index.
 
-The package `airflow_roir.shards` answers (`shards/hooks.py`); the core imports nothing of it, which a contract checks.
-What it asks when a generation ends is in `generation/lanes.py`, beside what it knows of shards by itself; what a
-verification asks is in `verify/apart.py`. Here is what
-an operation asks, in the order of its phases. A method says what a core without the package answers: what is right for
-an index whose table is in this database.
+The package `airflow_roir.shards` implements them (`shards/hooks.py`); the core imports nothing of it, which a contract
+checks. Here are the hooks of an operation, in the order of its phases. The hooks for the end of a generation are in
+`generation/lanes.py`, beside all that the core knows of shards without the package; those of a verification are in
+`verify/apart.py`. A method's body is the answer without the package, right for an index whose source table is in this
+database.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class CopierApart(Copier, Protocol):
     """Copies the ranges of shards."""
 
     def count_claims(self, connection: Connection) -> None:
-        """Before a claim, in its transaction: a shard has no more readers than it is to have."""
+        """Called before a claim, in its transaction: keeps the number of readers of each shard within its limit."""
 
     def close(self) -> None:
         """Close the sessions in shards."""
 
 
 class Apart(Ends):
-    """What an operation asks. Where nothing else is said it asks of an index over shards alone."""
+    """The hooks of an operation. Unless its docstring says "every", a hook is called only for an index over shards."""
 
     # --- prepare
 
@@ -49,56 +49,56 @@ class Apart(Ends):
         report: Report,
         also: Also,
     ) -> DryRun:
-        """As `dry_run.run`, once what is in this database is looked at. Changes nothing in any of them."""
+        """As `dry_run.run`, after the checks in this database. Changes nothing here or in the shards."""
         raise NotImplementedError
 
     def objections(self, database: Database, definition: IndexDefinition, options: BuildOptions) -> list[RoirError]:
-        """What a build is refused for in the shards, each by itself."""
+        """All errors for which the shards refuse a build, each looked for independently of the others."""
         raise NotImplementedError
 
     def with_source(self, connection: Connection, dry: DryRun) -> DryRun:
-        """In the transaction that makes an index: make the table that stands for its source in this database."""
+        """Called in the transaction that creates an index: makes the table that stands for its source here."""
         raise NotImplementedError
 
     def write_down(self, connection: Connection, generation_id: int, dry: DryRun, entry: Entry) -> None:
-        """In the transaction that makes a generation: write down what will be made in the shards, and make nothing."""
+        """Called in the transaction that creates a generation: records the objects to be made in the shards."""
         raise NotImplementedError
 
     def capture(self, database: Database, generation_id: int, options: BuildOptions, report: Report) -> None:
-        """After that commit, and where a build is adopted, of every index: begin to capture in each shard.
+        """Called after that commit and when a build is adopted, for every index: begins to capture in each shard.
 
-        A shard that is away is captured by a worker, before its first range there is read. Safe to repeat.
+        If a shard is out of reach, a worker begins there, before it reads its first range of it. Safe to repeat.
         """
 
     # --- build
 
     def copier(self, database: Database, connection: Connection, job: Job) -> CopierApart | None:
-        """Of every build, for each of its workers: what copies ranges that are in shards; None if none is."""
+        """Called in every build, for each worker: the copier for ranges in shards; None if no range is in a shard."""
         return None
 
     def check_copies(self, database: Database, run: Run, generation_id: int) -> None:
-        """Of every build, before it is sealed: raise SourceChanged if a shard has lost commits that were copied."""
+        """Called in every build, before the seal: raises SourceChanged if a shard has lost commits that were copied."""
 
     # --- fold and publish
 
     def catch_up(self, database: Database, run: Run, report: Report) -> None:
-        """Before the switch: apply what was written in the shards since their copies, as writers here do themselves.
+        """Called before the switch: applies the writes in the shards since their copies; writers here apply their own.
 
-        Waits for shards that are away. Raises OperationPaused, Fenced, SourceChanged.
+        Waits for shards that are out of reach. Raises OperationPaused, Fenced, SourceChanged.
         """
 
     def before_publish(self, database: Database, run: Run, generation_id: int, report: Report) -> None:
-        """Once the comparison has ended, and before the lock: catch up, and let no key be in two shards if none was.
+        """Called after the comparison and before the lock: catches up, and enforces a unique key over all shards.
 
-        Raises as `catch_up`, and DuplicatesFound, NotStrict, LockNotAcquired.
+        Raises as `catch_up`, and, if the replaced generation is enforced, DuplicatesFound, NotStrict, LockNotAcquired.
         """
 
     def unfit(self, connection: Connection, generation_id: int, max_lag_s: float) -> str | None:
-        """Of every generation, before readers see it: why they must not; None if they may."""
+        """Called for every generation, before readers see it: the reason why they must not; None if they may."""
         return None
 
 
 def apart() -> Apart:
-    """What answers."""
+    """The implementation of the hooks."""
     found: Apart = implementation()
     return found

@@ -20,7 +20,7 @@ SELECT i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_i
 
 @dataclass(frozen=True)
 class Folded:
-    """What fold steps did to delta rows: upserted into the base, annihilated with a base entry, or ghost-marked."""
+    """Counts delta rows that fold steps upserted into the base, annihilated with a base entry, or marked as ghosts."""
 
     upserted: int = 0
     annihilated: int = 0
@@ -31,7 +31,7 @@ class Folded:
 
     @property
     def rows(self) -> int:
-        """Delta rows that were dealt with."""
+        """All delta rows that the steps handled."""
         return self.upserted + self.annihilated + self.ghosts
 
 
@@ -45,7 +45,7 @@ class Folding:
         self.base = physical.base(generation_id)
         self.delta = physical.delta(generation_id)
         self.default_segment = physical.segment(generation_id, physical.DEFAULT_SEGMENT)
-        # Neighbours in the base's index, which the delta's own order scatters, share its pages.
+        # In the base's order neighbours share pages of its index; the delta's own order would scatter them.
         self._in_order = f"ORDER BY {', '.join(f'c{i + 1}' for i in entry.identity_positions)}"
 
     def blocks(self, first: int, end: int) -> Folded:
@@ -55,10 +55,10 @@ class Folding:
     def fold(self, where: str = "true", blocks: dict[str, int] | None = None) -> Folded:
         """As `blocks`, over all rows by default."""
         shown = self._shown() if self.entry.enforced else None
-        # The base first, as the capture function's TRUNCATE locks them.
+        # The base before the delta, in the order in which a captured TRUNCATE locks them.
         execute(self.connection, f"LOCK TABLE {self.base} IN ROW EXCLUSIVE MODE")
         values = {name: f"({block},0)" for name, block in (blocks or {}).items()}
-        # A row per state and pattern; addresses stay text, which goes back as it came: parsed here, they took a
+        # A row per state and pattern of NULLs. Addresses stay text and are sent back so: to parse them here took a
         # quarter of a step.
         taken = execute(
             self.connection,
@@ -68,8 +68,8 @@ class Folding:
             "GROUP BY state, nulls",
             values,
         ).all()
-        # The statements repeat the bounds of the blocks: by a long list of addresses alone the planner would read the
-        # whole delta in each step.
+        # The statements repeat the bounds of the blocks: given only a long list of addresses, the planner would read
+        # the whole delta in each step.
         folded = Folded()
         for row in taken:
             addresses = {**values, "tids": row.tids}
@@ -88,10 +88,10 @@ class Folding:
         return any(nulls[i] == "1" for i in self.entry.apart_positions)
 
     def _with_free_keys(self, nulls: str, where: str, values: dict[str, str]) -> str:
-        """Of the delta rows of a unique generation: those whose key's entry in the base, if there is one, is ours now.
+        """The delta rows of a unique generation whose key has no entry in the base, or one that this step has locked.
 
-        It may be of another row, whom a writer or another step has not passed in the delta: who waited there, with rows
-        of the delta locked, could deadlock with it.
+        Entries that another session has locked are skipped: to wait for one, with rows of the delta locked, could
+        deadlock with a writer or another step that still needs these rows.
         """
         key = " AND ".join(
             self.entry.same_column(i, f"b.c{i + 1}", f"m.c{i + 1}", nulls[i] == "1") for i in self.entry.key_positions
@@ -111,7 +111,7 @@ class Folding:
         )
 
     def _shown(self) -> str | None:
-        """SQL that a delta row isn't of a partition that is leaving or joining; None if there are none."""
+        """SQL, true if a delta row isn't of a partition that is leaving or joining; None if no partition is."""
         asked = {"generation": self.generation_id}
         if execute(self.connection, visibility.IS_SHOWN, {**asked, "alias": "d"}).scalar() is None:
             return None
@@ -120,7 +120,7 @@ class Folding:
         return visibility.shown(self.connection, source, self.generation_id, "d")
 
     def _drop_hidden(self, nulls: str, where: str, values: dict[str, str], shown: str) -> Folded:
-        """Take regular rows away that no row of the source has: the key of a unique index may be another row's."""
+        """Deletes regular delta rows of hidden partitions, and their base entries: another row may have their key."""
         held = f"{where} AND d.ctid = ANY (%(tids)s::tid[]) AND NOT {shown}"
         same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
         execute(
@@ -128,7 +128,7 @@ class Folding:
             f"DELETE FROM {self.base} b USING (SELECT * FROM {self.delta} d WHERE {held}) d WHERE {same}",
             values,
         )
-        # Whoever brings such a row now waits for us at its row in the delta.
+        # A writer that inserts such a row now waits at its row in the delta.
         gone = execute(self.connection, f"DELETE FROM {self.delta} d WHERE {held}", values).rowcount
         return Folded(annihilated=gone)
 
@@ -146,14 +146,14 @@ class Folding:
             self.connection,
             f"WITH gone AS (DELETE FROM {self.delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) "
             f"RETURNING {', '.join(self.entry.physical(prefix='d.'))}) "
-            # In a unique index whoever has the key is stale (docs/architecture.md#uniqueness).
+            # In a unique index the entry that has the key already is stale (docs/architecture.md#uniqueness).
             f"INSERT INTO {base} ({columns}) {in_order} {upsert}",
             values,
         ).rowcount
 
     def _annihilate(self, nulls: str, where: str, values: dict[str, str]) -> int:
-        """Remove antimatter together with the base's entry, if it has one; returns how often."""
-        # A condition per pattern of NULLs, since only that can use the base's index.
+        """Removes each antimatter entry whose entry is in the base, together with it; returns how many."""
+        # A condition per pattern of NULLs: only such a condition can use the base's index.
         same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
         return execute(
             self.connection,
@@ -164,7 +164,7 @@ class Folding:
         ).rowcount
 
     def _leave_ghosts(self, where: str, values: dict[str, str]) -> int:
-        """The rest of the antimatter. A statement of its own: it needs no join with what was annihilated."""
+        """Marks the rest of the antimatter as ghosts. A separate statement needs no join with the annihilated rows."""
         return execute(
             self.connection,
             f"UPDATE {self.delta} d SET state = '{EntryState.GHOST.value}' "
@@ -174,7 +174,7 @@ class Folding:
 
 
 def left_in_delta(connection: Connection, generation_id: int) -> int:
-    """Delta rows that are still to be folded, ghosts not counted."""
+    """The number of delta rows that are still to be folded, without ghosts."""
     return int(
         execute(
             connection,
@@ -184,5 +184,5 @@ def left_in_delta(connection: Connection, generation_id: int) -> int:
 
 
 def wait_little(connection: Connection) -> None:
-    """An open TRUNCATE holds base and delta: give up soon, to look for a pause."""
+    """Waits only shortly for locks: an open TRUNCATE holds base and delta, and the worker must look for a pause."""
     execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")

@@ -1,6 +1,6 @@
-"""Build: workers claim ranges and copy them batch by batch; rows and watermark commit together.
+"""Build: workers claim ranges and copy them batch by batch; entries and watermark commit together.
 
-The worker never looks at the delta and takes no row lock: *touched wins*. One call of
+A worker never looks at the delta and takes no row lock: *touched wins*. One call of
 `BuildWorker.claim` or `BuildWorker.step` is one transaction, so that tests can step it.
 """
 
@@ -35,7 +35,7 @@ from airflow_roir.operation import Phase
 from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange
 
-# Of its usual time what a batch takes under a pace. Less would be mostly commit.
+# Under a grant of less than one worker, a batch takes this part of its usual time. A shorter one is mostly commit.
 PACED = 0.1
 # Under a rate limit a batch is at most this much of a worker's share, so that a pause still comes soon.
 RATE_WINDOW_S = 0.5
@@ -53,8 +53,8 @@ RANGES = Pieces(
 )
 BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text AS name"
 
-# What a batch begins with: the operation as workers look at it. standing: `held`, `out` (its leaf left the source) or
-# `lost` (another worker has the range). name: of the relation now, fully qualified under the pinned search_path.
+# The first statement of a batch reads the operation and the claim. standing: `held`, `out` (its leaf left the source)
+# or `lost` (another worker has the range). name: the relation's present name, qualified by the pinned search_path.
 CLAIM_STATE = f"""
 SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
        o.throttle <> '{{}}' OR o.granted_at IS NOT NULL AS is_governed,
@@ -67,7 +67,8 @@ SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_r
  WHERE r.id = %(range)s
 """
 
-# As ANALYZE saw it: no look at the files, which would wait behind an ALTER. A row in bloat isn't wider by that.
+# Width and density of rows as ANALYZE saw them: a look at the files would wait behind an ALTER. A table with more
+# blocks than rows is bloated, its rows aren't wider than a block: hence the 1.
 DENSITY = """
 SELECT (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
         + coalesce(t.relpages / nullif(greatest(c.reltuples, 0), 0), 0)) * current_setting('block_size')::int
@@ -81,7 +82,7 @@ SELECT (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
 
 
 class BuildWorker(Worker):
-    """One of an operation's parallel workers. worker: its number, from 0; those at or above the parallelism leave."""
+    """One of a build's parallel workers. worker: its number, from 0; it leaves if that is not below the parallelism."""
 
     def __init__(self, connection: Connection, job: Job, worker: int, shards: CopierApart | None = None) -> None:
         self.connection = connection
@@ -94,7 +95,7 @@ class BuildWorker(Worker):
         self._size = BatchSize(job.options.get("batch_ms", BuildOptions.batch_ms) / 1000)
 
     def claim(self) -> Claim | Stop:
-        """Claim a range, one that this worker's earlier try held first. Raises Fenced."""
+        """Claim a range, at first one that this worker's earlier try held. Raises Fenced."""
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
@@ -122,9 +123,9 @@ class BuildWorker(Worker):
     def step(self, hold: Claim) -> Step | Stop:
         """Copy a batch, the next rows of a claimed range: entries and watermark in one transaction (I4).
 
-        Stops, and gives the range back, if the operation is paused or this worker is one too many.
-        Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged. Where it is read from is out of reach, is
-        written down, and the range given back.
+        If the operation is paused or this worker is one too many, stops and gives the range back. If the range's shard
+        is out of reach, writes that down and gives the range back.
+        Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged.
         """
         copier = self._copier(hold)
         may_try_again = True
@@ -139,8 +140,8 @@ class BuildWorker(Worker):
             except (DBAPIError, RoirError) as error:
                 if copier.is_to_try_alone(error):
                     continue
-                # Its schema got another name between lock and read: the next look finds the name that it has now. Or it
-                # was altered, which the next try meets, too.
+                # The table's schema was renamed between lock and read: the next try finds its present name. Or the
+                # table was altered: the next try fails, too.
                 if may_try_again and (isinstance(error, LockNotAcquired) or _has_vanished(error)):
                     may_try_again = False
                     continue
@@ -148,17 +149,17 @@ class BuildWorker(Worker):
                 return self._given_back()
 
     def _explain(self, claim: Claim, error: DBAPIError | RoirError) -> None:
-        """Raise what an error of a batch comes from; return if the leaf was taken out of the source meanwhile."""
+        """Raise the cause of a batch's error; return if the leaf was taken out of the source meanwhile."""
         is_of_state = isinstance(error, Fenced | LockNotAcquired | SourceChanged)
         if not is_of_state and not (isinstance(error, DBAPIError) and not is_transient(error)):
             raise error
         with self.connection.begin():
             standing = self.standing(claim).standing
             if standing == "held" and not isinstance(error, SourceChanged):
-                # A table that was altered may not be read as before, a leaf that was dropped not at all.
+                # The cause may be that the table was altered, or that the leaf was dropped.
                 check_fingerprint(self.connection, self.job)
                 check_partitions(self.connection, self.job)
-        # Whoever was cut off for long may find the base sealed, or gone: that is no failure of the operation.
+        # A worker that was cut off for long may find the base sealed, or gone: that is no failure of the operation.
         if standing == "lost":
             raise RANGES.fenced(self.job.run, self.worker, claim) from error
         if standing != "out":
@@ -192,13 +193,13 @@ class BuildWorker(Worker):
                 self.connection, run, self.worker, claim, BATCH_DONE, values, BATCH_STOOD, "%(done)s", BATCH_FOUND
             )
             copier.moved(row, committed, values)
-            # Most of what is written there matters to nobody.
+            # Most changes of the stamp are harmless, which this look finds out.
             self._check.look(committed.stamp)
         took = time.monotonic() - begun
         copier.done(claim, copied)
         self._size.took(copied.rows, took)
         rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark), mark=copied.mark)
-        # The workers of the operations that it copied for copy for this one, too: their share counts against its limit.
+        # The operations that this batch copies for copy as much for this one: that counts against its limit, too.
         return Step(copied.rows, took, rest, paced=copied.rows * copier.share, rests=self.is_limited)
 
     def _given_back(self) -> Step:
@@ -206,7 +207,7 @@ class BuildWorker(Worker):
 
     def _limit(self, row: Row[Any], copier: Copier, row_bytes: float | None) -> int:
         """How many rows the next batch copies, about."""
-        # Under a grant that is less than a worker, short pieces of work and of rest: long ones hurt whoever meets them.
+        # Under a grant of less than one worker, work and rest take turns: long turns of work hurt the application.
         limit = self._size.rows(row.batch_rows, PACED if share_of(row.granted) < 1 else 1.0)
         if row_bytes:
             limit = min(limit, max(1, int(limits_of(self.connection).batch_bytes / row_bytes)))
@@ -216,12 +217,12 @@ class BuildWorker(Worker):
         return limit
 
     def standing(self, claim: Claim) -> Row[Any]:
-        """How the batch begins, and the settings that it is read with."""
+        """Sets the batch's settings, and reads the operation and the claim (`CLAIM_STATE`)."""
         path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
         return execute(
             self.connection,
             f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}; SET LOCAL search_path = {path}; "
-            # A scan must come out of the key's index, or of its blocks alone, whatever the statistics say.
+            # A range is read through the key's index, or by its blocks, whatever the statistics suggest.
             f"SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off; {CLAIM_STATE}",
             {"range": claim.id, "token": claim.token, "epoch": self.job.run.epoch},
         ).one()
@@ -240,7 +241,8 @@ def make_worker(database: Database, connection: Connection, run: Run, number: in
 def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
     """Advance to seal, once every range is done. Raises InvariantViolated if one isn't, Fenced.
 
-    Of an index over shards: SourceChanged if one has lost commits that were copied, DBAPIError if one is out of reach.
+    For an index over shards also SourceChanged if a shard has lost commits that were copied, and DBAPIError if a shard
+    is out of reach.
     """
     with database.transaction() as connection:
         row = read_control(connection, run)

@@ -1,9 +1,9 @@
-"""The one protocol of workers: claim a piece of work, commit it by compare-and-set, give it back, count the rest.
+"""The protocol of all workers: claim a piece of work, commit it by compare-and-set, give it back, count the rest.
 
 Ranges of a build, segments of a seal and units of a verification are claimed alike, by three columns of their tables:
 `claim_epoch`, the run that holds the piece; `claim_worker`, its worker; `claim_token`, which counts the claims and so
-tells an earlier try of a worker from a later one. Whoever was fenced, or only seemed dead, commits nothing (I4,
-docs/architecture.md#invariants).
+distinguishes a worker's earlier try from a later one. A worker that was fenced, or only seemed dead, commits nothing
+(I4, docs/architecture.md#invariants).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UPDATE {table} SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_tok
 RETURNING id, ordinal, claim_token, {columns}
 """
 HELD = "p.claim_token = %(token)s AND p.claim_epoch = %(epoch)s AND o.id = %(operation)s AND o.epoch = %(epoch)s"
-# Compare-and-set: whoever holds the piece must still be who it was, and the piece stand where it stood.
+# Compare-and-set: the worker's claim must still hold the piece, and the piece must be as the worker saw it.
 COMMIT = """
 UPDATE {table} p
    SET {changes},
@@ -50,8 +50,8 @@ RELEASE = """
 UPDATE {table} SET claim_epoch = NULL, claim_worker = NULL
  WHERE id = %(piece)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
 """
-# A piece that is done and still claimed has something left to mend (verify's units). Epoch 0, which no run has, keeps
-# it for any worker to claim.
+# A piece that is done and still claimed has something left to repair (a unit of a verification). Epoch 0, which no run
+# has, lets any worker claim it.
 GIVE_BACK = """
 UPDATE {table} SET claim_epoch = CASE WHEN NOT ({undone}) THEN 0 END, claim_worker = NULL
  WHERE {of} AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
@@ -64,15 +64,15 @@ SELECT count(*) FILTER (WHERE {due} AND NOT ({elsewhere}) AND (claim_epoch IS NU
 
 
 class Hold(Protocol):
-    """A worker's hold on a piece. token: proves that it still has it."""
+    """A worker's hold on a piece. token: proves that the worker still has it."""
 
     @property
     def id(self) -> int:
-        """The piece's."""
+        """The id of the piece."""
 
     @property
     def ordinal(self) -> int:
-        """Its number, as users are told."""
+        """The number of the piece, which messages name."""
 
     @property
     def token(self) -> int:
@@ -89,16 +89,16 @@ class Stop:
 
 @dataclass(frozen=True)
 class WorkLeft:
-    """What a phase has left to do, in pieces. free: held by no worker; undone: all that aren't done yet."""
+    """The pieces that a phase has left. free: those that no worker holds; undone: all that aren't done yet."""
 
     free: int
     undone: int
 
 
 def why_stop(row: Row[Any], worker: int, *phases: Phase) -> Stop | None:
-    """Why a worker takes no more work, by the operation's row; None if it continues.
+    """Why a worker takes no more work, by the operation's row; None if the worker continues.
 
-    phases: what it works on; none: whatever it is. A server that lost its last commits is back in an earlier one.
+    phases: those that the worker works on; none: any. If the server lost its last commits, the phase is an earlier one.
     """
     if row.status != Status.RUNNING:
         return Stop("paused")
@@ -108,7 +108,7 @@ def why_stop(row: Row[Any], worker: int, *phases: Phase) -> Stop | None:
 
 
 def granted_workers(row: Row[Any]) -> int:
-    """How many workers an operation has now, by its row. Under a hold, a grant of 0, the workers stay and wait."""
+    """How many workers an operation has now, by its row. Under a hold (a grant of 0) the workers stay and wait."""
     return int(row.parallelism) if not row.granted else min(row.parallelism, math.ceil(row.granted))
 
 
@@ -116,9 +116,10 @@ def granted_workers(row: Row[Any]) -> int:
 class Pieces:
     """A table whose rows are pieces of work. Every method sends one statement, in the caller's transaction.
 
-    noun: as users are told. of: SQL, the rows that belong to the operation, by `%(operation)s` or the values given.
-    undone: SQL, what isn't done yet; due: what may be claimed, by default the same. columns: what a claim reads.
-    elsewhere: SQL, what others do for this operation now, which isn't claimed meanwhile. also: SQL, what a claim sets.
+    noun: the word for a piece in messages. columns: those that a claim reads. The others are SQL:
+    of: the operation's rows, by `%(operation)s` or the values given. undone: pieces that aren't done yet. due: pieces
+    to be claimed, by default the undone ones. elsewhere: pieces that can't be claimed now, since another operation
+    works on them for this one, or their shard is out of reach. also: columns that a claim sets besides.
     """
 
     noun: str
@@ -151,7 +152,8 @@ class Pieces:
     ) -> Row[Any]:
         """Record what was done, if the worker still holds the piece. Raises Fenced, with nothing changed.
 
-        changes: SQL for SET. stands: how the piece must stand. ends: whether the claim ends.
+        All SQL: `changes`, for SET; `stands`, true if the piece is still as the worker saw it; `ends`, true if the
+        claim ends.
         """
         sql = self._sql(COMMIT, changes=changes, stands=stands, ends=ends, returning=returning, held=HELD)
         found = execute(connection, sql, {**values, **self._hold(run, hold)}).first()
@@ -160,7 +162,7 @@ class Pieces:
         return found
 
     def is_held(self, connection: Connection, run: Run, hold: Hold) -> bool:
-        """Whether the worker still holds the piece."""
+        """True if the worker still holds the piece."""
         return bool(execute(connection, self._sql(IS_HELD, held=HELD), self._hold(run, hold)).scalar_one())
 
     def release(self, connection: Connection, run: Run, hold: Hold) -> bool:
@@ -170,9 +172,9 @@ class Pieces:
     def left(
         self, connection: Connection, run: Run, busy: Collection[int], values: Mapping[str, Any] | None = None
     ) -> WorkLeft:
-        """How much is left. busy: the run's workers that are alive; what others held is free again.
+        """How much is left. busy: the run's workers that are alive; pieces of its other workers become free again.
 
-        A worker that only seems dead is fenced by that: its next commit finds its claim gone.
+        This fences a worker that only seems dead: its next commit finds its claim gone.
         """
         bound = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy), **(values or {})}
         execute(connection, self._sql(GIVE_BACK), bound)
@@ -181,10 +183,11 @@ class Pieces:
 
     @contextmanager
     def telling_fenced(self, connection: Connection, run: Run, worker: int, hold: Hold) -> Iterator[None]:
-        """In the block, whose transactions are its own: an error of a worker that lost the piece is Fenced.
+        """Raises Fenced in place of an error in the block, if the worker has lost the piece.
 
-        It was cut off for long, and met what another one made of the piece meanwhile: an index that refuses its rows,
-        a table that is gone. That is no failure of the operation. What is transient is raised as it is.
+        Such a worker was cut off for long, and met what another worker did with the piece meanwhile: an index that
+        refuses its rows, a table that is gone. That is no failure of the operation. Transient errors are raised as
+        they are. The block begins and ends its own transactions.
         """
         try:
             yield

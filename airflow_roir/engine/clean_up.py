@@ -1,6 +1,6 @@
-"""Clean up, in the background: ghosts and deltas of published generations, and retired ones after their window.
+"""Cleans up in the background: ghosts and deltas of published generations, and retired generations after their time.
 
-It never touches a generation that is building (the paper's section 4.1: ghost clean-up must wait for the build).
+Never touches a generation under construction (the paper's section 4.1: ghost clean-up must wait for the build).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SELECT i.schema_name, i.name, max(o.id) AS operation_id FROM roir.index i JOIN r
 """
 DROPPING = "SELECT id AS index_id, schema_name, name FROM roir.index WHERE id = ANY (%(ids)s) ORDER BY id"
 
-# They say why a build was aborted, by values of the table that nobody asks for any more then.
+# Duplicates contain values of the source table, and say why a build was aborted: of no use for a dropped index.
 OLD_DUPLICATES = """
 DELETE FROM roir.duplicate d USING roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE o.id = d.operation_id AND i.dropped_at < clock_timestamp() - interval '7 days'
@@ -67,8 +67,8 @@ def clean_up(
 ) -> CleanUpReport:
     """Remove what finished operations leave. Safe at any time, by several processes at once.
 
-    tell: hears of pauses that last for long, and of those that were aborted for that, as their options say.
-    What can't be locked soon is left for the next clean-up; the report names it.
+    tell: called for each long pause, and for each operation that was aborted because its pause was too long for its
+    options. Tables that can't be locked soon are left to the next clean-up; the report names them.
     """
     result = CleanUpReport()
     with database.transaction() as connection:
@@ -82,7 +82,7 @@ def clean_up(
         _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
     for row in dropping:
         _attempt(result, row, partial(drop.finish_drop, database, row.index_id, report, database.limits.clean_up_s))
-    # First: under a new owner of the table partitions can't be looked at before he has his rights.
+    # First: if the table has a new owner, its partitions can't be read before that owner has got its rights.
     for row in maintained:
         _attempt(result, row, partial(upkeep.refresh_capture, database, row.index_id, result, report))
     for row in published:
@@ -111,7 +111,7 @@ def _drop_invalid(database: Database, result: CleanUpReport, report: Callable[[s
 
 
 def _release_shards(database: Database, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """The captures in shards of generations that are gone, also of those that were out of reach then."""
+    """Removes the captures in shards whose generations are gone, also in shards that were out of reach before."""
     result.waiting += ends().release(database, None, database.limits.clean_up_s, report)
 
 
@@ -120,7 +120,8 @@ def _forget_duplicates(database: Database) -> None:
         execute(connection, OLD_DUPLICATES)
 
 
-# By SQLSTATE; of all else that an index's objects were altered. Bounds that were written down name labels and types.
+# By SQLSTATE; for any other error it is assumed that the index's objects were altered. Labels and types are renamed
+# under stored bounds, which contain their names.
 RENAMED = "A label or a type was renamed. Rename it back, run roir clean-up, then rename it again"
 REMEDIES = {
     DENIED: "Give the role that roir connects as this right again, then run roir clean-up",
@@ -130,13 +131,13 @@ REMEDIES = {
 
 
 def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> None:
-    """One step, for one index. If it fails, the report says so, and the other indexes are still cleaned up."""
+    """Takes one step, for one index. If it fails, the report says so, and the other indexes are still cleaned up."""
     for left in range(MOST_VANISHED, -1, -1):
         try:
             work()
             return
         except (LockNotAcquired, InvalidInput) as error:
-            # InvalidInput: the source is no table any more that could be indexed; the other indexes are cleaned up.
+            # InvalidInput: the source is no longer a table that can be indexed.
             result.waiting.append(str(error))
             return
         except RoirError as error:
@@ -144,13 +145,13 @@ def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> Non
             return
         except DBAPIError as error:
             if left and has_vanished(error):
-                # Another clean-up, a drop or an abort was faster: look again.
+                # Another clean-up, a drop or an abort has removed the object: try again.
                 continue
             if trouble_of(error) in (Trouble.EXHAUSTED, Trouble.CANCELLED) and sqlstate(error):
                 # Nothing is wrong with the index.
                 result.waiting.append(reason_of(error) if row is None else f"index {_name(row)}: {reason_of(error)}")
                 return
-            # Without a server there is nothing to go on with.
+            # Without a server no other step can succeed.
             if error.connection_invalidated or sqlstate(error)[:2] in ("", "08", "57"):
                 raise
             remedy = REMEDIES.get(sqlstate(error))
@@ -176,7 +177,7 @@ def _problem(row: Any, said: str, remedy: str | None = None) -> str:
 
 def _look_for_problems(database: Database, row: Any, result: CleanUpReport) -> None:
     with database.transaction() as connection:
-        # The definition of a view is read under its lock.
+        # To read the definition of a view, the server locks it.
         execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
         try:
             found = faults.warnings(connection, row.operation_id)

@@ -1,4 +1,4 @@
-"""The one place that opens connections, and retries what is safe to retry."""
+"""Opens all connections, and retries transactions that are safe to retry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from airflow_roir.errors import InvalidInput
 
 T = TypeVar("T")
 
-# What of a DSN is a secret.
+# The parameters of a DSN that are secret.
 SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -41,15 +41,15 @@ class Database:
     Every connection is a session of its own with pinned settings; none is kept after use, so that a paused
     operation holds none. A pooler in front must be in session mode; others are refused, by InvalidInput.
     The DSN never appears in `repr`.
-    limits: how long its sessions wait and how much they take at once. pool: for SQLAlchemy's `create_engine`, where
-    sessions are to be kept after all. engine: SQLAlchemy's, to listen to its events.
+    limits: how long its sessions wait and how much they take at once. pool: arguments of SQLAlchemy's `create_engine`,
+    to keep sessions after all. engine: SQLAlchemy's, to listen to its events.
     """
 
     def __init__(self, dsn: str, application_name: str = "roir", limits: Limits = DEFAULT, **pool: Any) -> None:
         self.dsn = dsn
         self.application_name = application_name
         self.limits = limits
-        # What looks at each session that begins, before it is used: `server_timeline.one_history`.
+        # Called with each new session before its first use: `server_timeline.one_history`.
         self.look: Callable[[Any], None] | None = None
         self.engine: Engine = create_engine(
             "postgresql+psycopg2://",
@@ -83,14 +83,14 @@ class Database:
             raise
         try:
             if connection.get_parameter_status("standard_conforming_strings") == "off":
-                # psycopg2 decides at the start of a session how it quotes, so it must be so from there on. Not always:
-                # poolers refuse options that they don't know.
+                # psycopg2 decides at the start of a session how it quotes, so the setting must be right from there on.
+                # It isn't always sent, since poolers refuse options that they don't know.
                 connection.close()
                 given = psycopg2.extensions.parse_dsn(self.dsn).get("options", os.environ.get("PGOPTIONS", ""))
                 connection = self._connect(options=f"{given} -c standard_conforming_strings=on".strip())
             connection.autocommit = True
             with own_session.answering(connection, self.limits.first_answer_s):
-                # Before anything is set.
+                # Before any setting is sent.
                 own_session.check(self.dsn, connection, partial(self._connect, async_=1))
                 pin(connection)
             if self.look is not None:
@@ -109,9 +109,9 @@ class Database:
             keepalives_idle=20,
             keepalives_interval=10,
             keepalives_count=4,
-            # Keepalives are not sent while an answer is owed: this bounds that, where the kernel would try for hours.
+            # No keepalives are sent while data isn't acknowledged: this bounds that time, the kernel would take hours.
             tcp_user_timeout=60_000,
-            # From the start on: psycopg2 opens no session in an encoding that Python doesn't know.
+            # From the start: psycopg2 opens no session in an encoding that Python doesn't know.
             client_encoding="UTF8",
             **options,
         )
@@ -135,17 +135,17 @@ class Database:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def retry(self, work: Callable[[], T], patience: Patience | None = None) -> T:
-        """As `retry`, by default for as long as the limits say that an outage or a shortage is waited for."""
+        """As `retry`, by default for as long as the limits allow an outage or a shortage to last."""
         return retry(work, patience or Patience(self.limits))
 
 
 def check_dsn(dsn: str) -> None:
-    """Raise InvalidInput if libpq would quote what it can't read: that may be a part of the password."""
+    """Raise InvalidInput for a DSN that libpq can't read: its error would quote a part, maybe of the password."""
     try:
         given = psycopg2.extensions.parse_dsn(dsn)
     except (psycopg2.ProgrammingError, ValueError):
         given = None
-    # An @, a / or a : in a password, as it is, ends up in host or port. A host that begins with @ is a socket.
+    # An unescaped @, / or : in a password ends up in host or port. A host that begins with @ is a socket.
     hosts, ports = (str((given or {}).get(name, "")).split(",") for name in ("host", "port"))
     if given is None or any("@" in host[1:] for host in hosts) or any(port and not port.isdigit() for port in ports):
         raise InvalidInput(
@@ -157,8 +157,7 @@ def check_dsn(dsn: str) -> None:
 def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
     """Send one statement; `values` are bound as `%(name)s`.
 
-    A `%` inside a quoted identifier is only that: psycopg2 would take it for a placeholder as soon as a value is
-    bound.
+    A `%` inside a quoted identifier is doubled: psycopg2 would take it for a placeholder if a value is bound.
     """
     if not values:
         return connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
@@ -170,7 +169,7 @@ def _to_bind(sql: str) -> str:
 
 
 def as_it_is(sql: str) -> str:
-    """SQL as it is written into a statement that binds values: each `%` in it is only that."""
+    """SQL to be a part of a statement that binds values: each `%` in it stays a `%`."""
     parts = _QUOTED.split(sql)
     quoted = _QUOTED.findall(sql)
     return "".join(a + b for a, b in zip((part.replace("%", "%%") for part in parts), [*quoted, ""], strict=True))
@@ -190,7 +189,7 @@ def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = N
 def retry(work: Callable[[], T], patience: Patience) -> T:
     """Run `work`, one whole transaction, again after an error that may pass, with jittered exponential back-off.
 
-    Raises its last error when the patience is over. Safe only for work that is idempotent or compare-and-set, since a
+    When the patience is over, raises the last error. Safe only for work that is idempotent or compare-and-set, since a
     commit's answer can be lost.
     """
     while True:
@@ -206,11 +205,11 @@ def retry(work: Callable[[], T], patience: Patience) -> T:
 
 # Undefined table, object, function, column, schema.
 VANISHED = ("42P01", "42704", "42883", "42703", "3F000")
-# What the server says, in no other language, where it had the object's number already.
+# Words of the server's errors, always in English, if it knew the object's number already.
 OVERTAKEN = ("concurrently", "could not open relation with OID", "cache lookup failed")
 
 
 def has_vanished(error: DBAPIError) -> bool:
-    """True if an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
+    """True if an object that existed a moment ago is gone, or another session has changed it at the same time."""
     internal = sqlstate(error) == "XX000" and any(text in str(error.orig) for text in OVERTAKEN)
     return internal or sqlstate(error) in VANISHED

@@ -29,8 +29,8 @@ def drop_index(
     """Drop an index: its view, generations and, with the source's last index, the capture triggers.
 
     Safe to kill and to repeat: the index can be found by its name until all is gone, and a clean-up finishes the drop.
-    Raises NotFound, OperationRunning (abort that first), LockNotAcquired (nothing was changed, or what it says), and
-    InvalidInput if other objects depend on the view: nothing was changed.
+    Raises NotFound, OperationRunning (abort that first), LockNotAcquired (its text says what was changed, if anything),
+    and InvalidInput if other objects depend on the view: nothing was changed.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -45,7 +45,7 @@ def drop_index(
 
     def remove(connection: Connection) -> list[int]:
         kept.clear()
-        # Once more, under the lock: an operation may have begun, or another drop have come to its end.
+        # Check again, under the lock: an operation may have begun, or another drop may have finished.
         view.hold(connection, found.id)
         now = operations.newest_operation(connection, found.id)
         if now is not None and now.status in operations.LIVE:
@@ -56,7 +56,7 @@ def drop_index(
         ids = removal.generations_of(connection, found.id)
         if ids:
             operations.record_event(connection, found.id, None, actor, "drop")
-        # The view is locked: nobody reads from here on.
+        # The view is locked: no session begins to read from here on.
         if overlapping := old_snapshots.overlapping(connection, ids):
             kept.append(old_snapshots.kept(overlapping))
             old_snapshots.retire(connection, ids)
@@ -89,10 +89,10 @@ def drop_index(
 def finish_drop(
     database: Database, index_id: int, report: Callable[[str], None] = lambda line: None, patience_s: float = 5.0
 ) -> None:
-    """The second half of a drop, also if a process that died made the first half. Safe to repeat."""
+    """Does the second half of a drop, also if the process that did the first half died. Safe to repeat."""
 
     def conclude(connection: Connection) -> None:
-        # A build of the same name may have begun since, where the definition was still there.
+        # A build of the same name may have begun meanwhile, since the definition was still there.
         last = operations.newest_operation(connection, index_id)
         if not removal.generations_of(connection, index_id) and (last is None or last.status not in operations.LIVE):
             removal.forget_index(connection, index_id)
@@ -113,5 +113,5 @@ SELECT i.id FROM roir.index i
 
 
 def half_dropped(connection: Connection) -> list[int]:
-    """Indexes, by id, whose drop has begun but not ended."""
+    """The ids of the indexes whose drop has begun but not ended."""
     return list(execute(connection, HALF_DROPPED).scalars())

@@ -1,4 +1,4 @@
-"""What prepare finds out before it asks for a lock; `roir plan` shows it."""
+"""The checks and the plan that prepare makes before it locks out writers; `roir plan` shows them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def run(
 ) -> DryRun:
     """Validate a definition against the database and plan its ranges and segments. Changes nothing.
 
-    patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
-    shows to wait for that; None shows no wait, and nothing is written. also: called in
-    that transaction, as the table's owner.
-    Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
+    patience_s: how long to try while another session locks the whole table (a TRUNCATE, an ALTER). command: the command
+    that `roir status` shows as waiting for that lock; None: no wait is shown, and nothing is written. also: called in
+    the planning transaction, as the table's owner.
+    Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming the sessions that lock it.
     """
     with database.transaction() as connection:
         existing, definition, found = look(connection, definition, options)
@@ -74,7 +74,7 @@ def run(
     readers = Attempts(database, source.sql, source.relations, timeout_ms, patience_s, EXCLUSIVE, waiter)
 
     def plan_as_owner(connection: Connection) -> DryRun:
-        # By its owner of now, which it then keeps.
+        # The lock keeps the table's owner as it is from here on.
         lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
         check_columns(connection, source, definition)
         with owner.for_a_while(connection, source):
@@ -89,9 +89,9 @@ def run(
 def look(
     connection: Connection, definition: IndexDefinition, options: BuildOptions
 ) -> tuple[Row[Any] | None, IndexDefinition, Source | None]:
-    """The index, if there is one, its definition and its source; None if that is in shards.
+    """The index's row, if there is one, its definition and its source (None if the rows are in shards).
 
-    Raises what a build is refused for first.
+    Raises the first error that refuses the build.
     """
     # Sizes are measured by a function that is made for that, and undone.
     check_schema(connection, writes=True)
@@ -105,7 +105,7 @@ def look(
     if definition.shards:
         replication.check_publications(connection, options.ignore_publications)
         return existing, definition, None
-    # That of an index is known by its oid: another table may have taken its name since it was looked up.
+    # An existing index knows its source by oid: another table may have taken the name since it was looked up.
     if existing is None:
         source = catalog.read_source(connection, definition.source)
     else:
@@ -117,7 +117,7 @@ def look(
 
 
 def whole_definition(connection: Connection, definition: IndexDefinition) -> tuple[Row[Any] | None, IndexDefinition]:
-    """With what an existing index was made of. Raises NotFound, InvalidInput."""
+    """The existing index, if there is one, and the definition completed from it. Raises NotFound, InvalidInput."""
     existing = existing_index(connection, definition)
     if existing is not None:
         refuse_kept(connection, existing)
@@ -137,7 +137,7 @@ def refuse_kept(connection: Connection, existing: Row[Any]) -> None:
 def of_source(
     connection: Connection, source: Source, options: BuildOptions, existing: Row[Any] | None, unique: bool
 ) -> Iterator[Callable[[], None]]:
-    """What of a source may refuse a build, one by one: each may be called whatever the others say."""
+    """The checks of a source that may refuse a build; each can be called whether or not another one refused."""
     yield partial(checks.check_row_security, connection, source, options.ignore_row_security)
     yield partial(checks.check_row_locks, connection, source, unique)
     yield partial(checks.check_partition_key, connection, source)
@@ -152,7 +152,8 @@ def of_source(
 def check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:
     """Raise SourceChanged if columns were renamed or retyped since they were looked at. Under a lock they stay.
 
-    Names that were exchanged would make entries of other columns, a type that was widened would be cut to what it was.
+    Entries would be made of the wrong columns if two names were exchanged, and cut to the old length if a type was
+    widened.
     """
     names = {*definition.key, *definition.include, *source.primary_key}
     now = catalog.read_source_by_oid(connection, source.oid)
@@ -161,7 +162,7 @@ def check_columns(connection: Connection, source: Source, definition: IndexDefin
 
 
 def check_shape(connection: Connection, existing: Row[Any], source: Source) -> None:
-    """What readers see keeps its columns and their types: PostgreSQL replaces no view by another kind of one."""
+    """Raise InvalidInput if the view would get other columns or types: PostgreSQL can't replace it by such a view."""
     active = execute(connection, operations.ACTIVE_GENERATION, {"index": existing.id}).first()
     if active is not None:
         name = operations.index_name(existing)
@@ -186,12 +187,12 @@ def check_options(definition: IndexDefinition, options: BuildOptions, existing: 
         )
 
 
-# A session's temporary schema, the server doesn't let a permanent view into.
+# Not here: a session's temporary schema. The server itself refuses permanent views there.
 OWN_SCHEMAS = ("roir", "roir_data", "pg_catalog", "information_schema", "pg_toast")
 
 
 def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
-    """The view of that name must be creatable: the schema is there, nothing has the name, and we may."""
+    """Raise unless the view can be created: the schema exists, the name is free, and our role may create there."""
     row = execute(
         connection,
         "SELECT n.oid, has_schema_privilege(n.oid, 'CREATE') AS may, current_user AS role, "
@@ -217,7 +218,7 @@ def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
 
 
 def check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
-    """Raise InvalidInput if writers would have to give way to us."""
+    """Raise InvalidInput if lock_timeout_ms is so long that, in a deadlock, the server could cancel a writer first."""
     deadlock = int(execute(connection, "SELECT setting FROM pg_settings WHERE name = 'deadlock_timeout'").scalar_one())
     if options.lock_timeout_ms >= deadlock:
         raise InvalidInput(

@@ -1,7 +1,7 @@
-"""Fold and publish as phases: what each does beside its pieces.
+"""Fold and publish as phases: the steps before and after their pieces.
 
 Before the fold the capture is switched; a census ends there instead. Before the publish the comparison with the table
-is cut into units, and the phase ends with the publish itself.
+is cut into units; the phase ends with the publish itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from airflow_roir.operation import Phase
 
 
 def _before_fold(database: Database, run: Run, report: Report) -> bool:
-    """A census ends here, without a fold. Else the capture is switched, and the delta cut into parts."""
+    """Ends a census here, without a fold. Otherwise switches the capture and cuts the delta into parts."""
     row = persist(database, run, lambda: read_now(database, run), report)
     if row.options.get("census"):
         census.conclude(database, run, report)
@@ -51,7 +51,7 @@ def _remove(database: Database, run: Run, report: Report) -> None:
 
 
 def _before_publish(database: Database, run: Run, report: Report) -> bool:
-    """The comparison of the new generation with the table is cut into units, if it is to be verified."""
+    """Cuts the comparison of the new generation with the table into units, if it is to be verified."""
     row = persist(database, run, lambda: read_now(database, run), report)
     if _is_verified(row):
         if not _is_apart(database, run, row, report):
@@ -61,7 +61,7 @@ def _before_publish(database: Database, run: Run, report: Report) -> bool:
 
 
 def _publish(database: Database, run: Run, report: Report) -> None:
-    """Publish, once the comparison has ended, and found nothing. Raises VerificationFailed."""
+    """Publish, once the comparison has ended and found no difference. Raises VerificationFailed."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.PUBLISH:

@@ -1,4 +1,4 @@
-"""Fold: from the switch on DML maintains the base itself; what the delta holds is applied to it.
+"""Fold: applies the delta to the base, which writers maintain directly from the switch on.
 
 The delta only shrinks (I5), so this ends, whatever the write rate. Its blocks are cut into parts, which workers claim.
 """
@@ -28,16 +28,16 @@ from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_w
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.operation import Phase
 
-# Blocks of the delta per transaction, one to two thousand rows: a writer of one of them waits for that long (some
-# 40 ms) at the most.
+# Blocks of the delta per transaction, one to two thousand rows: a writer of one of these rows waits at most for the
+# transaction, some 40 ms.
 BLOCKS_PER_STEP = 16
 
 PARTS = Pieces("part", "roir.delta_part", "operation_id = %(operation)s", "NOT done", "next_block, end_block")
 PART_FOLDED = """next_block = %(next)s, done = %(done)s, upserted = upserted + %(upserted)s,
        annihilated = annihilated + %(annihilated)s, ghosts = ghosts + %(ghosts)s, seconds = seconds + %(seconds)s"""
 DELTA_BLOCKS = "SELECT pg_relation_size(%(delta)s) / current_setting('block_size')::int"
-# A pass over the delta's blocks of now, in parts; a little more of them than there are workers, so that none waits long
-# for the last.
+# A pass over the blocks that the delta has now, in parts; several for each worker, so that no worker waits long for the
+# last part.
 CUT = """
 INSERT INTO roir.delta_part (operation_id, pass, ordinal, next_block, end_block)
 SELECT %(operation)s, last.pass + 1, last.ordinal + row_number() OVER (ORDER BY first), first,
@@ -60,7 +60,7 @@ SELECT coalesce(sum(upserted), 0) AS upserted, coalesce(sum(annihilated), 0) AS 
 
 @dataclass(frozen=True)
 class PartClaim:
-    """A worker's hold on a part of the delta. next_block: where it is."""
+    """A worker's hold on a part of the delta. next_block: the first block that isn't folded yet."""
 
     id: int
     ordinal: int
@@ -70,7 +70,7 @@ class PartClaim:
 
 
 class FoldWorker(Worker):
-    """One of an operation's parallel workers, in the fold phase. Each method is one transaction."""
+    """One of the fold's parallel workers. Each method is one transaction."""
 
     def __init__(self, connection: Connection, job: Job, worker: int) -> None:
         self.connection = connection
@@ -90,7 +90,7 @@ class FoldWorker(Worker):
         return PartClaim(found.id, found.ordinal, found.claim_token, found.next_block, found.end_block)
 
     def step(self, hold: PartClaim) -> Step | Stop:
-        """Fold the next blocks of a part; where it is then commits together with what was folded. Raises Fenced."""
+        """Fold the next blocks of a part; its new next_block commits together with the folded rows. Raises Fenced."""
         begun = time.monotonic()
         run, end = self.job.run, min(hold.next_block + BLOCKS_PER_STEP, hold.end_block)
         done = end == hold.end_block
@@ -124,7 +124,7 @@ def _job_of(connection: Connection, run: Run) -> Job:
 
 
 def begin(database: Database, run: Run) -> None:
-    """Cut the first pass, unless that was done."""
+    """Cut the first pass, unless it is cut already."""
     with database.transaction() as connection:
         row = read_running(connection, run)
         if not execute(connection, IS_CUT, {"operation": run.operation_id}).scalar_one():
@@ -145,9 +145,9 @@ def _cut(connection: Connection, row: OperationRow) -> None:
 
 
 def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
-    """Begin the next pass; or advance to publish, if nothing is left or writers hold all that is left.
+    """Begin the next pass; or advance to publish, if no row is left or writers hold all that are left.
 
-    Publish folds that under the drain lock. Raises InvariantViolated if a part isn't folded yet, Fenced.
+    The publish folds these rows under the drain lock. Raises InvariantViolated if a part isn't folded yet, Fenced.
     """
     with database.transaction() as connection:
         row = read_control(connection, run)
@@ -181,7 +181,7 @@ SELECT ordinal, upserted + annihilated + ghosts AS rows, seconds, done FROM roir
 def fold_here(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> Folded:
     """Fold the whole delta in this thread, pass by pass, until only rows that writers hold remain.
 
-    For the little that came between the fold and the publish. Raises OperationPaused at a step's boundary, Fenced,
+    For the few rows that came between the fold and the publish. Raises OperationPaused between two steps, Fenced,
     SourceChanged.
     """
 

@@ -1,4 +1,4 @@
-"""Creates and upgrades the control schema, and adopts what a restore, an upgrade or a DROP has left of the indexes."""
+"""Creates and upgrades the control schema; adopts the indexes that a restore, a pg_upgrade or a DROP SCHEMA left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from airflow_roir.engine.source.checks import check_server
 from airflow_roir.errors import InvalidInput
 from airflow_roir.operation import Status
 
-# Alembic is imported here alone, and late: no worker needs it.
+# Only this module imports Alembic, and late: no worker needs it.
 if TYPE_CHECKING:
     from alembic.config import Config
 
@@ -40,7 +40,7 @@ SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.re
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, without any file; `connection` is what `env.py` works on."""
+    """Alembic's configuration, without any file. connection: the session that `env.py` uses."""
     from alembic.config import Config
 
     config = Config()
@@ -53,7 +53,7 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
     """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
 
     If the database was restored from a dump, or upgraded by pg_upgrade, its indexes find their tables again
-    (`adopt`). If schema `roir_data` was dropped, its indexes are (`give_up`), of which `report` hears.
+    (`adopt`). If schema `roir_data` was dropped, drops its indexes, too (`give_up`), with a line to `report` for each.
 
     Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
     SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
@@ -81,13 +81,14 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
                 f'"{may_create.role}"'
             )
         before = set(execute(connection, RELATIONS).scalars())
-        # An upgrade would make the schema itself.
+        # Before the upgrade, which may create the schema.
         lost = is_lost(connection)
         command.upgrade(alembic_config(connection), "head")
         if lost:
             for line in give_up(connection, operations.default_actor()):
                 report(line)
-        # What the control schema says is made into statements of ours. What an administrator grants later stays.
+        # roir builds statements from values in these tables, so no other role may write there. Only new relations: the
+        # grants of an administrator on older ones stay.
         rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
         rights.give_again(connection)
         adopt(connection)
@@ -97,7 +98,7 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
     return head()
 
 
-# Of types, tables and columns that have other oids and numbers now.
+# Shapes name types, tables and columns by oids and numbers, which a restore changes.
 KEEP_SHAPES = """
 SELECT roir.keep_shape(g.id) FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE i.source_oid = %(source)s AND g.status IN ('building', 'active', 'retired')
@@ -105,10 +106,11 @@ SELECT roir.keep_shape(g.id) FROM roir.generation g JOIN roir.index i ON i.id = 
 
 
 def adopt(connection: Connection) -> None:
-    """Make indexes, partitions and capture functions name the tables that there are. No-op if nothing has moved.
+    """Makes indexes, partitions and capture functions name the present tables. A no-op if nothing has moved.
 
-    In the caller's transaction; after a restore it locks the sources against writers. Operations that were unfinished
-    in a dump become `failed`; after a pg_upgrade they can continue. A single source that was replaced isn't adopted.
+    Works in the caller's transaction; after a restore it locks the sources against writers. Operations that were
+    unfinished in a dump become `failed`; after a pg_upgrade they can continue. A single source that was replaced isn't
+    adopted.
     """
     restored = execute(connection, RESTORED).all()
     if restored:
@@ -132,11 +134,11 @@ UNFINISHED = "SELECT * FROM roir.operation WHERE index_id = %(index)s AND status
 
 
 def give_up(connection: Connection, actor: str) -> list[str]:
-    """Abort and drop in the control tables what was in schema `roir_data`, which is there again, and empty.
+    """Aborts all operations and drops all indexes in the control tables: schema `roir_data` exists again, but empty.
 
-    With the schema went the entries of all indexes, their views, and what captured the writes.
-    Returns a line for each index, with the command that builds it again. An index over shards is released by the next
-    clean-up.
+    DROP SCHEMA has dropped the entries of all indexes, their views, and the functions that captured the writes.
+    Returns a line for each index, with the command that builds it again. The next clean-up releases the shards of an
+    index over shards.
     """
     execute(connection, "GRANT USAGE ON SCHEMA roir_data TO PUBLIC")
     lines = []

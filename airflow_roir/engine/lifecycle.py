@@ -1,13 +1,13 @@
 """The life of an operation, from the first lock to the last, phase by phase.
 
-A build copies (`build`), indexes what it copied (`seal`), applies what writers did meanwhile (`fold`), and shows the
-result to readers (`publish`). A verification sums and checks; a compaction makes segments again. Each phase is pieces
-that workers claim, and something that ends it once none is left: `PHASES` has them all. A worker commits a piece's
-result together with how far it is, so a run may end at any instruction: the next one continues from there, in the phase
-that the operation's row names. A phase ends in one transaction, which names the next one.
+A build copies rows (`build`), indexes the copied entries (`seal`), applies what writers did meanwhile (`fold`), and
+shows the result to readers (`publish`). A verification sums and checks; a compaction rewrites segments. Each phase
+consists of pieces that workers claim, and of a last step once no piece is left: `PHASES` lists them all. A worker
+commits a piece's result together with its progress. So a run may end at any instruction: the next run continues from
+there, in the phase that the operation's row names. A phase ends in one transaction, which names the next phase.
 
-`drive` is a run: it takes an operation through its phases, by workers in threads of this process or on Spark.
-`prepare`, `verify` and `compact` begin one.
+`drive` is a run: it takes an operation through its phases, with workers in threads of this process or on Spark.
+`prepare`, `verify` and `compact` begin an operation.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 PHASES: dict[Phase, PhaseWork] = {
     one.name: one
     for one in (
-        # A build. `prepare` has cut the table into ranges, and installed the capture before the first one is read.
+        # A build. `prepare` has cut the table into ranges, and has installed the capture before any range is read.
         replace(build.PHASE, beside=detecting),
         seal.PHASE,
         FOLD,
@@ -84,13 +84,13 @@ def drive(
 ) -> OperationStatus:
     """Take the index's live operation through its phases, in a run of its own.
 
-    owner, take_over, lift_pause, operation: as of `start_run`. pools: where the workers run, by default in threads of
-    this process. phases: those that this run may work on; it ends before another one. surroundings: of the throttle, by
-    default what the environment says. began: called with the run.
-    Returns the operation's status, `paused` if somebody paused it. Raises what `start_run` raises, and what ended the
-    work, with which the operation is then paused or failed: DuplicatesFound, LockNotAcquired (with the blockers'
-    names), InvariantViolated, SourceChanged (failed), VerificationFailed, WorkerFailed, SparkFailed; IllegalTransition
-    if the operation is in an earlier phase than `phases`.
+    owner, take_over, lift_pause, operation: as for `start_run`. pools: where the workers run, by default in threads of
+    this process. phases: those that this run may work on; it ends before any other. surroundings: those of the
+    throttle, by default from the environment. began: called with the run.
+    Returns the operation's status, `paused` if somebody paused it. Raises what `start_run` raises, and the error that
+    ended the work, which has paused or failed the operation: DuplicatesFound, LockNotAcquired (with the blockers'
+    names), InvariantViolated, SourceChanged (failed), VerificationFailed, WorkerFailed, SparkFailed. Raises
+    IllegalTransition if the operation is in an earlier phase than `phases`.
     """
     run = start_run(database, index, owner, take_over, lift_pause, report, operation)
     began(run)
@@ -100,7 +100,7 @@ def drive(
             if line := database.retry(lambda: lost_line(database, run.operation_id)):
                 report(line)
     except WorkerFailed as error:
-        # By its own type, where it comes from a thread of this process.
+        # If the worker was a thread of this process, its own error is raised.
         if isinstance(error.__cause__, RoirError | DBAPIError):
             raise error.__cause__ from error
         raise
@@ -116,7 +116,7 @@ def run_phases(
 ) -> None:
     """As `drive`, inside a run that the caller has started: phase by phase, until the operation has ended.
 
-    Raises OperationPaused, too.
+    Also raises OperationPaused.
     """
     with ExitStack() as stack:
         make_pool = None
@@ -147,7 +147,7 @@ def run_phases(
 
 @in_one_history
 def _final_phase(database: Database, run: Run, phase: PhaseWork, pool: Pool, report: Report) -> bool:
-    """False if that ended the operation. Where the server fails over meanwhile the phase begins again there."""
+    """False if that ended the operation. If the server fails over meanwhile, the phase begins again on the new one."""
     persist(database, run, lambda: start_clock(database, run), report)
     if not phase.before(database, run, report):
         return False
@@ -180,7 +180,7 @@ def prepare(
     actor: str | None = None,
     report: Report = lambda line: None,
 ) -> BegunOperation:
-    """As `prepare.prepare`, and say first what the build is expected to take."""
+    """As `prepare.prepare`, but first says how long the build is expected to take, and how much space."""
     return preparing.prepare(database, definition, options, actor, report, forecast.lines)
 
 
@@ -192,10 +192,10 @@ def verify(
     mode: str = "only",
     report: Report = lambda line: None,
 ) -> VerifyReport:
-    """Compare an index with its source, from begin to end, by threads of this process, while users write.
+    """Compare an index with its source, from beginning to end, with threads of this process, while users write.
 
-    The comparing is done by PostgreSQL, so this is as fast as Spark as long as one machine has the connections.
-    Raises what `record.begin` and `drive` raise, OperationPaused where somebody paused it.
+    PostgreSQL does the work of comparing, so threads are as fast as Spark if one machine can hold the connections.
+    Raises what `record.begin` and `drive` raise, and OperationPaused if somebody paused it.
     """
     owner = actor or operations.default_actor()
     begun = record.begin(database, index, options or VerifyOptions(), owner, mode)
@@ -212,12 +212,12 @@ def compact(
     options: CompactOptions | None = None,
     report: Report = lambda line: None,
 ) -> CompactionReport | None:
-    """Choose what gains most within the budget, and do it, by threads of this process, while others read and write.
+    """Choose the actions that gain most within the budget, and do them with threads of this process.
 
-    An unfinished compaction is continued. Returns None if nothing is worth it. Raises what `compaction.begin` and
-    `drive` raise, OperationPaused where somebody paused it.
+    Others read and write meanwhile. Continues an unfinished compaction. Returns None if no action is worth its cost.
+    Raises what `compaction.begin` and `drive` raise, and OperationPaused if somebody paused it.
     """
-    # numpy starts threads at its import, which no worker is to have.
+    # Imported late: numpy starts threads at its import, and no worker should have those.
     from airflow_roir.engine.compact import choosing
 
     owner = actor or operations.default_actor()

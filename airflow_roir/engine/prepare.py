@@ -1,6 +1,6 @@
-"""Prepare: one transaction that makes the generation's tables, captures the source's writes and writes the plan.
+"""Prepare: one transaction creates the generation's tables, begins to capture the source's writes, stores the plan.
 
-docs/architecture.md#phases. Everything that needs no lock is done before the drain lock is asked for.
+docs/architecture.md#phases. All work that needs no lock is done before it asks for the drain lock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SELECT %(operation)s, r.ordinal, r.relation, r.lower, r.upper, r.filenode, r.sha
 """
 
 
-# Says what a build will take, once it is known what it is of.
+# The lines that say what a build will take, once its plan is known.
 Foresee = Callable[[Connection, DryRun, BuildOptions], Sequence[str]]
 
 
@@ -82,16 +82,16 @@ def prepare(
     report: Callable[[str], None] = lambda line: None,
     foresee: Foresee = lambda connection, dry, options: (),
 ) -> BegunOperation:
-    """Begin an operation: a create, or a rebuild where the index exists. Idempotent.
+    """Begin a build: a create, or a rebuild if the index exists. Idempotent.
 
-    foresee: lines for `report`, of what the build will take; `lifecycle.prepare` gives it.
+    foresee: returns lines for `report` about what the build will take; `lifecycle.prepare` gives it.
     An unfinished operation of the index is adopted with its own options; only those of LIVE_OPTIONS change. Raises
     InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed (an operation of the index failed
-    and must be aborted first), SourceChanged (one of another index on the source must be).
+    and must be aborted first), SourceChanged (an operation of another index on the source must be aborted first).
     """
     who = actor or operations.default_actor()
 
-    # A DSN that leads nowhere is to be said at once; all that follows is tried again.
+    # A wrong DSN is reported at once; all that follows is tried again.
     def check() -> None:
         with database.transaction() as connection:
             check_schema(connection, writes=True)
@@ -99,7 +99,7 @@ def prepare(
 
     told = Saying(report)
     database.retry(check, Patience(database.limits, told=told, outage_s=0))
-    # Nothing has begun, and what a table of many partitions lacks at once, locks above all, mostly doesn't come back.
+    # Nothing has begun yet. A shortage that a table of many partitions meets at once, of locks above all, mostly lasts.
     limits = replace(database.limits, exhausted_s=min(database.limits.exhausted_s, database.limits.outage_s))
     patience = Patience(limits, told=told)
     return database.retry(lambda: _begin(database, definition, options, who, report, foresee), patience)
@@ -114,7 +114,7 @@ def _begin(
     report: Callable[[str], None],
     foresee: Foresee,
 ) -> BegunOperation:
-    """One attempt. If the answer to its commit was lost, the next attempt adopts the operation."""
+    """Makes one attempt. If the answer to its commit is lost, the next attempt adopts the operation."""
 
     def check(connection: Connection, row: OperationRow, existing: Row[Any]) -> None:
         _check_same(connection, row, existing, definition, options)
@@ -129,7 +129,7 @@ def _begin(
         report,
         check,
     )
-    # Nothing for an index whose source is in this database. Whatever is left undone a worker, or a resume, does.
+    # Does nothing for an index whose source is in this database. A worker, or a resume, does the rest if this fails.
     apart().capture(database, prepared.generation_id, options, report)
     return prepared
 
@@ -158,7 +158,7 @@ def _new(
     with telling_of_names():
         if dry.survey is not None and dry.kind == "create":
             with database.transaction() as connection:
-                # Nobody else knows the shape: there is nobody to drain.
+                # No other session knows the table that stands for the source: there is no writer to drain.
                 dry = apart().with_source(connection, dry)
                 prepared = _prepare(connection, lambda: None, dry, options, actor, begun)
         else:
@@ -205,12 +205,12 @@ def _prepare(
     ]
     execute(connection, INSERT_SEGMENTS, {"generation": generation_id, "segments": to_json(segments)})
     lock()
-    # From here to the commit writers wait: install the capture, look once more, write the operation.
+    # From here to the commit writers wait: check again, install the capture, write the operation.
     _check_other_builds(connection, source)
     check_columns(connection, source, dry.definition)
     installation.install(connection, source)
     execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
-    # Now that nothing is missing of any generation that is being built.
+    # Only now: the capture of each generation that is being built is complete again.
     shared, pieces = _cut(connection, dry, index_id, options)
     warnings = slow(options, plan.rows, plan.ranges)
     operation_id = insert_operation(
@@ -246,7 +246,10 @@ def _prepare(
 
 
 def _check_other_builds(connection: Connection, source: Source) -> None:
-    """Another build over the source, during which its capture was disabled, would not see that once it is enabled."""
+    """Raise SourceChanged if the capture is disabled while another index of the source is built.
+
+    This build enables the capture again, after which the other one couldn't notice the gap.
+    """
     gaps = trigger_gaps.gaps(connection, source.oid)
     other = execute(connection, OTHER_BUILD, {"source": source.oid}).first() if gaps else None
     if other is not None:
@@ -260,7 +263,7 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
 def _cut(
     connection: Connection, dry: DryRun, index_id: int, options: BuildOptions
 ) -> tuple[sharing.Cut | None, Sequence[tuple[int, Piece]]]:
-    """The ranges with their numbers: those of a build that is under way, so that one scan does for both, or its own."""
+    """The ranges with their numbers: those of a build under way, to share one scan with it, or the plan's own."""
     source, leaves = dry.source, _leaves(connection, dry.source)
     own = list(enumerate(_pieces(connection, dry, index_id, leaves)))
     if options.ranges is None:
@@ -272,16 +275,16 @@ def _cut(
 
 
 def _leaves(connection: Connection, source: Source) -> list[int]:
-    """Those that there are under the drain lock."""
+    """The leaves of the source as they are now, under the drain lock."""
     if not source.partitioned:
         return list(source.leaves)
     return [row.relation for row in execute(connection, catalog.PARTITIONS, {"oid": source.oid}) if row.leaf]
 
 
 def _pieces(connection: Connection, dry: DryRun, index_id: int, leaves: list[int]) -> list[Piece]:
-    """The plan's pieces, for the leaves that there are under the drain lock: one that came since is a piece itself.
+    """The plan's pieces, for the leaves that exist under the drain lock; a leaf that the plan lacks is one piece.
 
-    Blocks are cut again: what was written until now must be within them, what is written from now on is captured.
+    Blocks are cut again: they must include all rows written until now; from now on the capture sees each write.
     """
     source, plan, choice = dry.source, dry.plan, dry.choice
     if choice.scan.by_blocks:
@@ -300,7 +303,7 @@ def _check_same(
     definition: IndexDefinition,
     options: BuildOptions,
 ) -> None:
-    """Raise InvalidInput if an unfinished build isn't the one that was asked for."""
+    """Raise InvalidInput if an unfinished build differs from the one that the caller asked for."""
     name = operations.index_name(existing)
     stored = stored_definition(connection, existing, definition)
     check_shards(connection, row, str(name), stored)
@@ -315,7 +318,7 @@ def _check_same(
 def _index_row(connection: Connection, dry: DryRun) -> int:
     if dry.kind == "rebuild":
         found = operations.find_index(connection, dry.index)
-        # A drop may have been faster.
+        # A drop may have begun meanwhile.
         dry_run.refuse_kept(connection, found)
         return int(found.id)
     survey, definition = dry.survey, dry.definition

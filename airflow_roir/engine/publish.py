@@ -1,4 +1,4 @@
-"""Publish: metadata only, under the drain lock: the view shows the new generation, the old one retires."""
+"""Publish: under the drain lock, the view gets the new generation and the old one retires; only metadata changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_roir.engine.readers import view
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
 
-# What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
+# The most delta rows that are folded while writers wait for the drain lock. Writers held them during the fold: so few.
 MOST_ROWS_UNDER_LOCK = 2_000
 
 RETIRE = """
@@ -38,10 +38,10 @@ def publish(database: Database, run: Run, report: Callable[[str], None] = lambda
     Raises LockNotAcquired and OperationPaused (both can be resumed), Fenced, SourceChanged, InvariantViolated
     (nothing was published).
     """
-    # An abort may drop the generation while it is looked at.
+    # An abort may drop the generation meanwhile.
     with telling_of_names(), database.transaction() as connection:
         job = load_job(connection, run)
-    # The view is replaced under a lock that its readers hold up.
+    # The view is replaced under an ACCESS EXCLUSIVE lock, which waits for its readers.
     exclusive = [_view(database, job)]
     while not switch.drain(database, job, lambda connection, lock: _publish(connection, lock, job), report, exclusive):
         fold.fold_here(database, run, report)
@@ -57,12 +57,12 @@ def _name(connection: Connection, job: Job) -> QualifiedName:
 
 
 def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool:
-    """One attempt; False if so much is left in the delta that it is better folded without the lock."""
+    """Makes one attempt; False if too many rows are left in the delta to be folded under the lock."""
     run = job.run
     row = read_running(connection, run)
     _check_complete(connection, job)
     known: set[partition_changes.Change] = set()
-    # Look before the lock, so that writers don't wait for the reading of new leaves and for planning.
+    # First check before the lock, so that writers don't wait while new leaves are read and statements planned.
     check_partitions(connection, job, known)
     check_fingerprint(connection, job)
     lock()
@@ -91,7 +91,10 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
 
 
 def _check_complete(connection: Connection, job: Job) -> None:
-    """Every range copied, every segment sealed, the switch made: else an index would lack rows."""
+    """Raise InvariantViolated unless all ranges are copied, all segments sealed, and the capture is switched.
+
+    Otherwise the index would lack rows.
+    """
     row = execute(
         connection,
         "SELECT (SELECT count(*) FROM roir.scan_range WHERE operation_id = %(operation)s AND NOT done) AS ranges, "
@@ -109,7 +112,10 @@ def _check_complete(connection: Connection, job: Job) -> None:
 
 
 def _only_ghosts(connection: Connection, job: Job) -> int:
-    """The drain lock is held, so no writer holds a row, and only ghosts may remain. Returns their number."""
+    """The number of ghosts in the delta. Raises InvariantViolated if it has other rows.
+
+    Under the drain lock no writer holds a row, so the fold has left only ghosts.
+    """
     tally = f"SELECT state, count(*) AS rows FROM {physical.delta(job.generation_id)} GROUP BY state"
     counts = {row.state: row.rows for row in execute(connection, tally)}
     ghosts = int(counts.pop(EntryState.GHOST.value, 0))

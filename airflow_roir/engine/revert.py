@@ -34,8 +34,8 @@ UPDATE roir.generation
        drop_after = clock_timestamp() + make_interval(secs => %(revert_window_s)s)
  WHERE id = %(generation)s AND status = 'active'
 """
-# Its publish stays what it was: every younger snapshot has seen each of its entries ever since. That isn't so of a
-# generation that is shipped to: its view is guarded until no snapshot is older than this.
+# mode_xid and published_at stay those of the publish: each younger snapshot has always seen all entries. A generation
+# over shards has got entries by shipping since: its view is guarded until no snapshot is older than this revert.
 ACTIVATE = """
 UPDATE roir.generation
    SET status = 'active', retired_at = NULL, drop_after = NULL,
@@ -47,7 +47,7 @@ UPDATE roir.generation
 
 @dataclass(frozen=True)
 class Reverted:
-    """What a revert did. shown, retired: the ids of the generations that readers see now, and saw until now."""
+    """The result of a revert. shown, retired: the ids of the generations that readers see now, and saw until now."""
 
     index: str
     shown: int
@@ -62,14 +62,14 @@ def revert(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> Reverted:
-    """Flip an index back to the generation that its last rebuild replaced; a second revert flips forth again.
+    """Point an index's view back to the generation that its last rebuild replaced; a second revert undoes this.
 
-    Both are maintained by every write, so nothing is lost and it takes one short lock, like a publish. The generation
-    that is taken out of view is kept for the revert window that it was built with. An operation that is under way
-    continues, and its publish replaces what is shown then.
-    reason: what the `event` table keeps. patience_s: how long to try for the lock.
-    Raises NotFound (no such index, or nothing to go back to), LockNotAcquired. Doesn't check whether that generation is
-    right: `roir verify` does.
+    Every write maintains both generations, so no row is lost, and this takes one short lock, like a publish. The
+    generation that leaves the view is kept for the revert window that it was built with. An operation that is under way
+    continues, and its publish replaces the generation that is then shown.
+    reason: kept in the `event` table. patience_s: how long to try for the lock.
+    Raises NotFound (no such index, or no replaced generation), LockNotAcquired. Doesn't check whether that generation
+    is right: `roir verify` does.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)

@@ -27,7 +27,7 @@ from airflow_roir.errors import DuplicatesFound, InvariantViolated
 from airflow_roir.generation_state import SegmentStatus
 from airflow_roir.operation import Phase
 
-# A sort in memory is what makes a bulk B-tree build fast; half a million entries fit into this.
+# A sort in memory makes a bulk B-tree build fast; half a million entries fit into this.
 SORT_MEMORY_KB = 262_144
 
 SEGMENTS = Pieces(
@@ -57,14 +57,14 @@ class SegmentClaim:
 
 
 class SealWorker(Worker):
-    """One of an operation's parallel workers, in the seal phase. `index` and `vacuum` are one transaction each."""
+    """One of the seal's parallel workers. `index` and `vacuum` are one transaction each."""
 
     def __init__(self, database: Database, connection: Connection, job: Job, worker: int) -> None:
         self.database = database
         self.connection = connection
         self.job = job
         self.worker = worker
-        # By segment: how often it gave way.
+        # How often this worker gave way, by segment.
         self._retreats: Counter[int] = Counter()
 
     def claim(self) -> SegmentClaim | Stop:
@@ -91,7 +91,7 @@ class SealWorker(Worker):
                 return Step(0, time.monotonic() - begun, indexed, done=False)
             self.vacuum(hold, gives_way)
         except GaveWay:
-            # It is claimed anew, which looks for a pause on the way, and queues behind whoever was let by.
+            # The next claim looks for a pause; then the worker queues behind the session that it gave way to.
             self._retreats[hold.ordinal] += 1
             return Step(0, time.monotonic() - begun, done=False)
         return Step(0, time.monotonic() - begun)
@@ -99,9 +99,9 @@ class SealWorker(Worker):
     def index(self, claim: SegmentClaim, gives_way: bool = True) -> SegmentClaim | None:
         """Build and attach the segment's unique index. Raises Fenced and GaveWay, with nothing changed.
 
-        None if rows share a key of a unique index: they are written down, and this run leaves the segment.
+        Returns None if rows share a key of a unique index: they are written down, and this run leaves the segment.
 
-        gives_way: to whoever waits for the segment, a TRUNCATE of the source above all.
+        gives_way: give up if another session waits for the segment, above all a TRUNCATE of the source.
         """
         with self._telling_fenced(claim):
             if self.job.entry.enforced:
@@ -109,7 +109,7 @@ class SealWorker(Worker):
             with self._giving_way(self.connection, claim, gives_way), self.connection.begin():
                 self._set_up()
                 physical.hold_segment(self.connection, self.job.generation_id, claim.ordinal)
-                # In a unique index what is left then is no row's former key.
+                # In a unique index, no entry that is left then has a former key of its row.
                 if self.job.scan.by_blocks or self.job.entry.enforced:
                     name = physical.segment(self.job.generation_id, claim.ordinal)
                     physical.remove_touched(
@@ -122,7 +122,7 @@ class SealWorker(Worker):
         return SegmentClaim(claim.id, claim.ordinal, SegmentStatus.INDEXED.value, claim.token)
 
     def _take_out_hidden(self, claim: SegmentClaim) -> None:
-        """Entries of partitions that left would collide with live ones. Nobody else writes to a segment yet."""
+        """Deletes entries of hidden partitions, which would collide with live ones. No writer uses a segment yet."""
         with self.connection.begin():
             self._set_up()
             shown = visibility.shown(self.connection, self.job.source, self.job.generation_id)
@@ -131,7 +131,7 @@ class SealWorker(Worker):
                 execute(self.connection, f"DELETE FROM {name} x WHERE NOT {shown} AND %(all)s", {"all": True})
 
     def _build_index(self, ordinal: int) -> bool:
-        """False if entries share a key."""
+        """Builds the segment's index; False if entries share a key."""
         job = self.job
         if not job.entry.enforced:
             physical.seal_segment(self.connection, job.generation_id, ordinal, job.entry)
@@ -160,7 +160,10 @@ class SealWorker(Worker):
         )
 
     def vacuum(self, claim: SegmentClaim, gives_way: bool = True) -> None:
-        """Make index-only scans work at once, and give the planner its statistics. Raises Fenced, GaveWay."""
+        """Vacuum and analyze the segment: index-only scans work at once, the planner has statistics.
+
+        Raises Fenced, GaveWay.
+        """
         with self._telling_fenced(claim), self.database.autocommit() as connection:
             name = physical.segment(self.job.generation_id, claim.ordinal)
             execute(connection, f"SET lock_timeout = {self.database.limits.table_lock_ms}")
@@ -177,7 +180,7 @@ class SealWorker(Worker):
         return giving_way(self.database, connection, locked)
 
     def _set_up(self) -> None:
-        # Our own workers are the parallelism that was asked for; the server shall add none of its own.
+        # The operation's workers are the parallelism that the user asked for; the server must add none of its own.
         execute(
             self.connection,
             "SELECT set_config('max_parallel_maintenance_workers', '0', true), "
@@ -205,7 +208,7 @@ def make_worker(database: Database, connection: Connection, run: Run, number: in
 
 
 def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
-    """Advance to fold, once every segment is sealed; in a census also with segments that have duplicates.
+    """Advance to fold, once every segment is sealed; in a census, segments with duplicates may stay unsealed.
 
     Raises DuplicatesFound if rows share a key of a unique index (all are listed then, those of the delta too),
     InvariantViolated if a segment isn't sealed for another reason, Fenced.
@@ -222,7 +225,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         raise DuplicatesFound(f"index {run.index}: rows shared a key while it was sealed; resume the operation")
     if not census:
         with database.transaction() as connection:
-            # What is healed is told now; what isn't refuses the switch.
+            # Groups that no longer share a key are recorded as healed now; the switch refuses the others.
             if duplicates.groups(connection, run.operation_id)[0]:
                 duplicates.look(connection, load_job(connection, run))
     with database.transaction() as connection:

@@ -1,6 +1,6 @@
-"""The switch: under the drain lock the capture goes from capture to direct mode, and at the publish to active.
+"""The switch: under the drain lock, puts the capture from capture mode into direct mode; the publish makes it active.
 
-From the switch on DML maintains the base itself (docs/architecture.md#phases).
+From the switch on, DML maintains the base itself (docs/architecture.md#phases).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSERT INTO roir.emptied (generation_id, relation)
 SELECT DISTINCT 0, p.relation FROM roir.source_partition p
  WHERE p.generation_id = %(generation)s AND p.status = 'joining' AND p.bounds IS NOT NULL
 """
-# also: what else changes.
+# also: more columns to set.
 SET_MODE = """
 UPDATE roir.generation SET capture_mode = %(new)s, mode_xid = pg_current_xact_id()::text{also}
  WHERE id = %(generation)s AND status = 'building' AND capture_mode = %(old)s
@@ -45,7 +45,7 @@ def drain(
 ) -> T:
     """Run `body` under the drain lock of an operation's source, with the operation's own time limits (`Drain.run`).
 
-    `report` says whom it waits for, and so does the operation's `notice` meanwhile.
+    `report` and, meanwhile, the operation's `notice` say for which sessions it waits.
     """
     run = job.run
 
@@ -68,12 +68,12 @@ def drain(
             source = job.source
             return Drain(database, source.sql, source.relations, timeout_ms, patience_s).run(noted, tell, exclusive)
     except LockNotAcquired:
-        note(None)  # the pause that follows says it
+        note(None)  # the pause that follows names them
         raise
 
 
 def switch(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Switch the capture from capture to direct mode, under the drain lock. A no-op if that was done.
+    """Switch the capture from capture to direct mode, under the drain lock. A no-op if it is switched already.
 
     Raises LockNotAcquired (try again), Fenced, SourceChanged, OperationPaused, DuplicatesFound (in a unique index).
     """
@@ -82,13 +82,13 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         done = mode(connection, job.generation_id) != CAPTURE
     if done:
         return
-    # All that was written until now is looked at before the lock, so that little is left under it.
+    # Looks for duplicates among all rows written until now, so that little is left to do under the lock.
     duplicates.look_and_refuse(database, job)
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         row = read_running(connection, run)
         known: set[partition_changes.Change] = set()
-        # A leaf that is new is read through here already, the fingerprint is planned: not while writers wait.
+        # Before the lock, so that writers don't wait while new leaves are read and the fingerprint is planned.
         check_partitions(connection, job, known)
         check_fingerprint(connection, job)
         lock()
@@ -97,7 +97,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         if duplicates.look(connection, job):
             return False
         if job.entry.enforced:
-            # What was copied into the delta of a table that is being attached holds no key from now on.
+            # Entries of a table that is being attached were copied into the delta, where they hold no key from now on.
             execute(connection, COPY_AGAIN, {"generation": job.generation_id})
         set_mode(connection, job.generation_id, CAPTURE, DIRECT)
         installation.refresh(connection, job.source)
@@ -109,9 +109,9 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
 
 
 def follow_partitions(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Register partitions that came since the switch: what they were truncated of before isn't compared, or shown.
+    """Register partitions that came since the switch. Raises LockNotAcquired, Fenced, SourceChanged.
 
-    Raises LockNotAcquired, Fenced, SourceChanged.
+    Entries of rows that such a partition lost to a TRUNCATE before are then neither compared nor shown.
     """
     with database.transaction() as connection:
         job = load_job(connection, run)
@@ -129,10 +129,10 @@ def follow_partitions(database: Database, run: Run, report: Callable[[str], None
 
 
 def set_mode(connection: Connection, generation_id: int, old: str, new: str, also: str = "", **values: object) -> None:
-    """Record the capture mode of a generation that is being built, which `installation.refresh` then renders.
+    """Record the capture mode of a generation that is being built; `installation.refresh` then makes the capture so.
 
-    also: SQL, `column = value, …`, for what else changes with it; values: bound there.
-    Raises IllegalTransition if it isn't `old`.
+    also: SQL, `column = value, …`, more columns to set; values: bound there.
+    Raises IllegalTransition if the mode isn't `old`.
     """
     mode = {"generation": generation_id, "old": old, "new": new}
     if execute(connection, SET_MODE.format(also=also and f", {also}"), {**mode, **values}).rowcount != 1:

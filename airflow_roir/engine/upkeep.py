@@ -1,4 +1,4 @@
-"""What a clean-up does to an index: follows its table, and removes what finished operations left."""
+"""The steps of a clean-up for one index: follow its source table, remove what finished operations left."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from airflow_roir.errors import InvariantViolated, PartitionsChanged
 from airflow_roir.generation_state import GenerationStatus
 
 CLEAN_UP = Waiter("clean-up")
-# A rebuild from the index reads it still.
+# A rebuild that copies from the index still reads the generation.
 IS_READ = """EXISTS (SELECT FROM roir.generation b
                         WHERE b.index_id = g.index_id AND b.status = 'building' AND b.scan = 'index')"""
-# A build must find out that its capture was another one for a while.
+# A build under way must notice that its capture was replaced for a while.
 IS_BUILT = """
 SELECT EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
                 WHERE i.source_oid = %(source)s AND g.status = 'building')
@@ -37,7 +37,7 @@ SELECT EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index
 
 @dataclass
 class CleanUpReport:
-    """What one clean-up did. waiting: what it left for the next one, with the reason. warnings: what is wrong."""
+    """The result of one clean-up. waiting: work that it left to the next one, with reasons. warnings: problems."""
 
     ghosts: int = 0
     deltas_dropped: int = 0
@@ -50,28 +50,28 @@ class CleanUpReport:
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as JSON shows it."""
         return asdict(self)
 
 
 def _patience(database: Database) -> tuple[int, float]:
-    """Of one attempt at a lock, in milliseconds, and of all of them, in seconds."""
+    """How long one attempt at a lock lasts, in milliseconds, and all attempts together, in seconds."""
     return database.limits.attempt_ms, database.limits.clean_up_s
 
 
 def _status(connection: Connection, generation_id: int) -> str:
-    """Its present status: a drop, a publish or another clean-up may have been faster."""
+    """The generation's present status: a drop, a publish or another clean-up may have changed it meanwhile."""
     found = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation_id})
     return str(found.scalar_one())
 
 
 def follow_partitions(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Register partitions that were created; name those that came or went with rows, which is for a user to settle."""
+    """Register new partitions; name those that came or went with rows, which a user must settle."""
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, row.index_id, check=True)
         if source is None or _status(connection, row.id) == GenerationStatus.DROPPED:
             return
-        # Of those that the guard has taken in.
+        # For the partitions that the guard has registered.
         tamper.follow(connection, row.id)
         try:
             came = partition_changes.check(
@@ -93,7 +93,7 @@ def follow_partitions(database: Database, row: Any, result: CleanUpReport, repor
 
 
 def refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Make the capture function again if it is one for another name or primary key of the table, or of older code."""
+    """Replace the capture function if it was made for another name, owner or primary key, or by another version."""
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, index_id, check=True)
         if source is None or not _may_refresh(connection, source):
@@ -103,7 +103,7 @@ def refresh_capture(database: Database, index_id: int, result: CleanUpReport, re
         lock()
         if not _may_refresh(connection, source):
             return False
-        # Under other names it did what it does: nothing was missed, writes failed.
+        # A mere change of names is harmless: the old function missed no write, it made writes fail.
         doubtful = installation.is_stale(connection, source, names_of_now=False)
         installation.refresh(connection, source)
         return doubtful
@@ -123,7 +123,7 @@ def _may_refresh(connection: Connection, source: Source) -> bool:
 
 
 def remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Once no snapshot is older than the publish, readers need no guard."""
+    """Make the view plain: once no snapshot is older than the publish, readers need no guard."""
     name = operations.index_name(row)
 
     def holders(connection: Connection) -> bool:
@@ -137,7 +137,7 @@ def remove_guard(database: Database, row: Any, result: CleanUpReport, report: Ca
     def body(connection: Connection) -> bool:
         with connection.begin_nested() as attempt:
             view.show(connection, name, row.index_id, row.id, guarded=False)
-            # The view is locked: from here on no publish comes between.
+            # The view is locked: from here on no publish can change it.
             if _status(connection, row.id) != GenerationStatus.ACTIVE or holders(connection):
                 attempt.rollback()
                 return False
@@ -161,7 +161,7 @@ def remove_guard(database: Database, row: Any, result: CleanUpReport, report: Ca
 
 
 def drop_delta(database: Database, generation_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Ghosts are all that a published generation's delta holds; they go with it, at once."""
+    """Drop the delta of a published generation, which holds only ghosts. Raises InvariantViolated if it holds more."""
     name = physical.delta(generation_id)
 
     def body(connection: Connection) -> int | None:
@@ -193,7 +193,7 @@ def drop_delta(database: Database, generation_id: int, result: CleanUpReport, re
 def drop_generation(
     database: Database, row: Any, actor: str, result: CleanUpReport, report: Callable[[str], None]
 ) -> None:
-    """A retired generation whose time is over, unless a SERIALIZABLE transaction or a rebuild still reads it."""
+    """Drop a retired generation whose time is over, unless a SERIALIZABLE transaction or a rebuild still reads it."""
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, row.index_id)
 
@@ -210,7 +210,7 @@ def drop_generation(
             f"AND NOT {IS_READ}",
             {"id": row.id},
         ).rowcount
-        # A revert may have been faster, which shows it again.
+        # A revert may have shown it again meanwhile.
         if not changed:
             return False
         ends().retire(connection, row.id, actor)

@@ -1,4 +1,4 @@
-"""What others may have done to the capture functions of a source: replaced them, or given the table another owner."""
+"""Finds capture functions that somebody has replaced, or whose table has another owner now."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SELECT coalesce(bool_or(position(format('-- generation %%s, %%s mode', g.id, g.c
 
 
 def is_altered(connection: Connection, source: Source) -> bool:
-    """True if the functions were replaced, or belong to a former owner of the table, or can't write."""
+    """True if the capture functions were replaced, or belong to a former owner of the table, or can't write."""
     captures = execute(connection, CAPTURES, {"source": source.oid}).one()
     return bool(captures.replaced or captures.of_another) or installation.lacks_rights(connection, source)
 
 
 def of_another(source: Source) -> str:
-    """What to say and to do where `is_of_another`."""
+    """Problem and remedy if `is_of_another`."""
     return (
         f"the capture of {source.sql} is a former owner's, or {quote(source.owner)} lacks rights on its entries, so "
         "writes may fail. Run: roir clean-up, which gives the table's owner both"
@@ -40,12 +40,12 @@ def of_another(source: Source) -> str:
 def is_of_another(connection: Connection, source: Source) -> bool:
     """True if writes may fail until a clean-up: the table's owner isn't the capture's, or lacks rights on entries.
 
-    False for a capture that was replaced (`is_replaced`). That may have missed writes, which no clean-up brings back.
+    False for a capture that was replaced (`is_replaced`): it may have missed writes, and no clean-up repairs that.
     """
     captures = execute(connection, CAPTURES, {"source": source.oid}).one()
     return not captures.replaced and (bool(captures.of_another) or installation.lacks_rights(connection, source))
 
 
 def is_replaced(connection: Connection, source: Source) -> bool:
-    """True if a capture function was replaced by another one, so that writes may have been missed."""
+    """True if somebody has replaced a capture function by another one, which may have missed writes."""
     return bool(execute(connection, CAPTURES, {"source": source.oid}).one().replaced)

@@ -1,4 +1,4 @@
-"""The careful path: whether an entry belongs is asked of the source itself (docs/architecture.md#the-careful-path)."""
+"""The careful path: asks the source itself whether an entry belongs (docs/architecture.md#the-careful-path)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from airflow_roir.engine.source.source import Source
 
 
 def as_it_stands(source: Source, target: Target, record: str, belongs: list[str], gone: list[str]) -> list[str]:
-    """`belongs` where a row projects to the record's entry now, which is then in `here`, else `gone`.
+    """`belongs` if a row now projects to the record's entry, which is then in `here`; else `gone`.
 
-    A snapshot can show two versions of a row: one whose deletion it is too old for, and our own. Where the primary key
-    is checked at once, whoever visits an entry has inserted or deleted a row of that key, so that no other transaction
-    has one: only our own version answers. A `DEFERRABLE` key can be shared with others for a while: there somebody
-    else's version answers too, under a lock, which waits for who deletes it and raises 40001 in a snapshot that is too
-    old; one that is older than a rewrite sees no version, which the table's file tells. Between that look and the
-    removal of an entry its writer may commit, so we look once more.
+    A snapshot can show two versions of a row: our own, and one whose deletion it doesn't see yet. If the primary key is
+    checked at once, a transaction that visits an entry has inserted or deleted a row of that key, so no other
+    transaction has such a row: only our own version counts.
+
+    If the key is `DEFERRABLE`, other transactions may have rows of the same key for a while, which count, too. They are
+    read under a lock, which waits for a transaction that deletes them, and raises 40001 in a snapshot that is too old.
+    A snapshot that is older than a rewrite of the table sees no rows at all; the table's file shows that. A writer may
+    commit such a row between the look and the removal of the entry, so the source is asked again afterwards.
     """
     if not source.pk_deferrable:
         return [
@@ -53,15 +55,15 @@ def as_it_stands(source: Source, target: Target, record: str, belongs: list[str]
 
 
 def look(source: Source, target: Target, record: str) -> list[str]:
-    """Put a row of our own that projects to the record's entry into `here`, and that it `belongs`."""
+    """Puts a row of our own that projects to the record's entry into `here`, with `here.belongs` true."""
     return _look(source, target, record, True)
 
 
 def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
-    """Put a row that projects to the record's entry into `here`, and that it `belongs`: our own, or any, locked."""
+    """Puts a row that projects to the record's entry into `here`: one of our own, or any row, locked."""
     entry = target.entry
-    # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
-    # lock all leaves, and wait for whoever holds another one.
+    # The primary key includes the partition key, so the row is in the event's own leaf. A kept plan over the source
+    # would lock all leaves, and wait for sessions that hold another one.
     given = [entry.columns[i].parameter(i + 1) for i in entry.identity_positions]
     where = entry.same_columns([column.of("s") for column in entry.columns], given)
     which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
@@ -80,7 +82,8 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     ]
     ours = [f"s.c{i + 1}" for i in entry.identity_positions]
     if source.partitioned:
-        # The server asks who writes to a table for no right on its leaves. Planned for these values, it locks one leaf.
+        # A writer needs no right on the leaves of a table; then the source is read. Planned for these values, the
+        # statement locks one leaf.
         where = entry.same_columns(ours, given)
         which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
         columns = ", ".join(entry.physical(prefix="s."))
@@ -115,7 +118,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
 
 
 def _may_read(source: Source) -> str:
-    """SQL that the event's own leaf can be read by its name. To lock a row takes the right to update it."""
+    """SQL, true if our role may read the event's own leaf by its name. A row lock needs the right to update."""
     rights = ["SELECT", "UPDATE"] if source.pk_deferrable else ["SELECT"]
     return " AND ".join(
         ["has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE')", *(f"has_table_privilege(TG_RELID, '{r}')" for r in rights)]
@@ -123,7 +126,7 @@ def _may_read(source: Source) -> str:
 
 
 def for_both(settle: Callable[[str], list[str]]) -> list[str]:
-    """`settle` for the old entry of an event and for the new one, where it has these."""
+    """`settle` for the old entry of an event and for the new one, if the event has them."""
     return [
         "IF TG_OP <> 'INSERT' THEN",
         *indent(settle("OLD")),

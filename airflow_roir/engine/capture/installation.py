@@ -1,4 +1,4 @@
-"""The DML path: installs the capture function of a source (docs/architecture.md#touched-wins).
+"""Installs the capture of a source: its functions and triggers (docs/architecture.md#touched-wins).
 
 One function per source serves all its generations. `CREATE OR REPLACE FUNCTION` under the drain lock switches
 modes and adds or removes generations, without the ACCESS EXCLUSIVE lock that dropping a trigger takes.
@@ -31,26 +31,26 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvariantViolated
 
 ROWS, TRUNCATE = "rows", "truncate"
-# Clones go with the trigger that they were cloned from.
+# Without clones, which are dropped with the trigger that they were cloned from.
 FOLLOWED = """
 SELECT tgrelid::regclass::text AS relation, quote_ident(tgname) AS name FROM pg_trigger
  WHERE tgfoid IN (SELECT to_regprocedure(f)::oid FROM unnest(%(functions)s::text[]) f) AND tgparentid = 0
  ORDER BY tgrelid, tgname
 """
-# With the names of now.
+# Keeps the present names of columns, types and operators.
 KEEP_ENTRY = (
     "UPDATE roir.generation SET entry = %(entry)s::jsonb WHERE id = %(generation)s AND entry <> %(entry)s::jsonb"
 )
-# A user's session may be set not to read views, in later minor versions.
+# True if the server has the setting, from a minor version on, that forbids a user's session to read views.
 VIEWS_MAY_BE_BARRED = "SELECT current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL"
-# By name, not by what he may: a superuser, or a member of our role, may cease to be one.
+# Only grants to the owner by name count: a superuser, or a member of our role, may cease to be one.
 GRANTED = """
 SELECT bool_and(c.relowner = o.oid OR EXISTS (
          SELECT FROM aclexplode(c.relacl) a WHERE a.grantee = o.oid AND a.privilege_type = r))
   FROM pg_class c, pg_roles o, unnest(%(rights)s::text[]) r
  WHERE c.oid = to_regclass(%(name)s) AND o.rolname = %(owner)s
 """
-# All tables at once: each look at each index asks it. NULL where there is no such table, which doesn't count.
+# All tables in one query, since each check of an index asks. A table that doesn't exist gives NULL and doesn't count.
 LACKS = """
 SELECT coalesce(bool_or(NOT has_table_privilege(%(owner)s, to_regclass(n.name)::oid, n.wanted)), false)
        OR EXISTS (SELECT FROM pg_inherits h CROSS JOIN unnest(ARRAY['SELECT', 'UPDATE', 'DELETE']) AS wanted
@@ -58,7 +58,7 @@ SELECT coalesce(bool_or(NOT has_table_privilege(%(owner)s, to_regclass(n.name)::
                      AND NOT has_table_privilege(%(owner)s, h.inhrelid, wanted))
   FROM unnest(%(names)s::text[], %(rights)s::text[]) n (name, wanted)
 """
-# A verification reads each segment by itself, and the capture writes to one.
+# The owner needs rights on each segment: a verification reads it by its own name, the capture writes to it.
 SEGMENTS_NOT_GRANTED = """
 SELECT string_agg(c.oid::regclass::text, ', ')
   FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid, pg_roles o
@@ -90,10 +90,10 @@ SELECT s.generation_id, s.ordinal, s.lower, s.upper
 def targets(
     connection: Connection, source_oid: int, names_of_now: bool = True, with_bounds: bool = True
 ) -> list[Target]:
-    """The generations that a source's writes maintain, by the control tables. Read it under the drain lock.
+    """The generations that a source's writes maintain, by the control tables. Read them under the drain lock.
 
-    names_of_now: False for types and operators as they were called when the capture was made.
-    with_bounds: False leaves out those of segments, which are values of keys.
+    names_of_now: False for the names that types and operators had when the capture was made.
+    with_bounds: False leaves out the bounds of segments, which contain values of keys.
     """
     rows = execute(connection, MAINTAINED, {"source": source_oid})
     bounds = _bounds(connection, source_oid) if with_bounds else {}
@@ -111,7 +111,7 @@ def targets(
 def _bounds(connection: Connection, source_oid: int) -> dict[int, tuple[tuple[Bound, ...], tuple[int, ...]]]:
     """The bounds between the segments of each generation of a source, and their ordinals, in the order of keys.
 
-    One query, since it is asked often.
+    Reads them in one query, since it is called often.
     """
     asked = {"source": source_oid, "default": physical.DEFAULT_SEGMENT}
     pieces: dict[int, list[KeyRange]] = {}
@@ -123,7 +123,7 @@ def _bounds(connection: Connection, source_oid: int) -> dict[int, tuple[tuple[Bo
         try:
             ordered = in_key_order(of)
         except InvariantViolated:
-            # Then writes go by the base alone.
+            # Then all writes go through the base.
             continue
         # The first segment has no bound below.
         bounds = tuple(piece.lower for piece in ordered[1:] if piece.lower is not None)
@@ -140,8 +140,8 @@ def mode(connection: Connection, generation_id: int) -> str:
 def refresh(connection: Connection, source: Source) -> None:
     """Make the source's writes maintain exactly the generations that the control tables name. Needs the drain lock.
 
-    Leaves the triggers as they are: if one is missing, writes were lost, and the warning must stay until a rebuild.
-    Raises InvalidInput if our role may not make the source's owner the owner of the capture function.
+    Leaves the triggers as they are: if one is missing, the capture missed writes, and the warning must stay until a
+    rebuild. Raises InvalidInput if our role may not give the capture function to the source's owner.
     """
     source = owners.of_now(connection, source)
     generations = targets(connection, source.oid)
@@ -162,9 +162,10 @@ def refresh(connection: Connection, source: Source) -> None:
 
 
 def _hand_over(connection: Connection, source: Source, generations: list[Target]) -> None:
-    """The capture of rows runs as the source's owner: what is evaluated there (casts, his indexes' conditions) is his.
+    """Give the capture of rows to the source's owner, as whom it runs.
 
-    So the capture gives the owner of a table no more rights than he has, whatever role we are.
+    It evaluates casts and conditions of indexes that this owner wrote. So these get no rights that the owner lacks,
+    whatever role roir connects as.
     """
     execute(connection, "SELECT roir.take_from_former_owners(%(source)s::oid)", {"source": source.oid})
     owners.hand_over(connection, source, f"{function_name(source.oid)}()")
@@ -174,7 +175,7 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
 
 
 def grants(connection: Connection, source: Source, generations: Sequence[Target]) -> list[str]:
-    """What gives the source's owner the rights on our tables that his writes need, where he hasn't got them."""
+    """Statements that grant the source's owner the missing rights on roir's tables that the capture needs."""
     owner, found = quote(source.owner), []
     for target in generations:
         wanted = {"owner": source.owner, "base": physical.base(target.generation_id)}
@@ -191,18 +192,18 @@ def grants(connection: Connection, source: Source, generations: Sequence[Target]
 
 
 def grant_note(source: Source) -> str:
-    """What lets the owner's writes tell that they took a key over."""
+    """The statement that lets the owner's writes note that they took over a key."""
     return f"GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO {quote(source.owner)}"
 
 
 def _needed(generations: Sequence[Target]) -> list[tuple[str, tuple[str, ...]]]:
-    """What the source's owner must be able to do with tables of ours, for his writes to be captured."""
+    """The rights on roir's tables that the source's owner needs for the capture, by table."""
     needed: list[tuple[str, tuple[str, ...]]] = []
     for target in generations:
         stores = [physical.base(target.generation_id)]
         stores += [physical.delta(target.generation_id)] if target.mode != ACTIVE else []
         needed += [(name, ("SELECT", "INSERT", "UPDATE", "DELETE")) for name in stores]
-        # To lock a row takes the right to update it.
+        # A row lock needs the right to update.
         needed += [(physical.source_view(target.generation_id), ("SELECT", "UPDATE"))]
         if target.entry.enforced:
             rest = physical.segment(target.generation_id, physical.DEFAULT_SEGMENT)
@@ -211,9 +212,9 @@ def _needed(generations: Sequence[Target]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def lacks_rights(connection: Connection, source: Source) -> bool:
-    """True if the capture can't write: the owner that it runs as is another one now, or not a superuser any more."""
-    # By number and mode alone: to look for the present names of every entry's types would take most of a look's time,
-    # and who only watches may not read bounds.
+    """True if the capture can't write: the table has another owner now, or its owner is no superuser any more."""
+    # By the generations' ids and modes only: to look for the present names of each entry's types would take most of the
+    # time, and a role that only watches may not read bounds.
     generations = targets(connection, source.oid, names_of_now=False, with_bounds=False)
     needed = _needed(generations)
     pairs = [(name, right) for name, rights in needed for right in rights]
@@ -227,16 +228,16 @@ def lacks_rights(connection: Connection, source: Source) -> bool:
 
 
 def former_owners(connection: Connection, source_oid: int) -> list[str]:
-    """Roles, quoted, that don't own the source any more and may still write its entries, or its rows by our view."""
+    """Quoted roles that no longer own the source, but may still write its entries, or its rows through roir's view."""
     return list(execute(connection, FORMER_OWNERS, {"source": source_oid}).scalars())
 
 
 def install(connection: Connection, source: Source) -> None:
-    """As `refresh`, and see to it that every write fires the capture triggers, from now on. Needs the drain lock."""
+    """As `refresh`, and make every write fire the capture triggers from now on. Needs the drain lock."""
     refresh(connection, source)
-    # A trigger looks at the keys of all levels, by which somebody may have attached a partition just now.
+    # The capture relies on the keys of all levels, and another session may have attached a partition just now.
     execute(connection, "SELECT roir.check_source(%(oid)s::oid)", {"oid": source.oid})
-    # What follows needn't be looked at by the guard: that is us.
+    # The guard needn't check the DDL that follows: it is roir's own.
     execute(connection, "SET LOCAL roir.own_ddl = 'on'")
     missing = {gap.kind for gap in trigger_gaps.gaps(connection, source.oid) if gap.missing and gap.oid == source.oid}
     if ROWS in missing:
@@ -244,8 +245,8 @@ def install(connection: Connection, source: Source) -> None:
     if TRUNCATE in missing:
         execute(connection, truncate_trigger(source))
     execute(connection, "SELECT roir.watch_truncate(%(oid)s)", {"oid": source.oid})
-    # ALWAYS: the changes of a logical-replication apply worker are changes too. The source's own first, since it is
-    # handed down to its partitions.
+    # ALWAYS, so that changes by a logical-replication apply worker fire them, too. The source's own triggers come
+    # first, since partitions inherit the change.
     for gap in trigger_gaps.gaps(connection, source.oid):
         execute(connection, f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}")
 
@@ -267,7 +268,7 @@ def truncate_trigger(source: Source) -> str:
 
 
 def drop_functions(connection: Connection, source_oid: int) -> None:
-    """Drop a source's capture functions and all triggers that call them: partitions that were detached keep some.
+    """Drop a source's capture functions and all triggers that call them, also those of detached partitions.
 
     Takes ACCESS EXCLUSIVE locks on the tables of the triggers.
     """
@@ -283,11 +284,13 @@ LAYOUT = re.compile(r"(is_in_mode\(\d+, '\w+')(?:, \d+)?\)")
 
 
 def is_stale(connection: Connection, source: Source, names_of_now: bool = True) -> bool:
-    """True if the capture functions aren't those that `refresh` would make: types or operators have other names,
-    the source another owner or primary key now, somebody has altered them, or other code made them.
+    """True if the capture functions aren't those that `refresh` would make.
 
-    names_of_now: False if neither other names nor a newer layout count. A sync or a repair makes a newer layout. Under
-    either one writes are right: an older snapshot gets 40001 where it meets an entry that it doesn't see.
+    Types or operators have other names, the source has another owner or primary key, somebody has altered the
+    functions, or another version of roir made them.
+
+    names_of_now: False to ignore other names and a newer layout, which a sync or a repair makes. Writes are right under
+    both layouts: an older snapshot gets 40001 if it meets an entry that it doesn't see.
     """
     generations = targets(connection, source.oid, names_of_now)
     values = {
@@ -298,7 +301,7 @@ def is_stale(connection: Connection, source: Source, names_of_now: bool = True) 
     made = execute(connection, MADE, values).one()
     if made.rows is None:
         return False
-    # Removals and views cast by type, where the functions needn't.
+    # Removals and views cast by type, even if the functions don't.
     if names_of_now and [one.entry for one in generations] != [
         one.entry for one in targets(connection, source.oid, names_of_now=False)
     ]:

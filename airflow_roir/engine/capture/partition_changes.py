@@ -1,8 +1,9 @@
-"""Follows the partitions of a source: which of them a generation holds, which came or went without a capture.
+"""Follows the partitions of a source: those that a generation holds, those that came or went without a capture.
 
-Every partition's row events are captured: row triggers are cloned to whatever becomes a partition. What no trigger
-sees is DDL that brings or takes rows: DROP, DETACH and ATTACH. `roir.source_partition` says what a generation holds,
-so a difference from the catalog is such a change, or a partition that was created empty, which is harmless.
+Every partition's row events are captured: row triggers are cloned to each table that becomes a partition. No trigger
+sees DDL that brings or takes rows: DROP, DETACH and ATTACH. `roir.source_partition` lists the partitions that a
+generation holds, so a difference from the catalog is such a change, or a partition that was created empty, which is
+harmless.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ ADOPT = "SELECT roir.adopt_partitions(%(generation)s, %(source)s, %(leaves)s::oi
 
 @dataclass(frozen=True)
 class Change:
-    """A partition that a generation holds and that is gone, or a leaf that it doesn't know.
+    """A partition that a generation holds and that is gone, or a leaf that the generation doesn't know.
 
-    link: of a leaf, which attach of it made it one: of another one nothing is known.
+    link: identifies the attach that made it a leaf: if it is attached again, nothing is known of it.
     """
 
     relation: int
@@ -43,13 +44,13 @@ class Change:
 
 
 def register(connection: Connection, source: Source, generation_id: int) -> None:
-    """Record that a generation holds all partitions of its source. No-op for those that it knows."""
+    """Record that a generation holds all partitions of its source. A no-op for those that it knows."""
     values = {"generation": generation_id, "source": source.oid}
     execute(connection, "SELECT roir.register_partitions(%(generation)s, %(source)s)", values)
 
 
 def changes(connection: Connection, source: Source, generation_id: int) -> list[Change]:
-    """What came or went since the generation's partitions were recorded. Waits for no lock."""
+    """The partitions that came or went since the generation's were recorded. Waits for no lock."""
     if not source.partitioned:
         return []
     rows = execute(connection, CHANGES, {"source": source.oid, "generation": generation_id})
@@ -59,9 +60,9 @@ def changes(connection: Connection, source: Source, generation_id: int) -> list[
 def check(
     connection: Connection, index: str, source: Source, generation_id: int, entry: Entry, known: set[Change]
 ) -> list[Change]:
-    """Raise PartitionsChanged if rows came or went that no capture saw. Returns the new leaves, which are harmless.
+    """Raise PartitionsChanged if rows came or went that no capture saw. Returns the new leaves, all harmless.
 
-    known: leaves that were found harmless before; adds to it. Once a leaf is, it stays so: all writes are captured.
+    known: leaves that were found harmless before; adds to it. A harmless leaf stays so: all writes are captured.
     """
     found = changes(connection, source, generation_id)
     for change in found:
@@ -82,8 +83,9 @@ def check(
 def adopt(connection: Connection, source: Source, generation_id: int, leaves: Collection[Change]) -> None:
     """Record leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers.
 
-    One that was detached since isn't recorded, be it attached again, with whatever rows it has by then.
-    What one of them was truncated of before can't be known: its bounds are asked for rows, as of one that leaves.
+    A leaf that was detached since isn't recorded, even if it is attached again, since it may have other rows by then.
+    If a leaf was truncated before this call, roir can't know the rows that it lost. So its bounds are searched for
+    entries without a row, as for a partition that leaves.
     """
     if leaves:
         values = {
@@ -97,16 +99,16 @@ def adopt(connection: Connection, source: Source, generation_id: int, leaves: Co
 
 
 def brings_rows(connection: Connection, source: Source, generation_id: int, entry: Entry, leaf: int) -> bool:
-    """True if a leaf has rows that no capture saw, in this snapshot: a captured row and its entry commit together.
+    """True if a leaf has rows without an entry in this snapshot: a captured row and its entry commit together.
 
-    An entry with another included value was not maintained: the row was changed while its leaf was detached.
+    An entry with another included value doesn't count: the row was changed while its leaf was detached.
     Before the switch only the delta counts, since the build doesn't copy from a leaf that it doesn't know.
     """
     mode, base = installation.mode(connection, generation_id), physical.base(generation_id)
     written = f"{physical.delta(generation_id)} WHERE state = '{EntryState.REGULAR.value}'"
     stores = {CAPTURE: [written], DIRECT: [written, base]}.get(mode, [base])
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
-    # By its owner of now, which it then keeps.
+    # The lock keeps the leaf's owner as it is from here on.
     lock_table(connection, name, leaf, "ACCESS SHARE", only=True)
     projected = ", ".join(
         f"{quote(column.source)}{column.to_base_type} AS c{i + 1}" for i, column in enumerate(entry.columns)
@@ -114,7 +116,7 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
     row, kept = (f"ROW({', '.join(entry.physical(prefix=side))})::record" for side in ("s.", "e."))
     nullable = entry.nullable_positions
     any_null = " OR ".join(is_null(f"s.c{i + 1}") for i in nullable) or "false"
-    # A NULL in the key is looked for by a condition of its own, so that the others can use the index.
+    # Keys with a NULL have a condition of their own, so that the others can use the index.
     plain, with_nulls = (
         " AND ".join(
             f"NOT EXISTS (SELECT FROM (SELECT * FROM {store}) e "

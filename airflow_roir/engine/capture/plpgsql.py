@@ -1,14 +1,14 @@
-"""What both capture functions are written with: the statement around them, nested blocks, literals."""
+"""Helpers to write both capture functions: the statement around them, nested blocks, literals."""
 
 from __future__ import annotations
 
-# Nobody's search_path finds anything here, and without rows that a policy hides the careful path would take entries
-# away: then rather an error.
+# No user's search_path matters here. If a policy hid rows, the careful path would remove their entries: so the function
+# fails instead.
 _PINNED = "SET search_path = pg_catalog, pg_temp SET row_security = off"
 
 
 def function(name: str, text: str, settings: str = "") -> str:
-    """A statement that makes a capture function. settings: more that it pins, as SQL."""
+    """A statement that makes a capture function. settings: SQL that pins more settings."""
     tag = "roir"
     while f"${tag}$" in text:  # a column may be called anything, `$roir$` too
         tag += "_"

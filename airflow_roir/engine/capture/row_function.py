@@ -2,11 +2,11 @@
 
 See docs/architecture.md#touched-wins.
 
-The *quick* path trusts an event's NEW where that is the row as it stands now: the tuple's `xmax` is 0. It isn't where
-a trigger (a user's or a foreign key's) or a function that a statement calls wrote to the same row while that statement
-still had events queued: the inner events then come first. There, where primary keys move among rows, and for a row
-that is gone, the *careful* path asks the source itself, by primary key, whether the entry belongs, for the old and the
-new entry alike. Neither depends on the order of events, and nothing is remembered between them that a session could
+The *quick* path trusts an event's NEW if that is the present row: the tuple's `xmax` is 0. NEW is outdated if a trigger
+(a user's or a foreign key's), or a function that the statement calls, wrote to the same row while the statement still
+had events queued: the inner events then come first. In that case, if primary keys move among rows, and for a row that
+is gone, the *careful* path asks the source itself, by primary key, whether the entry belongs, for the old and the new
+entry alike. Neither path depends on the order of events, and nothing is remembered between them that a session could
 reset.
 """
 
@@ -21,15 +21,15 @@ from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 
-# The event's new version of the row has been written to again since, by this very transaction (or only locked).
+# This transaction has written again to the event's new version of the row since (or has only locked it).
 _IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
 
-# Plans are kept. One that was made when a table was empty would read all of it for each row when it is large.
+# Plans are kept: one that was made for an empty table would read the whole table for each row once it is large.
 _BY_INDEX = " SET enable_seqscan = off"
 
 
 def trigger_name(source_oid: int) -> str:
-    """The capture trigger of rows. By the source's oid: a table and one of its partitions may both be sources."""
+    """The name of the capture trigger of rows, by oid: a table and one of its partitions may both be sources."""
     return f"roir_capture_{source_oid}"
 
 
@@ -39,12 +39,12 @@ def function_name(source_oid: int) -> str:
 
 
 def render(source: Source, generations: list[Target]) -> str:
-    """The whole CREATE FUNCTION statement for rows, pure text of its arguments."""
+    """The whole CREATE FUNCTION statement for rows. Depends on nothing but its arguments."""
     return function(function_name(source.oid), body(source, generations), _BY_INDEX)
 
 
 def body(source: Source, generations: list[Target]) -> str:
-    """What stands between the dollars of `render`."""
+    """The function's body, without the dollar quotes."""
     declarations = [
         "DECLARE",
         "  -- Whether the source is asked what became of the row. A DELETE always does.",
@@ -73,7 +73,7 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
         return ["-- No generation is maintained at present."]
     lines = []
     if not source.pk_deferrable:
-        # The update first: each question costs an event a microsecond or two, and most writes are updates.
+        # UPDATE first: each test costs an event a microsecond or two, and most writes are updates.
         lines = [
             "-- Is NEW the row as it stands now? It isn't where this transaction has written to the row again since.",
             "IF TG_OP = 'UPDATE' THEN",
@@ -94,10 +94,10 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
 
 
 def _of_another() -> list[str]:
-    """To read a leaf is to run code of its owner, who may be somebody else than the source's, as whom we run."""
+    """Refuses leaves of other owners: to read one may run its owner's code, with the rights of the source's owner."""
     return [
         "-- May our owner read this leaf?",
-        # Looked at here, since a call costs each event more.
+        # Tested here, since a call would cost each event more.
         "IF careful AND (SELECT c.xmax <> '0'::xid OR NOT pg_has_role(c.relowner, current_user, 'USAGE')",
         "                  FROM pg_class c WHERE c.oid = TG_RELID) THEN",
         "  PERFORM roir.refuse_leaves_of_others(ARRAY[TG_RELID]);",
@@ -129,11 +129,11 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
-    # What shares a key with others for a while needs a snapshot that sees them.
+    # If rows may share a key for a while, the snapshot must see them all.
     refused = _refused(target) if source.pk_deferrable else []
     moved = []
     if target.scan is Scan.BLOCK:
-        # Else a batch could meet the row twice, or not at all. Within a block one snapshot sees it once.
+        # Otherwise batches could meet the row twice, or not at all. Within a block one snapshot sees it once.
         moved = [
             "",
             "-- Has the row moved to another block? The scan of the old one may miss it.",
@@ -163,12 +163,12 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
 
 
 def _block_of(record: str) -> str:
-    """SQL for the number of the block that a version of a row is in."""
+    """SQL for the number of the block that has a version of a row."""
     return f"({record}.ctid::text::point)[0]"
 
 
 def _maintain_mode(source: Source, target: Target) -> list[str]:
-    """Direct and active mode: the base itself is kept right; in direct mode the delta shrinks on the way (I5)."""
+    """Direct and active mode: writes maintain the base itself; in direct mode they also remove delta rows (I5)."""
     entry, base = target.entry, physical.base(target.generation_id)
     delta = physical.delta(target.generation_id) if target.mode == DIRECT else None
 
@@ -184,27 +184,27 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             f"{entry.on_conflict()};",
         ]
 
-    # The delta before the base, always: a fold step takes rows in that order too.
+    # Always the delta before the base: a fold step takes rows in that order, too.
     def settle(record: str) -> list[str]:
         gone = ["-- No row has it: the entry goes.", *segment_writes.take_out(target, record)]
         return [*forget(record), *careful_path.as_it_stands(source, target, record, put("here"), gone)]
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
-    # An old snapshot is told by the row that says this mode, which it must see: a removal may find the entry in the
-    # delta and miss the base's younger copy, a write may miss a younger antimatter, a lookup the row itself.
+    # The snapshot must see the row that names this mode, or it is too old: a removal could find the entry in the delta
+    # and miss the base's younger copy, a write could miss a younger antimatter, a lookup the row itself.
     refused = _refused(target)
     if source.pk_deferrable:
         return [
             *refused,
             *careful_path.for_both(lambda record: [*segment_writes.set_null(entry, record), *settle(record)]),
         ]
-    # Before the paths part, since nearly each of them asks.
+    # Before the paths part, since nearly all of them need it.
     new_null = [*segment_writes.set_null(entry, "NEW"), ""] if entry.nullable_positions else []
     return [
         *refused,
         *new_null,
-        # Most writes take neither question's first answer. One statement for the old entry, on either path: it is long.
+        # Most writes fail both conditions. The statements for the old entry are long, so both paths share them.
         "-- Careful, or another key: the old entry goes, unless the source has it still; then comes the new one.",
         "-- A DELETE is careful.",
         f"IF careful OR TG_OP = 'UPDATE' AND {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
@@ -243,7 +243,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
 
 
 def _refused(target: Target) -> list[str]:
-    """40001 for a snapshot that is older than the generation's mode, or than its segments."""
+    """Raises 40001 for a snapshot that is older than the generation's mode, or than its segments."""
     layout = f", {target.layout}" if target.layout else ""
     return [
         "-- Was the switch to this mode, or a swap of segments, after our snapshot? Then it doesn't see all entries.",
@@ -258,7 +258,7 @@ def _refused(target: Target) -> list[str]:
 
 
 def _image(record: str, columns: list[str] | tuple[str, ...]) -> str:
-    # ::record, or PostgreSQL would take `ROW(…) *<> ROW(…)` for a comparison of the columns one by one.
+    # ::record: without it PostgreSQL would compare the columns of `ROW(…) *<> ROW(…)` one by one.
     return f"ROW({', '.join(f'{record}.{quote(column)}' for column in columns)})::record"
 
 

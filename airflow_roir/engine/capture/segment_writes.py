@@ -1,8 +1,8 @@
-"""Writes straight to the segment that an entry lies in, with kept plans: removals, and updates in place.
+"""Removes and updates an entry directly in its segment, with kept plans.
 
 A plan of a DELETE from the partitioned base, or of an UPDATE, isn't kept: it would lock all segments. So the text has
-one statement for each segment, and the segments' bounds choose among them. The bounds are a guess that needs no proof:
-what isn't found there is looked for in the whole base.
+one statement for each segment, and the segments' bounds choose among them. The bounds may be wrong: an entry that isn't
+found in that segment is looked for in the whole base.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Bound
 from airflow_roir.engine.generation.entry import Entry, is_null
 
-# Types of keys whose text means the same value whatever a user's session is set to, and is refused by none: not so an
-# enum's label, which may be renamed, or money.
+# Types of keys whose text means the same value in every session, whatever its settings, and is always valid. An enum's
+# label may be renamed, money depends on settings.
 PLAIN_TYPES = frozenset(
     (
         *("smallint", "integer", "bigint", "oid", "numeric", "real", "double precision", "boolean", "uuid"),
@@ -26,15 +26,15 @@ PLAIN_TYPES = frozenset(
 )
 # Each session parses the text, and keeps a plan of some 20 kB for each segment that it has removed entries from.
 MOST_SEGMENTS, LONGEST_BOUND = 64, 100
-# An upsert has one plan for all segments. A session makes six of each segment's before it keeps one, and a session that
-# is short or rare would pay more for these than it saves.
+# An upsert has one plan for all segments. A session makes six plans of each segment's own statement before it keeps
+# one: if it is short, or writes rarely, they cost more than they save.
 MOST_UPDATED_SEGMENTS = 16
 
 
 def take_out(target: Target, record: str) -> list[str]:
-    """Remove the entry of a record from the base. record: OLD, or what is rarely removed."""
+    """Removes the entry of a record from the base. record: OLD, or another one, whose entry is rarely removed."""
     entry, base = target.entry, physical.base(target.generation_id)
-    # Nothing there, or only nothing that this snapshot sees: an insert tells, it raises 40001 at what it can't see.
+    # If no entry is found, this snapshot may only not see it. An insert shows that: it raises 40001 at such an entry.
     identity = ", ".join(entry.physical(entry.identity_positions))
     values = ", ".join(entry.source_columns(record)[: entry.identity])
     guessed = _bounds(target, MOST_SEGMENTS) if record == "OLD" else None
@@ -60,12 +60,12 @@ def take_out(target: Target, record: str) -> list[str]:
 
 
 def update_in_place(target: Target, put: list[str]) -> list[str]:
-    """Write the entry of NEW, whose (key, pk) is OLD's: by UPDATE where it is there, else by `put`.
+    """Writes the entry of NEW, whose (key, pk) is OLD's: by UPDATE if the entry exists, else by `put`.
 
-    By `put` where one snapshot sees all: it raises 40001 at what is invisible, and takes no predicate locks.
+    By `put` in a transaction with one snapshot: it raises 40001 at an invisible entry, and takes no predicate locks.
     """
     entry = target.entry
-    # A unique index has no upsert: `put` inserts in vain, reads the holder and updates, both planned each time.
+    # A unique index has no upsert: `put` tries an insert, reads the holder and updates, both planned each time.
     bounds = _bounds(target, MOST_SEGMENTS if entry.enforced else MOST_UPDATED_SEGMENTS)
     if not entry.included_positions or (bounds is None and not entry.enforced):
         return put
@@ -95,7 +95,7 @@ def update_in_place(target: Target, put: list[str]) -> list[str]:
 
 
 def set_null(entry: Entry, record: str) -> list[str]:
-    """Say in `old_null` or `new_null` whether a record's entry has a NULL, which takes another statement to remove."""
+    """Sets `old_null` or `new_null`: true if a record's entry has a NULL, whose removal needs another statement."""
     if not entry.nullable_positions:
         return []
     has_null = " OR ".join(is_null(entry.columns[i].of(record)) for i in entry.nullable_positions)
@@ -106,7 +106,7 @@ _COUNT = "GET DIAGNOSTICS found_entries = ROW_COUNT;"
 
 
 def delete(entry: Entry, table: str, record: str) -> list[str]:
-    """Delete the entry of a record by its own equality. Only an entry with a NULL in it pays for a dynamic plan."""
+    """Deletes the entry of a record by its types' equality. Only an entry with a NULL costs a dynamic plan."""
     return _unless_null(entry, table, record, [_delete(entry, table, record)])
 
 
@@ -126,7 +126,7 @@ def _by_segment(target: Target, bounds: tuple[Bound, ...], record: str) -> list[
 def _choose(
     target: Target, bounds: tuple[Bound, ...], record: str, statement: Callable[[str], str], first: int, end: int
 ) -> list[str]:
-    """A binary search among the segments from `first` to before `end`, in the order of keys; the first of all is 0."""
+    """A binary search among the segments [first, end), numbered from 0 in the order of keys."""
     if end - first == 1:
         return [statement(physical.segment(target.generation_id, target.segment_at(first)))]
     middle = (first + end) // 2
@@ -141,7 +141,7 @@ def _choose(
 
 def _is_below(entry: Entry, record: str, bound: Bound) -> str:
     values = [column.of(record) for column in entry.columns[: len(bound)]]
-    # Read as strings are under any setting of standard_conforming_strings.
+    # E'' strings mean the same under any setting of standard_conforming_strings.
     texts = ["E" + literal(text.replace("\\", "\\\\")) for text in bound]
     if len(bound) == 1:
         return f"{values[0]} OPERATOR(pg_catalog.<) {texts[0]}"
@@ -149,7 +149,7 @@ def _is_below(entry: Entry, record: str, bound: Bound) -> str:
 
 
 def _bounds(target: Target, most: int) -> tuple[Bound, ...] | None:
-    """The bounds between the segments; None if there are more than `most`, or writes must do without."""
+    """The bounds between the segments; None if there are more than `most` segments, or the bounds can't be used."""
     bounds = target.bounds
     if bounds is None or len(bounds) >= most:
         return None
@@ -160,12 +160,12 @@ def _bounds(target: Target, most: int) -> tuple[Bound, ...] | None:
 
 
 def _delete(entry: Entry, table: str, record: str) -> str:
-    """The statement for an entry without a NULL."""
+    """The DELETE statement for an entry without a NULL."""
     return f"DELETE FROM {table} WHERE {_same(entry, record)};"
 
 
 def _same(entry: Entry, record: str) -> str:
-    """That it is the entry of a record, one without a NULL."""
+    """SQL, true for the entry of a record, if that has no NULL."""
     values = [entry.columns[i].of(record) for i in entry.identity_positions]
     return entry.same(entry.physical(), values, dict.fromkeys(entry.nullable_positions, False))
 
@@ -173,7 +173,7 @@ def _same(entry: Entry, record: str) -> str:
 def _unless_null(
     entry: Entry, table: str, record: str, known: list[str], after_dynamic: list[str] | None = None
 ) -> list[str]:
-    """`known` where no column of the entry is NULL, else a dynamic DELETE."""
+    """`known` if no column of the entry is NULL, else a dynamic DELETE."""
     values = [entry.columns[i].of(record) for i in entry.identity_positions]
     names, nullable = entry.physical(), entry.nullable_positions
     if not nullable:
@@ -185,7 +185,7 @@ def _unless_null(
         )
         if i not in nullable:
             return equal[1:-1]
-        # It is this one that is NULL, if no other column can be.
+        # If only one column can be NULL, it is this one.
         return (
             null[1:-1]
             if len(nullable) == 1

@@ -14,11 +14,10 @@ CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureM
 
 @dataclass(frozen=True)
 class Target:
-    """A generation that the capture function maintains, in its mode. scan: what it is built from.
+    """A generation that the capture function maintains, in its mode. scan: how the build reads the source.
 
     bounds: those between its segments in the order of keys, whose ordinals are `segments`; None if they aren't known.
-    layout: how often segments were swapped for new ones. constraint: what a unique index is called where it refuses a
-    row.
+    layout: how often segments were swapped for new ones. constraint: the name of a unique index in errors.
     """
 
     generation_id: int
@@ -31,9 +30,9 @@ class Target:
     layout: int = 0
 
     def segment_at(self, place: int) -> int:
-        """The ordinal of a segment by its place in the order of keys, from 0 on. Prepare numbers them so, from 1 on."""
+        """The ordinal of a segment by its place, from 0, in the order of keys. Prepare's ordinals are in that order."""
         return self.segments[place] if self.segments else place + 1
 
     def values(self, record: str) -> list[str]:
-        """SQL for an entry's values out of a row of the source, or out of `here`."""
+        """SQL for an entry's values from a row of the source, or from `here`."""
         return self.entry.physical(prefix="here.") if record == "here" else self.entry.source_columns(record)

@@ -1,4 +1,4 @@
-"""Capture triggers of a source that are missing or disabled, so that not every write is captured."""
+"""Finds capture triggers of a source that are missing or disabled, so that writes may be missed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Gap:
         return f"{self.trigger} on {self.relation} is {self.state}"
 
 
-# By what they call, since a trigger can be renamed. 1 is TRIGGER_TYPE_ROW. A leaf that no generation holds yet may lack
-# the trigger for TRUNCATE: it gets that when it is taken in.
+# Finds triggers by the functions that they call, since a trigger can be renamed. 1 is TRIGGER_TYPE_ROW. A leaf that no
+# generation holds yet may lack the trigger for TRUNCATE: it gets that when it is registered.
 GAPS = """
 WITH relation AS (
     SELECT %(source)s::oid AS oid, true AS followed

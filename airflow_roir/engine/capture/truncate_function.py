@@ -1,4 +1,4 @@
-"""The text of a source's capture function of TRUNCATE: it takes all entries, or a leaf's, out of every generation."""
+"""The text of a source's capture function of TRUNCATE: it removes all entries, or a leaf's, from every generation."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from airflow_roir.engine.source.source import Source
 
 
 def truncate_trigger_name(source_oid: int) -> str:
-    """The capture trigger of TRUNCATE; each leaf has one of its own, since it isn't cloned."""
+    """The name of the capture trigger of TRUNCATE; each leaf has one of its own, since it isn't cloned."""
     return f"roir_truncate_{source_oid}"
 
 
 def truncate_function_name(source_oid: int) -> str:
-    """The capture function of a source's TRUNCATE. It runs as our own role, and calls nothing of the owner's."""
+    """The name of the capture function of a source's TRUNCATE. It runs as roir's role and calls no owner's code."""
     return f"{DATA_SCHEMA}.truncate_{source_oid}"
 
 
 def render_truncate(source: Source, generations: list[Target]) -> str:
-    """The whole CREATE FUNCTION statement for TRUNCATE, pure text of its arguments."""
+    """The whole CREATE FUNCTION statement for TRUNCATE. Depends on nothing but its arguments."""
     return function(truncate_function_name(source.oid), truncate_body(source, generations))
 
 
 def truncate_body(source: Source, generations: list[Target]) -> str:
-    """What stands between the dollars of `render_truncate`."""
+    """The function's body, without the dollar quotes."""
     return "\n".join(["BEGIN", *indent(_truncated(source, generations)), "  RETURN NULL;", "END"])
 
 
@@ -40,7 +40,7 @@ def _truncated(source: Source, generations: list[Target]) -> list[str]:
             f"TRUNCATE {', '.join([*bases, *deltas])};",
             *_emptied(generations),
         ]
-    # Delta before base, as the fold takes rows. In active mode the delta may be dropped at any time.
+    # The delta before the base, as the fold takes rows. In active mode the delta may be dropped at any time.
     stores = [
         (g, store)
         for g in generations
@@ -50,8 +50,8 @@ def _truncated(source: Source, generations: list[Target]) -> list[str]:
     return [
         f"IF TG_RELID <> {source.oid} THEN",
         f"  PERFORM roir.refuse_restored({source.oid});",
-        # By their files, which no snapshot is too old for: a TRUNCATE of the whole source tells of every leaf, when all
-        # entries have gone already.
+        # By the files' sizes, which every snapshot sees. A TRUNCATE of the whole source fires this for each leaf, once
+        # all entries are gone already.
         f"  IF {size} = 0 THEN",
         *indent(_emptied(generations), 2),
         "    RETURN NULL;",
@@ -64,7 +64,7 @@ def _truncated(source: Source, generations: list[Target]) -> list[str]:
         "  RETURN NULL;",
         "END IF;",
         *_refused_written(_size_of_tree("TG_RELID")),
-        # In one statement, bases first: the fold locks in that order too, so the two can't deadlock.
+        # In one statement, bases first: the fold locks tables in that order, too, so the two can't deadlock.
         f"TRUNCATE {', '.join([*bases, *deltas])};",
         *_emptied(generations),
     ]
@@ -75,7 +75,7 @@ def _size_of_tree(relation: str) -> str:
 
 
 def _refused_written(size: str) -> list[str]:
-    """An error where a trigger has written rows since the TRUNCATE, whose events came first: their entries would go."""
+    """Raises if a trigger has written rows since the TRUNCATE: their events came first, their entries would be lost."""
     return [
         f"IF {size} > 0 THEN",
         "  RAISE feature_not_supported USING",
@@ -87,6 +87,6 @@ def _refused_written(size: str) -> list[str]:
 
 
 def _emptied(generations: list[Target]) -> list[str]:
-    """What their blocks were planned for is gone, so that nothing is left to be scanned."""
+    """Notes for generations that scan by blocks that the planned blocks are gone, and none is left to scan."""
     scanned = [f"({g.generation_id}, TG_RELID)" for g in generations if g.mode == CAPTURE and g.scan.by_blocks]
     return [f"INSERT INTO roir.emptied (generation_id, relation) VALUES {', '.join(scanned)};"] if scanned else []

@@ -1,9 +1,9 @@
-"""How a write puts its entry into a unique index, in direct and active mode (docs/architecture.md#uniqueness).
+"""Puts an entry into a unique index, in direct and active mode (docs/architecture.md#uniqueness).
 
-The key may be another row's: then the source says whether that row has it still. If so, the write is refused, as by
-PostgreSQL's own `UNIQUE … DEFERRABLE INITIALLY IMMEDIATE`; if not, the entry is stale, since that row's event is still
-to come, or its antimatter to be folded, and is taken over. A removal deletes by `(key, pk)`, so that the former
-holder's never undoes that.
+Another row's entry may have the key. Then the source says whether that row still has it. If so, the write is refused,
+as by PostgreSQL's own `UNIQUE … DEFERRABLE INITIALLY IMMEDIATE`. If not, that entry is stale, since the row's event is
+still to come, or its antimatter is still to be folded, and the new row takes it over. A removal deletes by `(key, pk)`,
+so the former holder's removal never undoes that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from airflow_roir.entry_state import EntryState
 
 
 def put(source: Source, target: Target, record: str) -> list[str]:
-    """Write the entry of a record, or of `here`. Whoever calls it has removed the entry's own row from the delta."""
+    """Writes the entry of a record, or of `here`. The caller has removed the entry's own row from the delta."""
     entry = target.entry
     values = target.values(record)
     columns = ", ".join(entry.physical())
@@ -39,7 +39,7 @@ def put(source: Source, target: Target, record: str) -> list[str]:
 
 
 def _of_delta(source: Source, target: Target, record: str) -> list[str]:
-    """Nobody else may have the key in the delta. Before the base: the fold moves an entry from the one to the other."""
+    """Refuses the write if another row has the key in the delta. Before the base: the fold moves entries to there."""
     entry, delta = target.entry, physical.delta(target.generation_id)
     regular = f"d.state = '{EntryState.REGULAR.value}'"
     key, other = _key_is(target, record, "d."), _rest_is(target, _rest(target, record), "d.")
@@ -49,7 +49,7 @@ def _of_delta(source: Source, target: Target, record: str) -> list[str]:
         f"  SELECT {holder} INTO holder FROM {delta} d WHERE {key} AND NOT ({other}) AND {regular} LIMIT 1;",
         "  EXIT WHEN NOT FOUND;",
         *indent(_ask(source, target, record)),
-        # Its row has gone from this key, by what we wrote ourselves: that event is still to come.
+        # The holder's row no longer has this key, by a write of our own whose event is still to come.
         f"  DELETE FROM {delta} d WHERE {key} AND {_rest_is(target, _of_holder(target), 'd.')};",
         "END LOOP;",
     ]
@@ -65,10 +65,10 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
     held = _rest_is(target, _of_holder(target), "b.")
     return [
         "LOOP",
-        # Not DO UPDATE, which would lock the holder's entry: its own transaction may need that while we wait for it.
+        # Not DO UPDATE, which would lock the holder's entry: the holder's transaction may need it while we wait for it.
         f"  INSERT INTO {base} {into} ON CONFLICT ({', '.join(entry.physical(entry.key_positions))}) DO NOTHING;",
         "  EXIT WHEN FOUND;",
-        # Ours first: one snapshot may show another's, too, that has gone since, and is too old to ask for its row.
+        # Our own entry first: one snapshot may also show another row's, which is gone since, and be too old to ask.
         f"  SELECT {holder}, b.tableoid AS place, b.ctid AS spot INTO holder FROM {base} b WHERE {key}",
         f"    ORDER BY {_rest_is(target, _rest(target, record), 'b.')} DESC LIMIT 1;",
         "  CONTINUE WHEN NOT FOUND;",
@@ -79,7 +79,8 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
         "  END IF;",
         f"  UPDATE {base} b SET {assigned} WHERE {key} AND {held};",
         "  IF FOUND THEN",
-        # The holder may have gone and come again between question and take-over. Now whoever brings it waits for us.
+        # The holder may have lost the key and got it again between question and take-over: ask again. From now on a
+        # writer that gives it the key waits for us.
         "    IF taken AND NOT one_snapshot THEN",
         *indent(_ask(source, target, record), 3),
         "    END IF;",
@@ -90,10 +91,11 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
 
 
 def _ask(source: Source, target: Target, record: str) -> list[str]:
-    """An error if the holder's row has our key. FOR SHARE waits for who changes it, and 40001 if we can't see that.
+    """Raises if the holder's row has our key. FOR SHARE waits for a session that changes the row, and raises 40001 if
+    our snapshot doesn't see the change.
 
-    Of a table that was rewritten since our snapshot we see no row, without an error: its file tells. In READ COMMITTED
-    a row that has moved to another partition is 40001, too: then it isn't there any more.
+    If the table was rewritten since our snapshot, we see no row and no error: the table's file shows that. In READ
+    COMMITTED, a row that has moved to another partition raises 40001, too: then we ask again, and it is gone.
     """
     entry = target.entry
     given = [entry.columns[i].parameter(i + 1) for i in entry.identity_positions]
@@ -107,7 +109,7 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
     by_view = literal(asked(view, [f"s.c{i + 1}" for i in entry.identity_positions]))
     looks = [f"EXECUTE {by_view} INTO held USING {bound};"]
     if not source.partitioned:
-        # As the careful path does: restored from a dump, maybe without our view.
+        # As on the careful path: the table may be restored from a dump, without our view.
         head, tail = asked("\0", [column.of("s") for column in entry.columns]).split("\0")
         by_name = f"{literal(head + 'ONLY ')} || TG_RELID::regclass || {literal(tail)}"
         looks = [
@@ -120,7 +122,7 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
     names = ", ".join(literal(column.source) for column in entry.columns[: entry.key])
     texts = ", ".join(_text(entry, i, value) for i, value in enumerate(key))
     tree = "pg_partition_root(TG_RELID)" if source.partitioned else "TG_RELID"
-    # The row may be in any of them.
+    # The holder's row may be in any leaf.
     leaves = f"ARRAY(SELECT t.relation FROM roir.partition_tree({source.oid}) t)"
     return [
         *([f"PERFORM roir.refuse_leaves_of_others({leaves});"] if source.partitioned else []),
@@ -145,7 +147,7 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
 
 
 def _text(entry: Entry, i: int, value: str) -> str:
-    """SQL for a key column's value in an error. `format` makes an empty text of a NULL, which only some keys can be."""
+    """SQL for a key column's value in an error. `format` would make an empty text of a NULL."""
     text = f"format('%s', {value})"
     if i not in entry.nullable_positions or i in entry.apart_positions:
         return text
@@ -153,7 +155,7 @@ def _text(entry: Entry, i: int, value: str) -> str:
 
 
 def _key_is(target: Target, record: str, prefix: str) -> str:
-    """SQL that an entry has a record's key. With NULLS NOT DISTINCT two NULLs are the same."""
+    """SQL, true if an entry has a record's key. With NULLS NOT DISTINCT two NULLs are the same."""
     entry = target.entry
     values = _compared(target, record)
     found = []
@@ -165,7 +167,7 @@ def _key_is(target: Target, record: str, prefix: str) -> str:
 
 
 def _rest(target: Target, record: str) -> list[str]:
-    """The record's primary key, without what is in the key."""
+    """The record's primary key, without the columns that are in the index's key."""
     values = _compared(target, record)
     return [values[i] for i in target.entry.rest_positions]
 

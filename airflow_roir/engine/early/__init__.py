@@ -1,1 +1,1 @@
-"""Duplicates of a unique index are told of while it is built, long before the seal finds them all."""
+"""Finds duplicates of a unique index while it is built, long before the seal finds them all."""

@@ -1,4 +1,4 @@
-"""A thread of the run's driver that tells duplicates while the build goes on. It never hurts the build."""
+"""Runs the detector of duplicates in a thread of the run's driver. Its errors never stop the build."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from airflow_roir.quantity import counted
 
 @contextmanager
 def detecting(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> Iterator[None]:
-    """Around the build's workers: look for duplicates of a unique index in a thread, until the block ends.
+    """Look for duplicates of a unique index in a thread, while the block with the build's workers runs.
 
-    The end waits for a last look, if the block has ended by itself, else for the transaction that is under way. report:
-    told, in that thread, of what was found.
+    The end of the block waits for a last look; if an error ends the block, only for the transaction that is under way.
+    report: called in that thread when duplicates are found.
     """
     halt, done = threading.Event(), threading.Event()
     thread = threading.Thread(
@@ -47,7 +47,7 @@ def _watch(
             _detect(database, run, report, halt, done)
             return
         except (Fenced, DuplicatesFound):
-            # A newer run has one of its own; or the operation is paused, with the reason.
+            # A newer run has a detector of its own; or the operation is paused, with the reason.
             return
         except DBAPIError as error:
             if (trouble := trouble_of(error)) is None:
@@ -56,7 +56,7 @@ def _watch(
             if trouble is not Trouble.LOST:
                 halt.wait(LONGEST_WAIT_S)
         except RoirError as error:
-            # What ends the workers, too, and is told by them.
+            # An error that ends the workers, too; they report it.
             _give_up(database, run, str(error))
             return
         except Exception as error:
@@ -79,7 +79,7 @@ def _detect(
             return
         if halt.is_set():
             return
-        # numpy takes a tenth of a second to import, which other builds shall not wait for.
+        # Imported here: numpy takes a tenth of a second to import, which builds without a unique key must not wait for.
         from airflow_roir.engine.early.detector import Detector, NoHash
 
         try:

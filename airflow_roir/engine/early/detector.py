@@ -1,8 +1,8 @@
-"""Tells duplicates of a unique index while it is built (docs/architecture.md#early).
+"""Finds duplicates of a unique index while it is built (docs/architecture.md#early).
 
-It reads the hashes of what workers have committed to each segment, finds those that it has met before, and looks their
-entries up where they are: only what one snapshot shows as two live entries of one key is written down. What it misses
-the seal finds.
+It reads the hashes of the entries that workers have committed to each segment, finds hashes that it has met before, and
+looks up their entries. It records two entries only if one snapshot shows both as live entries of one key. The seal
+finds the duplicates that it misses.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.unique import duplicates
 from airflow_roir.errors import DuplicatesFound
 
-# A segment is read when it has grown by an eighth: so all of a segment's hashes are merged nine times at the most, and
-# of two rows with one key that are there at most one in nine is still to be read.
+# A segment is read when it has grown by an eighth: so each of its hashes is merged nine times at most, and at most a
+# ninth of its rows is still unread.
 GROWTH = 8
-# Less isn't worth a transaction.
+# Fewer blocks aren't worth a transaction.
 FEWEST_BLOCKS = 64
-# Spent without asking how long the build has lasted: a small one would be over.
+# Seconds that may be spent however short the build has lasted: otherwise a small build would be over first.
 FIRST_S = 0.2
-# What a block costs where all of them are scanned.
+# Seconds for each block in a scan of all segments.
 HEAL_BLOCK_S = 20e-6
 NONE: Hashes = np.empty(0, dtype=np.uint64)
 
 
 class Detector:
-    """Of one run's build. Each step is a few transactions of its own session."""
+    """Detects duplicates in one run's build. Each step is a few transactions of its own session."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Detector:
         clock: Callable[[], float] = time.monotonic,
         halted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """halted: whether to leave between two transactions. Raises NoHash if the keys' types have none."""
+        """halted: true if it must stop between two transactions. Raises NoHash if a type of the key has no hash."""
         self._database = database
         self._connection = connection
         self._job = job
@@ -67,19 +67,19 @@ class Detector:
         self._growth = Growth()
         self._kept = Kept(limits.early_bytes)
         self._batches = -1
-        # By segment: how far it is read; the number of batches when it was read to its end.
+        # By segment: how far it is read, and the number of batches when it was last read to its end.
         self._read: dict[int, ReadSoFar] = {}
         self._read_at: dict[int, int] = {}
-        # Hashes that were met twice, and are to be looked up, with their places.
+        # Hashes that were met twice, with their places, whose entries are still to be looked up.
         self._waiting: dict[int, Hashes] = {}
         self._heals = False
         self._resume()
 
     def step(self, everything: bool = False) -> int:
-        """Read what is due, look up what the time allows; how many rows were found to share a key.
+        """Read the segments that are due, look up as many hashes as the time allows. Returns how many rows share keys.
 
-        everything: all that is committed, whatever it takes. Raises Fenced, and DuplicatesFound where the operation is
-        to stop at the first one.
+        everything: read and look up all that is committed, however long it takes. Raises Fenced, and DuplicatesFound if
+        the operation must stop at the first duplicate.
         """
         look = self._store.look()
         if look is None or (look.stands and not everything):
@@ -87,7 +87,7 @@ class Detector:
         return self._go_on(look, everything)
 
     def last(self) -> int:
-        """As `step` of everything, when all is copied, for a small share of the time that this took."""
+        """As `step` of everything, once all is copied, for at most a small share of the time that the build took."""
         look = self._store.look()
         if look is None or look.stands:
             return 0
@@ -100,7 +100,7 @@ class Detector:
         self._growth.look(look.snapshot, look.ends)
         idle, self._batches = look.batches == self._batches, look.batches
         found = self._look_up(everything)
-        # Not from the look-ups' time, or there would be none for long.
+        # Not out of the time for look-ups: they would have none for long.
         cost_s = sum(look.ends.values()) * HEAL_BLOCK_S
         if cost_s <= self._limits.early_healing_share * (self._clock() - self._begun) and not self._halted():
             self._heal()
@@ -108,7 +108,7 @@ class Detector:
         def unread(segment: int) -> int:
             return look.ends.get(segment, 0) - self._read.get(segment, ReadSoFar()).end
 
-        # What tells most comes first, should the time not last.
+        # The segments with most unread blocks first, since the time may not suffice for all.
         for segment in sorted(self._store.segments, key=unread, reverse=True):
             while not self._halted() and self._is_due(segment, look, everything or idle):
                 if not (everything or self._reading.allows()):
@@ -125,13 +125,13 @@ class Detector:
 
     def _read_more(self, segment: int, look: Look) -> None:
         so_far = self._read.get(segment, ReadSoFar())
-        # Before the new ones are among them.
+        # Before the new hashes are stored among them.
         known = self._known(segment)
         self._kept.forget(segment)
         settled = self._growth.settled(segment, look.snapshot)
         now, data, is_all = self._store.read(segment, so_far, settled)
         if now.number <= so_far.number:
-            # It was emptied, and is read from its beginning.
+            # The segment was emptied, and is read from its beginning.
             known = NONE
             self._waiting.pop(segment, None)
         self._read[segment] = now
@@ -151,7 +151,7 @@ class Detector:
         self._waiting[segment] = np.union1d(self._waiting.get(segment, NONE), hashes)
 
     def _resume(self) -> None:
-        """Go on after what earlier runs have read; the hashes themselves are read when they are needed."""
+        """Continue after the blocks that earlier runs have read; their hashes are read when they are needed."""
         self._read, waiting = self._store.found()
         for segment in waiting:
             known = np.sort(read(self._store.kept(segment, [True])))
@@ -165,18 +165,21 @@ class Detector:
             self._stop_if_found()
 
     def _heal(self) -> None:
-        """Once, see which of the groups that earlier runs have found are healed: a scan of all segments."""
+        """Check once which groups that earlier runs have found are healed. That scans all segments."""
         if self._heals:
             with self._connection.begin():
                 duplicates.heal_known(self._connection, self._job)
         self._heals = False
 
     def _look_up(self, everything: bool) -> int:
-        """First where most are waiting; then where there is nothing to look up, in one transaction."""
+        """Look up waiting hashes, in the segment with most of them first. Returns how many rows share keys.
+
+        Then marks the segments without waiting hashes, in one transaction.
+        """
         found = 0
         for segment in sorted(self._waiting, key=lambda one: -len(self._waiting[one])):
             while len(self._waiting.get(segment, NONE)) and not self._halted():
-                # Paid for afterwards: what one takes too much is waited for before the next one.
+                # The time counts afterwards: after a look-up that took too long, the next one waits.
                 if not (everything or self._looking.allows()):
                     break
                 with self._looking.spending():
@@ -187,12 +190,12 @@ class Detector:
             for segment in nothing:
                 del self._waiting[segment]
         if found:
-            # Their partitions are found out at the pause: over many partitions that takes longer than all of this.
+            # The rows' partitions are looked up at the pause: with many partitions that takes longer than all of this.
             self._stop_if_found()
         return found
 
     def _look_up_in(self, segment: int) -> int:
-        """In one snapshot."""
+        """Look up some of a segment's waiting hashes, in one snapshot."""
         hashes, rest = np.split(self._waiting[segment], [self._limits.early_hashes])
         with self._connection.begin():
             found = duplicates.record_hashes(
@@ -213,7 +216,7 @@ class Detector:
         return found
 
     def _stop_if_found(self) -> None:
-        """Pause the operation at the first group, if that was asked for."""
+        """Pause the operation at the first group, if its options say so."""
         if self._job.options.get("on_duplicate") != "stop":
             return
         try:
@@ -224,11 +227,11 @@ class Detector:
 
 
 class NoHash(Exception):
-    """Keys of a type without a hash: their duplicates are found by the seal alone."""
+    """A type of the key has no hash: only the seal finds duplicates."""
 
 
 class Budget:
-    """share: of the time since this was made, in which it grows. first_s: what may be spent at once."""
+    """A budget of time. share: the part of the time since its start that may be spent. first_s: seconds on top."""
 
     def __init__(self, share: float, first_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._share = share
@@ -238,12 +241,12 @@ class Budget:
         self.spent_s = 0.0
 
     def allows(self) -> bool:
-        """Whether something may begin now. What it takes is counted when it has ended."""
+        """True if work may begin now. Its time is counted when it has ended."""
         return self.spent_s <= self._first_s + self._share * (self._clock() - self._begun)
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Around what it is spent on."""
+        """Counts the time of the block."""
         begun = self._clock()
         try:
             yield

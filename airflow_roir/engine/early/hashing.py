@@ -1,4 +1,4 @@
-"""The hash of an entry's key, in SQL: equal for keys that the unique index takes for equal, NULL for no key at all."""
+"""The hash of an entry's key, in SQL: the same for keys that are equal in the unique index, NULL for no key at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 
-# Of the hash class that has the very operator by which the index takes two values for equal: 1.0 and 1.00, -0 and 0, a
-# citext's cases. Its second function takes a seed, and returns 64 bits.
+# The functions of the hash class with the same equality operator as the index: by it 1.0 equals 1.00, -0 equals 0, and
+# the cases of a citext are equal. Its second function takes a seed, and returns 64 bits.
 FUNCTIONS = """
 SELECT k.position, f.name
   FROM pg_index i
@@ -33,15 +33,15 @@ SELECT k.position, f.name
  WHERE i.indexrelid = %(index)s::regclass
  ORDER BY k.position
 """
-# What a NULL counts for where two NULLs are the same.
+# The hash of a NULL, if two NULLs are the same.
 NULL_HASH = 7_046_029_254_386_353_131
 
 
 def missing(connection: Connection, types: Sequence[str]) -> str | None:
-    """Why keys of these types have no hash that duplicates could be told by early; None if they have."""
+    """Why keys of these types have no hash to find duplicates by early; None if they have one."""
     try:
         with connection.begin_nested():
-            # Also of what arrays, ranges and rows are made of.
+            # This also checks the elements of arrays, ranges and rows.
             values = ", ".join(f"NULL::{one}" for one in types)
             execute(connection, f"SELECT hash_record_extended(ROW({values}), 0)")
     except DBAPIError as error:
@@ -52,7 +52,7 @@ def missing(connection: Connection, types: Sequence[str]) -> str | None:
 
 
 def untold(connection: Connection, entry: Entry) -> str | None:
-    """Why duplicates won't be told before the seal; None if they will, or if the index isn't unique."""
+    """Why no duplicates are found before the seal; None if they are, or if the index isn't unique."""
     if not entry.enforced:
         return None
     why = missing(connection, [column.cast for column in entry.columns[: entry.key]])
@@ -60,7 +60,7 @@ def untold(connection: Connection, entry: Entry) -> str | None:
 
 
 def key_hash(connection: Connection, generation_id: int, entry: Entry, prefix: str) -> str | None:
-    """SQL for the hash of a key, an int8, by the columns of a relation with the alias `prefix`. None if it has none."""
+    """SQL for the hash of a key, an int8, from columns with the given prefix. None if a type of the key has no hash."""
     types = [column.cast for column in entry.columns[: entry.key]]
     if missing(connection, types) is not None:
         return None
@@ -68,7 +68,7 @@ def key_hash(connection: Connection, generation_id: int, entry: Entry, prefix: s
     names = [row.name for row in execute(connection, FUNCTIONS, index)][: entry.key]
     if len(names) < entry.key or None in names:
         return None
-    # A seed for each column, or the keys (1, 2) and (2, 1) had one hash.
+    # A seed for each column: without it the keys (1, 2) and (2, 1) would have the same hash.
     hashes = [f"{name}({prefix}c{i + 1}, {i})" for i, name in enumerate(names)]
     if not entry.apart_positions:
         hashes = [f"coalesce({one}, {NULL_HASH - i})" for i, one in enumerate(hashes)]

@@ -1,7 +1,7 @@
-"""Sets of hashes of keys, each with its place, as sorted arrays; what a new one has in common with an older one.
+"""Sets of hashes of keys, each with its place, as sorted arrays; finds the hashes that two sets have in common.
 
-Of a hash 40 bits are kept, and beside them in which few blocks of the segment the row is: so what comes twice is looked
-up where it is. Two keys with one hash cost the look at two places. Pure: no I/O.
+An element is 40 bits of a hash, and the row's place: a few blocks of the segment. So the rows of a hash that comes
+twice are looked up only there. Two keys with the same hash cost a look at two places. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-# Sorted by the hash, which is above the place.
+# The hash is in the high bits, the place in the low bits: so the order is that of the hashes.
 Hashes = npt.NDArray[np.uint64]
 
-# A place is so many blocks, by their number: 4 of 8 KB, in segments of up to 512 GB. Beyond that places come again, and
-# the seal finds what isn't found there.
+# A place is this many blocks. With blocks of 8 KB places are unique in segments of up to 512 GB. Beyond that they
+# repeat, and the seal finds the rows that aren't found by them.
 PLACE_BLOCKS = 4
 PLACE_BITS = 24
 PLACES = (1 << PLACE_BITS) - 1
-# Of the hash that the server makes.
+# The bits of the server's hash that are kept.
 HASH = (1 << 64 - PLACE_BITS) - 1
-# How many rows with one hash are looked up: of a key that more have the seal tells all.
+# At most this many rows with the same hash are looked up: if more share a key, the seal lists them all.
 MOST_OF_ONE = 64
-# The header of COPY in binary, and of its one value: signature, flags, extension, number of columns, length.
+# Bytes of the header of a binary COPY (signature, flags, extension), and of its one value (number of columns, length).
 HEADER = 11 + 4 + 4
 VALUE = 2 + 4
 NULL = -1
 
 
 def read(data: bytes) -> Hashes:
-    """Hashes and places, as the server has strung them together: of each place its number, how many there are, they."""
+    """Hashes with their places, from the server's bytes: for each place its number, the count of hashes, the hashes."""
     words = np.frombuffer(data, dtype=">u8").astype(np.uint64)
     places, counts, heads = [], [], []
     at = 0
@@ -45,22 +45,22 @@ def read(data: bytes) -> Hashes:
 
 
 def hashes_of(found: Hashes) -> list[int]:
-    """As the server has them after `& HASH`, each once."""
+    """The distinct hashes, as the server has them after `& HASH`."""
     return [int(one) for one in np.unique(found >> np.uint64(PLACE_BITS))]
 
 
 def blocks_of(found: Hashes) -> list[int]:
-    """The first blocks of their places, each once."""
+    """The distinct first blocks of the hashes' places."""
     return [int(one) * PLACE_BLOCKS for one in np.unique(found & np.uint64(PLACES))]
 
 
 def join(known: Hashes, new: Hashes) -> tuple[Hashes, Hashes]:
-    """What is known then, and all with a hash that came again: those that were known, too.
+    """Both sets together; and all elements, known ones too, whose hash is in `new` and in the set twice.
 
-    known: sorted; so is what is returned. new: in any order.
+    known: sorted, as are the results. new: in any order.
     """
     bits = np.uint64(PLACE_BITS)
-    # Two sorted runs: a stable sort merges them, at a tenth of the price of probing one by one.
+    # Two sorted runs: a stable sort merges them in a tenth of the time of a search for each element.
     new = np.sort(new)
     both = np.concatenate([known, new])
     both.sort(kind="stable")
@@ -69,14 +69,14 @@ def join(known: Hashes, new: Hashes) -> tuple[Hashes, Hashes]:
         return both, both[:0]
     again = both[np.concatenate([same, [False]]) | np.concatenate([[False], same])]
     hashes, came = again >> bits, new >> bits
-    # What was known twice already was looked up then.
+    # Hashes that were known twice before have been looked up then.
     among = came[np.minimum(np.searchsorted(came, hashes), len(came) - 1)] == hashes if len(came) else hashes != hashes
     rank = np.arange(len(hashes)) - np.searchsorted(hashes, hashes)
     return both, np.unique(again[among & (rank < MOST_OF_ONE)])
 
 
 class Kept:
-    """Sets by segment, the least recently used ones forgotten where they exceed a bound. bound: in bytes."""
+    """Sets by segment, up to a bound in bytes; beyond it, the least recently used ones are forgotten."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
@@ -84,13 +84,13 @@ class Kept:
         self._sets: OrderedDict[int, Hashes] = OrderedDict()
 
     def get(self, segment: int) -> Hashes | None:
-        """None if it is to be read again."""
+        """The segment's set; None if it must be read again."""
         if segment in self._sets:
             self._sets.move_to_end(segment)
         return self._sets.get(segment)
 
     def put(self, segment: int, hashes: Hashes) -> None:
-        """Keep it, if it is within the bound; others go for it."""
+        """Keep the segment's set if it is within the bound; forget others to make room."""
         self.forget(segment)
         if hashes.nbytes > self.bound:
             return
@@ -100,14 +100,14 @@ class Kept:
             self.forget(next(iter(self._sets)))
 
     def forget(self, segment: int) -> None:
-        """It is read again the next time."""
+        """Forget the segment's set, which must be read again the next time."""
         gone = self._sets.pop(segment, None)
         if gone is not None:
             self.bytes -= gone.nbytes
 
 
 def value_of_copy(data: bytes) -> bytes:
-    """The values of the only column that COPY in binary has sent, strung together."""
+    """The values of the only column of a binary COPY, joined."""
     values = []
     at = HEADER
     while int.from_bytes(data[at : at + 2], "big", signed=True) != NULL:

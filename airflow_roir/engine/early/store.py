@@ -1,6 +1,6 @@
-"""The hashes of a building generation's keys in the server: read from its segments once, kept there for a resume.
+"""Reads the hashes of keys from the segments of a generation under construction, and keeps them in the server.
 
-Each method is one transaction.
+A resumed build need not read them again. Each method is one transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ SELECT pg_relation_filenode(%(name)s::regclass)::bigint AS filenode,
        pg_relation_size(%(name)s::regclass) / current_setting('block_size')::int AS blocks,
        current_setting('block_size')::int AS block_bytes
 """
-# What is visible now and was not when this segment was read before. A second reader of it fails at the number.
+# The hashes of rows that are visible now and weren't when the segment was read before. A second reader of the segment
+# fails by a duplicate `number`.
 READ = """
 INSERT INTO roir.early_hashes
        (generation_id, segment, number, filenode, end_block, settled_block, snapshot, rows, hashes)
@@ -73,7 +74,7 @@ FORGET = "DELETE FROM roir.early_hashes WHERE generation_id = %(generation)s AND
 
 @dataclass(frozen=True)
 class Look:
-    """How the build stood. ends: blocks of each segment; batches: those committed; stands: nothing is copied now."""
+    """The state of the build. ends: blocks of each segment; batches: those committed; `stands`: it isn't running."""
 
     ends: Mapping[int, int]
     snapshot: Snapshot
@@ -83,10 +84,10 @@ class Look:
 
 @dataclass(frozen=True)
 class ReadSoFar:
-    """How far a segment is read.
+    """How far a segment's file is read.
 
-    Of this file all rows before block `settled` are read, and of those before block `end` what `snapshot` sees.
-    number: of the next part.
+    All rows before block `settled` are read, and the rows before block `end` that `snapshot` sees. number: that of the
+    next part.
     """
 
     number: int = 0
@@ -97,7 +98,7 @@ class ReadSoFar:
 
 
 class Store:
-    """Of one job. hash: SQL for the hash of the key of row `s`."""
+    """The hashes of one job's generation. hash: SQL for the hash of the key of row `s`."""
 
     def __init__(self, connection: Connection, job: Job, hash: str) -> None:
         self._connection = connection
@@ -110,7 +111,7 @@ class Store:
             self.segments = sorted(ordinals.scalars())
 
     def look(self) -> Look | None:
-        """How the build stands; None once it is over. Raises Fenced."""
+        """The state of the build; None once the phase is over. Raises Fenced."""
         connection, names = self._connection, [self._name(one) for one in self.segments]
         with connection.begin():
             self._set_up()
@@ -119,13 +120,13 @@ class Store:
                 return None
             rows = execute(connection, ENDS, {**self._values(), "ordinals": self.segments, "names": names})
             ends = {one.ordinal: int(one.blocks) for one in rows}
-            # After the ends: whoever isn't in the snapshot yet begins behind them.
+            # After the ends: transactions that this snapshot doesn't see yet begin to write behind them.
             seen = execute(connection, SEEN, {"operation": self._job.run.operation_id}).one()
         stands = row.status != Status.RUNNING
         return Look(ends, Snapshot.parse(seen.snapshot), int(seen.batches or 0), stands)
 
     def found(self) -> tuple[dict[int, ReadSoFar], list[int]]:
-        """How far earlier runs have read each segment, and where duplicates may not be written down yet."""
+        """How far earlier runs have read each segment; and the segments whose duplicates may not be recorded yet."""
         states: dict[int, ReadSoFar] = {}
         waiting: list[int] = []
         with self._connection.begin():
@@ -139,16 +140,16 @@ class Store:
         return states, waiting
 
     def read(self, segment: int, so_far: ReadSoFar, settled: int) -> tuple[ReadSoFar, bytes, bool]:
-        """Read what came to a segment, at most `batch_bytes` of blocks, and keep its hashes: how far it is read then,
-        the hashes, and whether that is all there is.
+        """Read the new rows of a segment, at most `batch_bytes` of blocks, and keep their hashes.
 
-        settled: the block before which nothing comes any more. A segment that was emptied is read from its start, as
-        its `number` tells.
+        Returns how far the segment is read then, the hashes, and true if the segment is read to its end.
+        settled: the block before which no more rows come. A segment that was emptied is read from its start: then the
+        `number` that is returned isn't higher than before.
         """
         connection, name = self._connection, self._name(segment)
         with connection.begin():
             self._set_up()
-            # Else each place would cost a scan of the whole segment.
+            # Without these each place would cost a scan of the whole segment.
             execute(connection, "SET LOCAL enable_tidscan = on; SET LOCAL enable_nestloop = on")
             execute(connection, f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
             file = execute(connection, FILE, {"name": name}).one()
@@ -179,7 +180,7 @@ class Store:
                 ),
                 values,
             )
-            # The statement's own: a later one sees what wasn't read.
+            # The snapshot of that statement: a later one may see rows that weren't read.
             seen = Snapshot.parse(execute(connection, TAKEN, values).scalar_one())
         read = replace(
             so_far, number=so_far.number + 1, filenode=file.filenode, end=end, settled=settled, snapshot=seen
@@ -187,12 +188,12 @@ class Store:
         return read, hashes, end == file.blocks
 
     def kept(self, segment: int, looked: Collection[bool] = (False, True)) -> bytes:
-        """The hashes that were read of a segment. looked: of the parts whose duplicates are written down, or aren't."""
+        """The kept hashes of a segment. looked: parts whose duplicates are recorded (true), or aren't yet (false)."""
         with self._connection.begin():
             return self._copy(KEPT, {**self._values(segment), "looked": list(looked)})
 
     def _copy(self, query: str, values: Mapping[str, Any]) -> bytes:
-        """The values of a query's only column, without the detour by text."""
+        """The values of a query's only column, read in binary form."""
         out = io.BytesIO()
         cursor: Any = self._connection.connection.cursor()
         try:
@@ -214,21 +215,21 @@ class Store:
 
 
 def mark_looked(connection: Connection, job: Job, read: Mapping[int, ReadSoFar]) -> None:
-    """The duplicates of what was read of these segments are written down, in the caller's transaction."""
+    """Marks the parts that were read of these segments: their duplicates are recorded, in the caller's transaction."""
     numbers = [one.number for one in read.values()]
     execute(connection, LOOKED, {"generation": job.generation_id, "segments": list(read), "numbers": numbers})
 
 
-# Free room is in the last block that each worker wrote to, and in those by which a segment grew at once (64 at most).
-# Whatever comes still further before is the seal's to find.
+# Workers may still write to the last block that each wrote to, and to those by which a segment grew at once (64 at
+# most). The seal finds duplicates of rows that come even before this margin.
 MARGIN_BLOCKS = 128
-# Looks that are remembered: one a second, and a batch takes about a second.
+# How many looks are remembered: those of 30 s, and a batch takes about a second.
 REMEMBERED = 120
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a look sees. xmin: every transaction before it has ended; xmax: none from it on is seen; running: others."""
+    """A snapshot: all transactions before `xmin` have ended; none from `xmax` on is seen, nor those in `running`."""
 
     xmin: int
     xmax: int
@@ -241,7 +242,7 @@ class Snapshot:
         return cls(int(xmin), int(xmax), tuple(int(one) for one in running.split(",") if one))
 
     def unseen(self) -> str:
-        """SQL that a row `s` was written by a transaction that this snapshot doesn't see."""
+        """SQL, true if a row `s` was written by a transaction that this snapshot doesn't see."""
         short = [one % (1 << 32) for one in (self.xmax, *self.running)]
         newer = f"age(s.xmin) <= age('{short[0]}'::xid)"
         if not self.running:
@@ -250,17 +251,17 @@ class Snapshot:
 
 
 class Growth:
-    """The ends of segments as they were at the last looks."""
+    """The ends of segments at the last looks."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[Snapshot, Mapping[int, int]]] = deque(maxlen=REMEMBERED)
 
     def look(self, snapshot: Snapshot, ends: Mapping[int, int]) -> None:
-        """ends: the blocks of each segment, read before the snapshot was taken: what it misses began behind them."""
+        """ends: the blocks of each segment, read before the snapshot: transactions that it misses began behind them."""
         self._looks.append((snapshot, ends))
 
     def settled(self, segment: int, now: Snapshot) -> int:
-        """The block before which nothing of those that run now, or later, will be written; 0 if nothing is known."""
+        """The block before which no transaction that runs now, or later, writes; 0 if that isn't known."""
         for snapshot, ends in reversed(self._looks):
             if snapshot.xmax <= now.xmin:
                 return max(0, ends.get(segment, 0) - MARGIN_BLOCKS)

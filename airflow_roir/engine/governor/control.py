@@ -1,8 +1,8 @@
-"""The control law: readings of signals in, how many workers may work out. Pure (docs/architecture.md#governor).
+"""The control law: turns readings of signals into the number of workers that may work (docs/architecture.md#governor).
 
-A budget above its limit stops the work. Of the rest the one that is nearest to its limit steers, by Spirit's zones:
-below 0.4 of the limit one more worker, to 0.7 as many as there are, to 1 one less, above that half of them. Below one
-worker, the one that is left rests for a part of the time.
+It has no side effects. A budget above its limit stops the work. Among the other signals, the one nearest to its limit
+steers, by Spirit's zones: below 0.4 of the limit one more worker; up to 0.7 as many as now; up to 1 one less; above
+that half of them. Below one worker, the last worker rests for a part of the time.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from airflow_roir.signals import Reading
 
 MORE, LESS, HALF = 0.4, 0.7, 1.0
-# How often it steers: a change must show in the signals before the next one.
+# The time between two changes: the first must show in the signals before the next.
 STEP_S = 5.0
 # A sixteenth of the time is little enough for any server, and a build still ends.
 FEWEST = 1 / 16
-# What it begins with: on a small server one whole worker is more than users stand.
+# The number of workers at the beginning: on a small server users notice even one whole worker.
 FIRST = 1 / 4
-# A budget that stopped the work lets it begin again below this part of the limit, so that it doesn't flap.
+# After a budget stopped the work, the work begins again below this part of the limit, so that it doesn't flap.
 AGAIN = 0.8
-# One less only if it has been too much for this many steps: a single high reading is noise.
+# One worker less only after this many high readings in a row: a single one is noise.
 LESS_STEPS = 2
-# Between MORE and LESS there may be room for one more: tried after this many steps without a change.
+# Between MORE and LESS there may be room for one more worker: tried after this many steps without a change.
 STEADY_STEPS = 4
-# What was too much is tried again after this time, doubled each time that it is too much again.
+# A number of workers that was too much is tried again after this time, doubled each time that it is too much again.
 RETRY_S, LONGEST_RETRY_S = 20.0, 640.0
-# What was too much once, and has held for this long, is no longer in doubt.
+# A number of workers that was too much once, and has worked for this long, no longer counts as too much.
 PROVEN_S = 120.0
 UNREADABLE = "unreadable"
 STARTING = "starting"
@@ -36,8 +36,10 @@ STARTING = "starting"
 
 @dataclass(frozen=True)
 class Grant:
-    """workers: how many may work, 0 is a hold; fractions are one worker that rests. cause: the signal's name, or
-    `unreadable`, or `starting`; why: a sentence. Both None if all may work.
+    """How many workers may work, and why.
+
+    workers: 0 is a hold, a fraction is one worker that rests between. cause: the signal's name, or `unreadable`, or
+    `starting`; why: a sentence. Both are None if all workers may work.
     """
 
     workers: float
@@ -46,10 +48,10 @@ class Grant:
 
 
 class Control:
-    """Decides for one run. Where something steers it begins with little, and doubles until that is too much."""
+    """Decides for one run. If a signal steers, begins with few workers and doubles them until they are too many."""
 
     def __init__(self, first: float = FIRST) -> None:
-        """first: how many workers it begins with, if something steers."""
+        """first: the number of workers to begin with, if a signal steers."""
         self._first = first
         self._workers: float | None = None
         self._stopped: set[tuple[str, str]] = set()
@@ -59,14 +61,14 @@ class Control:
         self._is_starting = True
         self._cut_by: Reading | None = None
         self._is_settling = False
-        # What was too much the last time, when to try it again, and how long after that.
+        # The number of workers that was too much last, when to try it again, and the pause before the try after that.
         self._too_much = math.inf
         self._retry_at = 0.0
         self._retry_s = RETRY_S
         self._raised_at = 0.0
 
     def decide(self, readings: Sequence[Reading], parallelism: int, now: float) -> Grant:
-        """What may work from now on. now: seconds of a clock that never goes back; called about once a second."""
+        """The grant from now on. now: seconds of a clock that never goes back. Call it about once a second."""
         unreadable = [reading for reading in readings if reading.value is None]
         if unreadable:
             self._rest(now)
@@ -74,7 +76,7 @@ class Control:
         stopped_before = self._stopped
         if (stopping := self._stopping(readings)) is not None:
             if stopping.signal.steers and self._workers is not None and not stopped_before:
-                # It came to this with as many as there were.
+                # The present number of workers led to this: begin again with half of them.
                 self._cut(stopping, self._workers / 2, now)
             self._rest(now)
             return Grant(0.0, stopping.signal.name, str(stopping))
@@ -102,9 +104,9 @@ class Control:
         return Grant(self._workers, self._cut_by.signal.name, f"workers come back step by step after: {self._cut_by}")
 
     def _stopping(self, readings: Sequence[Reading]) -> Reading | None:
-        """The worst budget that forbids to work: it is over its limit, or was, and isn't far enough below yet."""
+        """The worst budget that stops the work: it is over its limit, or was, and isn't far enough below yet."""
         budgets = {(r.signal.name, r.of): r for r in readings if r.signal.stops}
-        # A replica that isn't asked about any more counts no more.
+        # A replica without a reading no longer counts.
         self._stopped = {key for key, r in budgets.items() if r.is_over or (key in self._stopped and r.load >= AGAIN)}
         return max((budgets[key] for key in self._stopped), key=lambda reading: reading.load, default=None)
 
@@ -125,12 +127,12 @@ class Control:
         self._is_settling = False
         if self._workers >= self._too_much:
             if load < MORE:
-                # What was too much no longer is: others have left.
+                # That number is no longer too much: other load has ended.
                 self._too_much, self._retry_s = math.inf, RETRY_S
             elif now - self._raised_at < PROVEN_S:
                 return
             else:
-                # This many are not too much any more. One more may still be.
+                # The present number is no longer too much. One more may be.
                 self._too_much, self._raised_at = _more(self._workers), now
         self._steady += 1
         if load < MORE or self._steady >= STEADY_STEPS:
@@ -148,11 +150,12 @@ class Control:
     def _cut(self, by: Reading, to: float, now: float) -> None:
         assert self._workers is not None
         if not (self._is_settling and by.load >= HALF):
-            # Once more what was too much before, or less than that: it is tried less often.
+            # The number that was too much before, or a smaller one, is too much again: wait longer before the next try.
             again = self._workers <= self._too_much < math.inf
             self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S) if again else RETRY_S
             self._too_much = self._workers
-        # Users whose statements have queued up are slow for a while: that is what was before the first cut, not this.
+        # Statements of users that have queued up stay slow for a while after a cut. Until then high readings come from
+        # the workers before the first cut, not from the present ones.
         self._is_settling, self._retry_at = True, now + self._retry_s
         self._workers = max(FEWEST, to)
         self._cut_by, self._is_starting, self._steady, self._high = by, False, 0, 0

@@ -1,4 +1,4 @@
-"""The governor: a thread of a run that reads the signals, grants, and keeps what was lost and why."""
+"""The governor: a thread of a run that reads the signals, grants workers, and records the lost time with its cause."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from airflow_roir.quantity import duration
 from airflow_roir.signals import Reading
 
 LOOK_EVERY_S = 1.0
-# Two looks that are farther apart: the machine slept, and no time was lost to a signal.
+# If two looks are farther apart, the machine slept, and no time was lost to a signal.
 LONGEST_LOOK_S = 10.0
 SAMPLE_EVERY_S = 2.0
-# A grant of a run that ended so long ago is still good.
+# The last grant of a run that ended within this time is still good.
 TAKE_OVER_S = 120
-# What holds the work for this long is told; the same again only after a while, however often it comes and goes.
+# A cause that lasts this long is reported; the same cause again only after a while, however often it comes and goes.
 TELL_AFTER_S = 5.0
 TELL_AGAIN_S = 300.0
 
-# A worker's own reason, that the server has no room, is left alone.
+# A worker may have written its own reason, that the server has no room: that stays.
 GRANT = f"""
 UPDATE roir.operation o
    SET granted = %(granted)s, granted_at = clock_timestamp(),
@@ -49,7 +49,7 @@ UPDATE roir.operation
        throttled_since = CASE WHEN {OURS} THEN throttled_since END
  WHERE id = %(operation)s AND epoch = %(epoch)s AND (granted_at IS NOT NULL OR NOT ({OURS}))
 """
-# Where nothing was granted and nothing is limited all may work, but for a query of the run's own.
+# Without a grant and a limit in the row, all workers may work, though the run may have a query of its own.
 HOLD = """
 UPDATE roir.operation SET granted = 0, granted_at = clock_timestamp()
  WHERE id = %(operation)s AND epoch = %(epoch)s AND granted_at IS NULL
@@ -63,7 +63,7 @@ LAST_GRANT = """
 SELECT granted FROM roir.operation
  WHERE id = %(operation)s AND granted > 0 AND clock_timestamp() - granted_at < make_interval(secs => %(within)s)
 """
-# The grant stays, for the run that comes next.
+# The grant stays, for the next run.
 LEAVE = """
 UPDATE roir.operation SET throttled = NULL, throttled_since = NULL WHERE id = %(operation)s AND epoch = %(epoch)s
 """
@@ -71,7 +71,7 @@ KEEP = "SELECT roir.keep_signals(%(operation)s, %(granted)s, %(readings)s::jsonb
 
 
 class Governor:
-    """Governs one run. say: where its lines go. Each `look` is a few short transactions."""
+    """Governs one run. say: takes its lines. Each `look` is a few short transactions."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class Governor:
         self._news = _News()
 
     def look(self, connection: Connection) -> Grant | None:
-        """Read, decide, write the grant; None if the operation has no limits. Raises Fenced, DBAPIError."""
+        """Read the signals, decide, write the grant; None without limits. Raises Fenced, DBAPIError."""
         now = self._clock()
         with connection.begin():
             row = read_control(connection, self._run)
-            # Somebody may pause it in this very moment.
+            # A user may pause it at the same moment.
             with suppress(IllegalTransition):
                 if admission.pause_when_over(connection, row, self._run.epoch, self._run.index) is not None:
                     row = read_control(connection, self._run)
@@ -106,7 +106,7 @@ class Governor:
             self._looked_at, self._unreadable_since, self._failing_since = None, None, None
             return None
         if not self._reader.limits(row.throttle):
-            # `off` alone leaves the reason.
+            # `off` leaves only the reason.
             if row.granted_at is not None or row.throttled is not None:
                 self._free(connection)
             self._control, self._looked_at, self._unreadable_since, self._failing_since = None, None, None, None
@@ -126,13 +126,13 @@ class Governor:
         return grant
 
     def hold(self) -> None:
-        """Nobody works before the first look, where there are limits. Raises DBAPIError, NotFound, Fenced."""
+        """Hold all workers until the first look, if there are limits. Raises DBAPIError, NotFound, Fenced."""
         with self._database.transaction() as connection:
             if self._reader.limits(read_control(connection, self._run).throttle):
                 execute(connection, HOLD, {"operation": self._run.operation_id, "epoch": self._run.epoch})
 
     def failed(self, why: str) -> None:
-        """A look has failed. That holds the work, and after `unreadable_s` pauses it, as what can't be read does.
+        """Hold the work after a look that failed, and pause it after `unreadable_s`, as for an unreadable signal.
 
         Raises DBAPIError, NotFound, Fenced.
         """
@@ -151,7 +151,7 @@ class Governor:
         self._failing_since = None
 
     def _first(self, connection: Connection, row: Row[Any]) -> float:
-        """What the run before this one ended with, if that was a moment ago; else the usual beginning."""
+        """The last grant of the run before this one, if it is recent; else the usual beginning."""
         values = {"operation": row.id, "within": TAKE_OVER_S}
         with connection.begin():
             return execute(connection, LAST_GRANT, values).scalar() or FIRST
@@ -174,7 +174,7 @@ class Governor:
             self._sampled_at = now
             shown: dict[str, Any] = {}
             for reading in readings:
-                # Of several replicas the worst.
+                # Among several replicas, the worst counts.
                 known = shown.get(reading.signal.name)
                 if known is None or _is_worse(reading, known):
                     shown[reading.signal.name] = reading
@@ -199,14 +199,14 @@ class Governor:
                 operations.pause_operation(connection, row, BY_GOVERNOR, reason, self._run.epoch)
 
     def close(self) -> None:
-        """Let all sessions go, and no reason stand that doesn't hold any more."""
+        """Close all sessions, and clear the throttle's reason, which ends with the run."""
         self._reader.close()
         with suppress(DBAPIError), self._database.transaction() as connection:
             execute(connection, LEAVE, {"operation": self._run.operation_id, "epoch": self._run.epoch})
 
 
 class _News:
-    """What is told of holds and of a slower pace: not each of the many that come and go."""
+    """Reports holds and a slower pace, but not each of the many that come and go."""
 
     def __init__(self) -> None:
         self._cause: str | None = None
@@ -233,7 +233,7 @@ class _News:
 
 
 def _said(grant: Grant) -> str | None:
-    """`throttled: replica r2 is 340 MB behind, limit 100 MB`; paced: with how many workers."""
+    """The line of a grant: `throttled: replica r2 is 340 MB behind, limit 100 MB`, or `paced to` N workers."""
     if grant.why is None:
         return None
     if not grant.workers:
@@ -255,9 +255,9 @@ def governing(
     say: Callable[[str], object] = lambda line: None,
     surroundings: Surroundings | None = None,
 ) -> Iterator[None]:
-    """Govern a run, in a thread, while the block runs. surroundings: by default what the environment says.
+    """Govern a run, in a thread, while the block runs. surroundings: by default from the environment.
 
-    If the thread can't work, no grant is renewed, and after 15 s that is a hold.
+    If the thread can't work, no grant is renewed, which is a hold after 15 s.
     """
     governor = Governor(database, run, surroundings or Surroundings.of_environment(), say)
     database.retry(governor.hold)
@@ -288,7 +288,7 @@ def _work(
                 return
             except Exception as error:  # whatever it is, it must not end silently: the work is held by it
                 line = f"{type(error).__name__}: {reason_of(error)}"
-                # Of an outage the work tells.
+                # The workers report an outage.
                 if line != said and not (isinstance(error, DBAPIError) and is_transient(error)):
                     said = line
                     say(f"the governor failed: {line}")

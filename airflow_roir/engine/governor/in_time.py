@@ -1,4 +1,4 @@
-"""Asks somebody who may never answer, without waiting for longer than a while."""
+"""Asks a server that may never answer, and waits only for a limited time."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ T = TypeVar("T")
 
 
 class InTime(Generic[T]):
-    """Asks in a thread, and not again before the answer has come."""
+    """Asks in a thread, and doesn't ask again before the answer has come."""
 
     def __init__(self, ask: Callable[[], T], name: str) -> None:
-        """name: the thread's. ask: what it raises, the caller gets."""
+        """name: the thread's. ask: its errors are raised to the caller."""
         self._ask = ask
         self._name = name
         self._thread: threading.Thread | None = None
 
     @property
     def is_owed(self) -> bool:
-        """Whether the thread still waits for the answer."""
+        """True if the thread still waits for the answer."""
         return self._thread is not None and self._thread.is_alive()
 
     def ask(self, patience_s: float) -> T:
-        """The answer. Raises what asking raised, and TimeoutError if none came within `patience_s`."""
+        """The answer. Raises what `ask` raises, and TimeoutError if no answer came within `patience_s`."""
         if self.is_owed:
             raise TimeoutError
         answers: list[T] = []

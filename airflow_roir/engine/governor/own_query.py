@@ -1,4 +1,4 @@
-"""The user's own query, in a session of its own: nothing that it sets, locks or leaves there meets the governor's."""
+"""Runs the user's own query in a separate session: its settings, locks and leftovers can't reach the governor's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_roir.engine.sessions.session import pin
 from airflow_roir.one_line import one_line
 
 TIMEOUT_MS = 3_000
-# A query can take its own time-out away.
+# A query can lift its own statement_timeout.
 PATIENCE_S = 6.0
 MOST_SAID = 200
 SETTINGS = f"""
@@ -24,11 +24,11 @@ SET idle_in_transaction_session_timeout = {TIMEOUT_MS}
 
 
 class NoValue(Exception):
-    """Why the query has none."""
+    """The reason why the query has no value."""
 
 
 class OwnQuery:
-    """Asks it, in a transaction that is rolled back; then the session is as new."""
+    """Runs the query in a transaction that is rolled back, then resets the session."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -49,11 +49,11 @@ class OwnQuery:
             raise NoValue(one_line(str(error).strip().split("\n", 1)[0] or type(error).__name__, MOST_SAID)) from None
         except NoValue:
             raise
-        except Exception as error:  # whatever a driver makes of what the query returns
+        except Exception as error:  # any error of the driver with the query's result
             raise NoValue(one_line(f"{type(error).__name__}: {error}", MOST_SAID)) from None
 
     def close(self) -> None:
-        """End its session."""
+        """End the query's session."""
         if self._in_time.is_owed:
             self._cancel()
         else:
@@ -68,7 +68,7 @@ class OwnQuery:
             with session.cursor() as cursor:
                 cursor.execute(self._query)
                 row = cursor.fetchone() if cursor.description else None
-            # Locks and tables of a session outlive its transaction.
+            # Advisory locks and temporary tables of a session outlive its transaction.
             session.rollback()
             session.autocommit = True
             with session.cursor() as cursor:

@@ -1,7 +1,7 @@
-"""How long a commit takes now: a probe that commits five times a second, in a thread and a session of its own.
+"""Measures how long a commit takes: a probe commits five times a second, in a thread and a session of its own.
 
-It writes an empty message into the WAL and no table, and waits for what every commit waits for: the disk, and
-synchronous replicas.
+It writes an empty message to the WAL and no table. Like every commit it waits for the disk and for synchronous
+replicas.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.database import Database, execute
 
 EVERY_S = 0.2
-# What is read is the 95th percentile of these last seconds.
+# A reading is the 95th percentile of these last seconds.
 WINDOW_S = 5.0
 SHARE = 0.95
 COMMIT = "SELECT pg_logical_emit_message(true, 'roir', '')"
 
 
 class Probe:
-    """Starts with its first reading."""
+    """Measures commits from the first `read` on."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -34,17 +34,17 @@ class Probe:
         self._thread: threading.Thread | None = None
 
     def read(self) -> tuple[float | None, str]:
-        """Seconds that a commit takes, or None and why that isn't known."""
+        """The seconds that a commit takes; or None, and why that isn't known."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="roir-probe", daemon=True)
             self._thread.start()
-            # The first one is as good as there is.
+            # Wait for the first commit: its time is the only one yet.
             self._stop.wait(EVERY_S)
         with self._lock:
             now = time.monotonic()
             self._took = [one for one in self._took if now - one[0] < WINDOW_S]
             took = sorted(seconds for _, seconds in self._took)
-            # One that hasn't come back takes as long as it has taken.
+            # A commit that hasn't returned counts with the time until now.
             under_way = now - self._begun if self._begun is not None else 0.0
             if not took and not under_way:
                 return None, self._problem
@@ -52,7 +52,7 @@ class Probe:
             return max(usual, under_way), ""
 
     def close(self) -> None:
-        """End it. A commit that hangs is left alone."""
+        """End the probe. Doesn't wait for a commit that hangs."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2 * EVERY_S)
@@ -69,7 +69,7 @@ class Probe:
                     self._begun = None
                     self._problem = str(error.orig).strip().split("\n", 1)[0]
                 self._stop.wait(1.0)
-            except Exception as error:  # whatever it is, no reading is a hold
+            except Exception as error:  # any error: without a reading the work is held
                 with self._lock:
                     self._begun, self._problem = None, f"{type(error).__name__}: {error}"
                 self._stop.wait(1.0)

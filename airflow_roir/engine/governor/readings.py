@@ -1,4 +1,4 @@
-"""Reads the signals that limits were given for. What can't be read is a reading, too: of why."""
+"""Reads the signals that have limits. If a signal can't be read, its reading says why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_roir.engine.governor.replicas import Replicas, ReplicaState
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.signals import SIGNALS, Reading
 
-# None of our own questions takes longer.
+# The time-out of the governor's own queries.
 TIMEOUT_MS = 3_000
 RATE_S = 5.0
 CHECKPOINT_RATE_S = 60.0
@@ -29,7 +29,7 @@ SELECT slot_name AS name, greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), restart
        safe_wal_size::float8 AS room
   FROM pg_replication_slots WHERE restart_lsn IS NOT NULL
 """
-# Sessions of ours are told by their name; what they begin, they end within seconds.
+# roir's sessions, known by their names, don't count: their transactions end within seconds.
 OLDEST = """
 SELECT extract(epoch FROM clock_timestamp() - t.since)::float8 AS age, t.who, h.hidden
   FROM (SELECT count(*) AS hidden FROM pg_stat_activity
@@ -50,12 +50,12 @@ WAITING = """
 SELECT count(DISTINCT l.pid)::float8 FROM pg_locks l JOIN pg_stat_activity a USING (pid)
  WHERE NOT l.granted AND a.application_name NOT LIKE 'roir %'
 """
-# The WAL of a checkpoint_timeout at this rate, by what makes a checkpoint come before its time.
+# The WAL written in one checkpoint_timeout at this rate, in percent of the amount that starts a checkpoint early.
 CHECKPOINT = """
 SELECT 100 * %(rate)s * extract(epoch FROM current_setting('checkpoint_timeout')::interval)::float8
   / (pg_size_bytes(current_setting('max_wal_size')) / (1 + current_setting('checkpoint_completion_target')::float8))
 """
-# Of what readers see. Of a generation that isn't shipped to its end yet the capture's age is the lag.
+# The feeds of active generations. If a feed has never caught up yet, its lag is the time since its capture began.
 OUTBOXES = """
 SELECT s.name, extract(epoch FROM clock_timestamp() - coalesce(l.fresh_at, l.captured_at))::float8 AS lag,
        coalesce(l.pending_bytes, 0)::float8 AS bytes
@@ -69,7 +69,7 @@ SELECT inet_server_addr() IS NULL AS local, current_setting('data_directory') AS
 
 
 class Unreadable(Exception):
-    """Why a signal has no value."""
+    """The reason why a signal has no value."""
 
 
 class SignalReader:
@@ -93,11 +93,11 @@ class SignalReader:
         self._replicas.close()
 
     def limits(self, throttle: Mapping[str, Any]) -> dict[str, Any]:
-        """The limits that count: a query that came with the run has one, too."""
+        """The limits that count. A query that the run was given has the limit 0, unless another one is set."""
         return {"query": 0, **throttle} if self._surroundings.query else dict(throttle)
 
     def read(self, connection: Connection, throttle: Mapping[str, Any]) -> list[Reading]:
-        """A reading of each limit, of each replica, in transactions of its own.
+        """A reading for each limit, and for each replica, in separate transactions.
 
         Raises DBAPIError if the session is lost.
         """
@@ -127,7 +127,7 @@ class SignalReader:
                 said = str(error.orig).strip().split("\n", 1)[0]
                 hint = ": GRANT pg_monitor" if sqlstate(error) == "42501" else ""
                 found.append(Reading(signal, limit, None, problem=f"{said}{hint}"))
-            except Exception as error:  # a defect: what can't be read holds, whatever the reason
+            except Exception as error:  # a defect: an unreadable signal holds the work, whatever the reason
                 found.append(Reading(signal, limit, None, problem=f"{type(error).__name__}: {error}"))
         return found
 
@@ -171,7 +171,7 @@ class SignalReader:
         return (0.0, "") if worst is None else (worst.kept, worst.name)
 
     def _slot_room(self, connection: Connection) -> tuple[float | None, str]:
-        # NULL where max_slot_wal_keep_size is no limit.
+        # NULL if max_slot_wal_keep_size sets no limit.
         rows = [row for row in execute(connection, SLOTS) if row.room is not None]
         worst = min(rows, key=lambda row: row.room, default=None)
         return (None, "") if worst is None else (max(0.0, worst.room), worst.name)
@@ -224,7 +224,7 @@ class SignalReader:
                 here = os.statvfs(place)
             except OSError as error:
                 if place.endswith("/pg_wal"):
-                    # Its folder is the server's alone; mostly it is on the same file system.
+                    # Only the server may look into its folder; mostly WAL is on the same file system.
                     continue
                 raise Unreadable(f"{place}: {error.strerror}") from None
             rooms[place] = here.f_bavail * here.f_frsize

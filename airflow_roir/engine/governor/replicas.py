@@ -1,4 +1,4 @@
-"""How far replicas are behind, in bytes and in seconds."""
+"""Reads how far replicas are behind, in bytes and in seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from airflow_roir.engine.database import check_dsn, execute
 from airflow_roir.engine.governor.in_time import InTime
 from airflow_roir.errors import InvalidInput
 
-# A row of which we may see nothing has a process and a name only. Logical subscribers count if they are named.
+# If our role may not see a session, its row has only a process id and a name. Logical subscribers count if they are
+# named.
 STREAMING = """
 SELECT coalesce(nullif(r.application_name, ''), r.client_addr::text, 'pid ' || r.pid) AS name,
        r.state IS NULL AS hidden, r.state = 'backup' AS backup, coalesce(s.slot_type = 'logical', false) AS logical,
@@ -27,40 +28,40 @@ SELECT pg_is_in_recovery(), (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_repl
        CASE WHEN pg_is_in_recovery()
             THEN extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END
 """
-# One that streamed a moment ago may be restarting; later it is taken for one that was taken out.
+# A replica that has just stopped streaming may be restarting; after this time it counts as removed.
 AWAY_S = 60.0
-# A replica of its own DSN that didn't answer is asked again after this.
+# A replica with a DSN of its own that didn't answer is asked again after this time.
 ASK_AGAIN_S = 5.0
 TIMEOUT_S = 2
-# A server that hangs keeps none of these times.
+# Waits no longer for an answer: a server that hangs keeps no other time-out.
 PATIENCE_S = 5.0
-# How long positions of the past are known.
+# How many positions of the past are kept.
 REMEMBERED = 1_200
 
 
 class LagClock:
-    """When the primary wrote what: from a replica's position, for how long it has lacked something.
+    """The primary's past positions, which show for how long a replica at some position has lacked WAL.
 
-    `pg_stat_replication.replay_lag` stands still when a replica does.
+    `pg_stat_replication.replay_lag` can't: it doesn't grow while a replica is stuck.
     """
 
     def __init__(self) -> None:
         self._written: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
 
     def wrote(self, now: float, position: int) -> None:
-        """The primary's position now."""
+        """Note the primary's present position."""
         if not self._written or position > self._written[-1][1]:
             self._written.append((now, position))
 
     def behind(self, now: float, position: int) -> float:
-        """Seconds since the primary first was beyond a position, as far as that is known."""
+        """Seconds since the primary was first beyond a position, as far as that is known."""
         lacking = (at for at, written in self._written if written > position)
         return max(0.0, now - next(lacking, now))
 
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """bytes, seconds: how far it is behind; None if that can't be read, and problem says why."""
+    """How far a replica is behind, in bytes and in seconds; None if that can't be read, and problem says why."""
 
     name: str
     bytes: float | None = None
@@ -69,7 +70,7 @@ class ReplicaState:
 
 
 class Replicas:
-    """Reads the state of the replicas that count. dsns: of those that are asked themselves, by name."""
+    """Reads the state of the replicas that count. dsns: by name, those of replicas that are asked directly."""
 
     def __init__(self, dsns: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._dsns = dsns
@@ -79,7 +80,7 @@ class Replicas:
         self._own = {name: _Own(dsn, clock) for name, dsn in dsns.items()}
 
     def read(self, connection: Connection, position: int, named: Collection[str] | None) -> list[ReplicaState]:
-        """The replicas `named`, or all that stream and all with a DSN. position: the primary's, in bytes, now."""
+        """The states of the replicas `named`, or of all that stream or have a DSN. position: the primary's now."""
         now = self._clock()
         self._lags.wrote(now, position)
         found: dict[str, ReplicaState] = {}
@@ -87,7 +88,7 @@ class Replicas:
             if row.backup or (row.logical and row.name not in (named or ())):
                 continue
             state = self._state(now, position, row)
-            # Of several of one name, the one that is furthest behind.
+            # Among several of one name, the one that is furthest behind counts.
             if row.name not in found or _badness(state) > _badness(found[row.name]):
                 found[row.name] = state
         streaming = set(found)
@@ -112,7 +113,7 @@ class Replicas:
             own.close()
 
     def _missing(self, now: float, found: Collection[str]) -> set[str]:
-        """Those that streamed lately, and don't now."""
+        """The replicas that streamed recently, but don't now."""
         self._seen = {name: at for name, at in self._seen.items() if now - at < AWAY_S}
         return set(self._seen) - set(found)
 
@@ -129,7 +130,7 @@ class Replicas:
         if replayed is None:
             return ReplicaState(name, problem=f"replica {name}: {problem}")
         behind = self._lags.behind(now, replayed)
-        # What it lacks may be from before this run, whose moment only its last transaction tells.
+        # The WAL that it lacks may be older than this run: then only its last replayed transaction shows how old.
         seconds = max(behind, age or 0.0) if replayed < position and behind > 0 else behind
         return ReplicaState(name, max(0.0, position - replayed), seconds)
 
@@ -145,7 +146,7 @@ class _Own:
         self._in_time = InTime(self._answer, "roir-replica")
 
     def ask(self) -> tuple[int | None, float | None, str]:
-        """Its position, the age of what it replayed last, and why there is no position."""
+        """The replica's position, the age of its last replayed transaction, and why there is no position."""
         if self._failed is not None and self._clock() - self._failed[0] < ASK_AGAIN_S:
             return None, None, self._failed[1]
         try:
@@ -162,7 +163,7 @@ class _Own:
 
     def _answer(self) -> tuple[bool, int | None, float | None]:
         if self._connection is None:
-            # What can't be read must not be quoted: that may be a part of the password.
+            # An error must not quote a DSN that can't be read: that may be a part of the password.
             check_dsn(self._dsn)
             self._connection = psycopg2.connect(
                 self._dsn,
@@ -171,14 +172,14 @@ class _Own:
                 tcp_user_timeout=TIMEOUT_S * 1000,
             )
         with self._connection, self._connection.cursor() as cursor:
-            # For this transaction: a pooler gives the session to others after it.
+            # Only for this transaction: a pooler gives the session to others afterwards.
             cursor.execute(f"SET LOCAL statement_timeout = '{TIMEOUT_S}s'")
             cursor.execute(OWN)
             in_recovery, position, age = cursor.fetchone()
         return in_recovery, position, age
 
     def close(self) -> None:
-        # While an answer is owed the session is the thread's.
+        # While an answer is outstanding, only the thread may use the session.
         if self._connection is not None and not self._in_time.is_owed:
             self._connection.close()
             self._connection = None

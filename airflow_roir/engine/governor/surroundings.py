@@ -1,6 +1,6 @@
-"""What a run knows that no table holds: DSNs of replicas, which are secrets, and the user's own query, which is code.
+"""Settings of a run that no table keeps: DSNs of replicas, which are secrets, and the user's own query, which is code.
 
-Whoever may change an operation's row may set limits, and nothing that runs as the role that builds.
+So a role that may change an operation's row can set limits, but can't run code as the role that builds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QUERY = "ROIR_THROTTLE_QUERY"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """replicas: DSNs by the names that `replicas=` has. query: returns a truth or a number, of which more is worse."""
+    """replicas: DSNs by the names that `replicas=` uses. query: returns a boolean, or a number: higher is worse."""
 
     replicas: Mapping[str, str] = field(default_factory=dict)
     query: str | None = None
@@ -31,11 +31,11 @@ class Surroundings:
         except ValueError:
             replicas = None
         if not isinstance(replicas, dict) or not all(isinstance(dsn, str) for dsn in replicas.values()):
-            # Not its text: there may be passwords in it.
+            # The error doesn't quote the text, which may contain passwords.
             raise InvalidInput(f'{REPLICAS} must be JSON as {{"r2": "host=… dbname=…"}}, names of replicas with DSNs')
         return cls(replicas, environment.get(QUERY) or None)
 
     def as_environment(self) -> dict[str, str]:
-        """For the environment of a driver's process."""
+        """The variables for the environment of a driver's process."""
         found = {REPLICAS: json.dumps(dict(self.replicas))} if self.replicas else {}
         return found | ({QUERY: self.query} if self.query else {})

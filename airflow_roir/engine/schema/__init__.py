@@ -1,1 +1,1 @@
-"""The control schema: its version, its installation and its rights; what a restore or a user did to it."""
+"""The control schema: its version, its rights, and the marks by which changes of others are found."""

@@ -1,7 +1,7 @@
-"""Takes back what the server gives to others with each object: to PUBLIC, and by ALTER DEFAULT PRIVILEGES of our role.
+"""Takes back the rights that a new object gives to others: those of PUBLIC, and ALTER DEFAULT PRIVILEGES of our role.
 
-All roles may use our schemas, so we alone must give rights on what is in them. A row type needs that, too: whoever may
-use it can make a column of it, and then neither the table nor its generation can be dropped.
+All roles may use our schemas, so roir alone must give the rights on their objects. That includes row types: a role that
+may use one can make a column of it, and then neither the table nor its generation can be dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
 
-# What the control schema's files say, of whatever else than its tables and views.
+# The grants in the control schema's files, but for its tables and views.
 IS_WITHOUT = "SELECT NOT has_schema_privilege('public', 'roir', 'USAGE')"
 OF_SCHEMA = (
     "GRANT USAGE ON SCHEMA roir, roir_data TO PUBLIC",
@@ -24,8 +24,8 @@ SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.re
  WHERE n.nspname IN ('roir', 'roir_data') AND c.relkind IN ('r', 'p', 'v') ORDER BY 1
 """
 
-# Functions of ours that not all roles may call: readers call one by the view, writers others by the capture. Those that
-# are named here are nobody's but ours.
+# Functions that readers call by the view, or writers by the capture, and that PUBLIC can't call now. The functions
+# named here are for roir alone.
 CLOSED = """
 SELECT p.oid::regprocedure::text FROM pg_proc p
  WHERE p.pronamespace = 'roir'::regnamespace AND p.proname NOT IN ('note_arrival', 'note_taken', 'take_sample')
@@ -51,21 +51,22 @@ SELECT DISTINCT format('REVOKE ALL ON %%s %%s FROM %%s CASCADE', o.kind, o.name,
 
 
 def take_back(connection: Connection, relations: Sequence[str] = (), functions: Sequence[str] = ()) -> None:
-    """Leave rights to the owner alone. relations: by name; functions: with their arguments' types."""
+    """Take the rights on objects from all roles but the owner. relations: by name; functions: with argument types."""
     given = execute(connection, GIVEN, {"relations": list(relations), "functions": list(functions)})
     for statement in given.scalars().all():
         execute(connection, statement)
 
 
 def closed(connection: Connection) -> list[str]:
-    """The functions of roir's that readers and writers need, and that not all roles may call."""
+    """The functions that readers and writers need, but that PUBLIC may not call."""
     return list(execute(connection, CLOSED).scalars())
 
 
 def give_again(connection: Connection) -> None:
-    """Make the rights as they were, where a dump was restored without its grants; those of a source's owner follow.
+    """Restore the rights if a dump was restored without its grants; the rights of sources' owners follow later.
 
-    Functions are given to PUBLIC in any case: `ALTER DEFAULT PRIVILEGES`, or a hardening script, may have taken them.
+    PUBLIC gets EXECUTE on these functions in any case: `ALTER DEFAULT PRIVILEGES`, or a hardening script, may have
+    taken it.
     """
     for function in closed(connection):
         execute(connection, f"GRANT EXECUTE ON FUNCTION {function} TO PUBLIC")

@@ -1,4 +1,4 @@
-"""The SQL that makes a role which may build: what docs/rights.md says under "The role that builds", and no more."""
+"""The SQL that creates a role with the rights to build, those under "The role that builds" in docs/rights.md."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ HEAD = """\
 
 
 def role_sql(role: str, schemas: Sequence[str] = ("public",), tables: Sequence[QualifiedName] = ()) -> str:
-    """Statements for a superuser, or whoever may grant all that; to be run in the tables' database, as often as wanted.
+    """Statements for a superuser, or another role that may grant all this. Safe to repeat.
 
-    role: its name, as it is, not quoted. schemas: where indexes are to be, by their names. tables: the role becomes a
-    member of their owners; where an owner is a superuser the statements stop, since such a member would be one, too.
+    They run in the database of the tables. role: its name, not quoted. schemas: the names of the schemas for indexes.
+    tables: the role becomes a member of their owners; if an owner is a superuser the statements stop, since its members
+    could become superuser, too.
 
-    No password: psql's `\\password` sends only what is kept of it. Raises InvalidInput for a name that can't be.
+    They set no password: psql's `\\password` sends only its hash. Raises InvalidInput for a reserved name.
     """
     if role in ("public", "none") or role.startswith("pg_"):
         raise InvalidInput(f"role {role}: PostgreSQL keeps that name to itself; take another one")
@@ -71,6 +72,6 @@ def _block(*lines: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Whatever standard_conforming_strings says."""
+    """A literal that is right with standard_conforming_strings on or off."""
     doubled = text.replace("'", "''")
     return "E'" + doubled.replace("\\", "\\\\") + "'" if "\\" in text else f"'{doubled}'"

@@ -1,4 +1,4 @@
-"""The control schema's versions: whether the database and this code agree on one. `install` makes and upgrades it."""
+"""Checks that the control schema has the version of this code. `install` creates and upgrades the schema."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from airflow_roir.engine.database import execute
 from airflow_roir.errors import ReadOnlyServer, RightMissing, SchemaMissing, SchemaVersionMismatch
 
 VERSION_TABLE = "schema_version"
-# Revisions of before 0.1.0, when nothing was released; one migration makes what they made. Releases take these numbers
+# Revisions from before 0.1.0, which were never released; one migration replaces them all. Releases use these numbers
 # again, one by one.
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
-# `0001` was the first of those too, and was edited: some had no table `home`, some none of lanes, then views that could
-# be written, then none of the functions that captures and the DDL guard call by now, then none that lists the options,
-# then none that pauses an operation for whoever asks, the last none that says an operation's options.
-# whole: a dump's section post-data has keys and triggers.
+# `0001` was their first number, too, and was edited several times: its unreleased forms lack the table `home`, the
+# table `lane`, or at least the function `options_in_effect`.
+# whole: the section post-data of a dump has the keys and triggers.
 COMPLETENESS = """
 SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
        AND to_regprocedure('roir.options_in_effect(roir.operation)') IS NOT NULL AS released,
@@ -32,7 +31,7 @@ IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_
 
 
 def migrations_folder() -> Path:
-    """Where the migrations are: inside the installed package, or beside it in a source checkout."""
+    """The folder of the migrations: inside the installed package, or beside it in a source checkout."""
     package = Path(airflow_roir.__file__).parent
     inside = package / "migrations"
     return inside if inside.is_dir() else package.parent / "migrations"
@@ -42,7 +41,7 @@ def migrations_folder() -> Path:
 def revisions() -> tuple[str, ...]:
     """The revisions that this code knows, oldest first, by the numbers that their files are named after.
 
-    Every command asks, and Alembic takes longer to import than most commands take to answer.
+    Not by Alembic: each command calls this, and Alembic takes longer to import than most commands take to answer.
     """
     files = (migrations_folder() / "versions").glob("[0-9]*_*.py")
     found = tuple(sorted(file.name.split("_", 1)[0] for file in files))
@@ -56,7 +55,7 @@ def head() -> str:
 
 
 def is_guarded(connection: Connection) -> bool:
-    """True if event triggers refuse DDL that no capture sees; without them it is detected."""
+    """True if event triggers refuse DDL that no capture sees; without them such DDL is only detected."""
     return bool(execute(connection, IS_GUARDED).scalar_one())
 
 
@@ -66,7 +65,7 @@ def is_unguarded(connection: Connection) -> bool:
 
 
 def is_lost(connection: Connection) -> bool:
-    """True if there is the control schema without the schema of entries (`install.give_up`)."""
+    """True if the control schema exists without the schema of entries (`install.give_up`)."""
     query = "SELECT to_regnamespace('roir') IS NOT NULL AND to_regnamespace('roir_data') IS NULL"
     return bool(execute(connection, query).scalar_one())
 
@@ -100,10 +99,10 @@ def check_writable(connection: Connection) -> None:
 
 
 def check_schema(connection: Connection, writes: bool = False) -> None:
-    """Raise SchemaVersionMismatch if the control schema is missing, older or newer than this code.
+    """Raise SchemaVersionMismatch if the control schema is older or newer than this code, SchemaMissing without one.
 
-    Also if the database was restored or upgraded, and `roir init` hasn't adopted it. writes: raise ReadOnlyServer on a
-    standby.
+    Raises SchemaVersionMismatch also if the database was restored or upgraded, and `roir init` hasn't adopted it.
+    writes: raise ReadOnlyServer on a standby.
     """
     if writes:
         check_writable(connection)
@@ -127,7 +126,7 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
 
 
 def moved_database(connection: Connection) -> str | None:
-    """What happened to the database that its indexes don't know yet, until `restore.adopt`; None if nothing did."""
+    """Says that the database was restored or upgraded and not adopted yet (`install.adopt`); None if it wasn't."""
     restored = execute(connection, RESTORED).first()
     if restored is not None:
         return (

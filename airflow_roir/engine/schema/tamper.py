@@ -1,6 +1,6 @@
-"""What entries depend on, and was gone or altered for a while.
+"""Finds objects that entries depend on, and that were gone or altered for a while.
 
-`roir.marks` finds by oids and rows of the catalogs what looks as before but isn't the same.
+Such an object looks as before, but its *marks* (`roir.marks`: oids and rows of the catalogs) differ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from airflow_roir.engine.database import execute
 
 KEY, TRIGGER, FUNCTION, VIEW, ENTRIES = "key", "trigger", "function", "view", "entries"
 
-# Of the delta of a generation that is being built only: afterwards nothing of it is read.
+# The delta matters only while its generation is being built: afterwards nothing in it is read.
 CHANGED = """
 SELECT x.kind, x.column, min(r.oid::regclass::text) AS relation, count(DISTINCT r.oid) AS relations, x.plain
   FROM (SELECT (regexp_match(m.name, '^[a-z]+'))[1] AS kind, (regexp_match(m.name, '^[a-z]+ (\\d+)/'))[1]::oid AS oid,
@@ -23,7 +23,7 @@ SELECT x.kind, x.column, min(r.oid::regclass::text) AS relation, count(DISTINCT 
  WHERE x.kind <> 'delta' OR g.status = 'building'
  GROUP BY 1, 2, x.plain ORDER BY 1, 2
 """
-# As the marks were before a capture function is made anew: by us, and so not unseen.
+# Read before roir itself replaces capture functions, a change that needs no warning.
 UNTOUCHED = """
 SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE i.source_oid = %(source)s AND g.status IN ('building', 'active', 'retired') AND g.shape ? 'marks'
@@ -32,7 +32,8 @@ SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
 """
 KEEP_FUNCTIONS = "SELECT roir.keep_marks(%(generation)s, ARRAY['function capture', 'function truncate'])"
 # Functions are replaced without a lock on the table: a writer that ran another one may not have committed yet, and no
-# verification sees what it missed. So of theirs only those that were kept, or looked at when no writer was in flight.
+# verification sees the writes that this one missed. So marks of functions count only if they were kept before, or
+# looked at when no writer was in flight.
 LOOK = """
 UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{looked}', (
          SELECT coalesce(jsonb_object_agg(n.key, n.value), '{}') FROM jsonb_each(roir.marks(g.id)) n
@@ -52,7 +53,7 @@ UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{looked}', coalesce(g.s
           WHERE n.key LIKE 'function %%'))
  WHERE g.id = %(generation)s AND g.shape IS NOT NULL
 """
-# What came or went meanwhile, partitions, is none of it.
+# Partitions that came or went meanwhile don't count.
 FORGIVE = """
 UPDATE roir.generation g SET shape = (g.shape - 'looked') || jsonb_build_object('marks', (g.shape -> 'marks') || (
          SELECT coalesce(jsonb_object_agg(n.key, n.value), '{}') FROM jsonb_each(roir.marks(g.id)) n
@@ -62,9 +63,9 @@ UPDATE roir.generation g SET shape = (g.shape - 'looked') || jsonb_build_object(
 
 
 def changes(connection: Connection, generation_id: int, source: str) -> dict[str, str]:
-    """What was gone or altered for a while, though it is as before now: words by kind.
+    """Says what was gone or altered for a while, though it looks as before: sentences by kind.
 
-    source: the table's name, as SQL writes it.
+    source: the table's name, quoted for SQL.
     """
     words = {
         KEY: f"the primary key of {source} was dropped and added again, and rows may have shared a key meanwhile",
@@ -88,30 +89,30 @@ def changes(connection: Connection, generation_id: int, source: str) -> dict[str
 
 
 def untouched_captures(connection: Connection, source_oid: int) -> list[int]:
-    """The generations of a source whose capture functions are still those that roir made, by their ids."""
+    """The ids of a source's generations whose capture functions are still those that roir made."""
     return list(execute(connection, UNTOUCHED, {"source": source_oid}).scalars())
 
 
 def keep_captures(connection: Connection, generations: list[int]) -> None:
-    """Keep the marks of capture functions that we have just made again, for generations that knew the last ones."""
+    """Keep the marks of capture functions that roir has just replaced, for generations that knew the former ones."""
     for generation_id in generations:
         execute(connection, KEEP_FUNCTIONS, {"generation": generation_id})
 
 
 def follow(connection: Connection, generation_id: int) -> None:
-    """Keep the marks of partitions that came."""
+    """Keep the marks of new partitions."""
     execute(connection, "SELECT roir.follow_marks(%(generation)s)", {"generation": generation_id})
 
 
 def are_functions_replaced(connection: Connection, generation_id: int) -> bool:
-    """True if a capture function was another one for a while, and no operation of the index is under way."""
+    """True if a capture function was replaced by others for a while, and no operation of the index is under way."""
     return bool(execute(connection, REPLACED, {"generation": generation_id}).scalar_one())
 
 
 def look_at_functions(connection: Connection, generation_id: int) -> None:
     """Note the marks of the capture functions for the next verification. Needs the drain lock."""
     execute(connection, HOLD, {"generation": generation_id})
-    # A verification that has begun meanwhile may have read already what a writer has changed since.
+    # A verification that has begun meanwhile may already have read rows that a writer has changed since.
     if are_functions_replaced(connection, generation_id):
         execute(connection, LOOK_AT_FUNCTIONS, {"generation": generation_id})
 
@@ -123,6 +124,6 @@ def look(connection: Connection, generation_id: int) -> None:
 
 
 def forgive(connection: Connection, generation_id: int) -> None:
-    """Keep the marks that were the same from the verification's begin to its end, which found or left nothing wrong."""
+    """Keep the marks that were the same from the beginning of a verification to its end, once the index is right."""
     execute(connection, HOLD, {"generation": generation_id})
     execute(connection, FORGIVE, {"generation": generation_id})

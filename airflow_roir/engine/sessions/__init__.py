@@ -1,1 +1,1 @@
-"""What every session begins with, how long it waits, and which server it is on."""
+"""Sessions: the settings that each begins with, how long it waits, and which server it is on."""

@@ -1,7 +1,7 @@
-"""Whether sessions are ours alone: a pooler may give a server's session to another client after each transaction.
+"""Checks that sessions are roir's alone: a pooler may give a server's session to another client after a transaction.
 
-Our settings would then reach into others' transactions, and theirs into ours. No pooler is asked for its name or its
-mode: the check looks at what it does, by transactions that change nothing.
+roir's settings would then reach into transactions of others, and theirs into roir's. The check doesn't rely on a
+pooler's name or mode: it observes what the pooler does, by transactions that change nothing.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from psycopg2.extensions import POLL_OK, POLL_READ
 from airflow_roir.errors import InvalidInput
 
 PID = "SELECT pg_catalog.pg_backend_pid()"
-# For sessions that are read-only by default: with DEFERRABLE the transaction might wait for its snapshot. In others the
-# statement is sent alone, so that none of a pool's sessions is held until the next statement.
+# For sessions that are read-only by default: with DEFERRABLE the transaction might wait for its snapshot. In other
+# sessions the query is sent alone, so that it holds none of a pool's sessions until the next statement.
 BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE; "
     "SET LOCAL idle_in_transaction_session_timeout = 0"
 )
-# A pooler of few sessions shows itself in the first round; one that takes them in turn, or while others take them away
-# in between, in one of these.
+# A pooler with few sessions is found in the first round. One that uses its sessions in turn, or whose sessions other
+# clients take in between, is found in a later one.
 ROUNDS = 4
-# A pool in session mode that has no other session lets the second one wait.
+# The wait for a second session: a pool in session mode that has only one lets it wait.
 ANOTHER_S = 2.0
-# What has been looked at: DSN, host and port.
+# The servers that were checked: DSN, host and port.
 _ours: set[tuple[str, str, int]] = set()
 
 
 def check(dsn: str, connection: Any, another: Callable[[], Any]) -> None:
-    """Raise InvalidInput if others get a psycopg2 session's server session between its transactions.
+    """Raise InvalidInput if other clients get a psycopg2 session's server session between its transactions.
 
-    connection: in autocommit mode, just opened by `dsn`, and changed by nothing yet; another: opens one more, as an
-    asynchronous one. A process looks once at each server.
+    connection: in autocommit mode, just opened by `dsn`, without changed settings; another: opens an asynchronous
+    connection. A process checks each server once.
     """
     place = (dsn, connection.info.host, connection.info.port)
     if place in _ours:
@@ -57,7 +57,7 @@ def check(dsn: str, connection: Any, another: Callable[[], Any]) -> None:
 def _is_shared(connection: Any, another: Callable[[], Any]) -> bool:
     alone = connection.get_parameter_status("default_transaction_read_only") == "off"
     mine = _server_pid(connection, alone)
-    # The server has told its own number at the start, and a pooler, which doesn't know it yet, one of its own.
+    # At the start, a server sends its own process id; a pooler, which has no server session yet, sends another number.
     if mine == connection.info.backend_pid:
         return False
     other = _Other(another(), alone)
@@ -68,7 +68,7 @@ def _is_shared(connection: Any, another: Callable[[], Any]) -> bool:
                 return True
             other.ask(0)
             if other.pid is None:
-                # It waits for a session, and this one isn't given to it.
+                # The second client waits for a session, and doesn't get this one.
                 return False
             if other.pid == mine:
                 return True
@@ -88,7 +88,7 @@ def _server_pid(connection: Any, alone: bool) -> int:
 
 
 class _Other:
-    """A second session, for which nothing waits longer than it wants to. pid: its server process, once it is known."""
+    """A second, asynchronous session, whose answers the caller awaits for a limited time. pid: its server process."""
 
     def __init__(self, connection: Any, alone: bool) -> None:
         self._connection = connection
@@ -97,7 +97,7 @@ class _Other:
         self.pid: int | None = None
 
     def ask(self, seconds: float) -> None:
-        """Ask for it, if it isn't known, and wait for the answer, at most so long."""
+        """Ask for the pid, unless it is known, and wait for the answer at most this long."""
         deadline = time.monotonic() + seconds
         while self.pid is None and self._is_ready(deadline):
             if self._cursor is None:
@@ -123,15 +123,15 @@ class _Other:
         return True
 
     def close(self) -> None:
-        """End the session, and what it waits for."""
+        """End the session, even while it waits."""
         self._connection.close()
 
 
 @contextmanager
 def answering(connection: Any, seconds: float) -> Iterator[None]:
-    """End a session whose server, or whose pool, doesn't answer the block within so long.
+    """End a session if the block's statements get no answer from the server, or the pool, in time.
 
-    Raises psycopg2.OperationalError then, as of a server that can't be reached.
+    Then raises psycopg2.OperationalError, as for a server that can't be reached.
     """
     given_up = threading.Event()
     line = socket.socket(fileno=os.dup(connection.fileno()))

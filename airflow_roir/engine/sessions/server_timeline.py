@@ -1,10 +1,10 @@
-"""One history: what is decided of a server is done to no other one.
+"""One history: decisions that were made on one server's state are never carried out on another's.
 
-A server that fails over to a replica may have lost its last commits, and one that was recovered to an earlier moment
-has; ids are then given again. Each transaction is right wherever it runs, and so is what was committed, which is always
-a prefix of what was. Only what a process remembers from one transaction to the next isn't: an id of what was never made
-there, a copy that is finished here and not there. So who remembers something opens all of its sessions in one history,
-and begins again in another.
+A server that fails over to a replica may have lost its last commits; one that was recovered to an earlier moment has
+lost them, and gives the same ids again. Each single transaction is right on any server, and the commits that are left
+are always a prefix of all. But a process may remember things from one transaction to the next that aren't true there:
+the id of a row that doesn't exist, a copy that isn't finished. So a function that remembers anything opens all its
+sessions in one history, and begins again in another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_roir.errors import HistoryChanged
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# So many failovers during one command are one that can't be worked with.
+# A command during which a server fails over this often gives up.
 MOST_FAILOVERS = 5
 # A promotion, and a recovery to an earlier moment, begin a new timeline. A standby has none of its own.
 HISTORY = """
@@ -33,13 +33,13 @@ SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()) || '/'
 
 
 class _Pin:
-    """The history that the sessions of a block have in common: that of the first one which writes."""
+    """The history that all sessions of a block share: that of the first session on a primary."""
 
     def __init__(self) -> None:
         self.history: str | None = None
 
     def look(self, connection: Any) -> None:
-        """Of a psycopg2 session that has just begun. Raises HistoryChanged."""
+        """Check a psycopg2 session that has just begun. Raises HistoryChanged."""
         found = _history(connection)
         if found is None:
             return
@@ -62,7 +62,7 @@ def _history(connection: Any) -> str | None:
     except psycopg2.Error:
         if connection.closed:
             raise
-        # A server without such functions, or that keeps them from us.
+        # The server lacks these functions, or our role may not call them.
         return None
     finally:
         if not connection.closed:
@@ -71,9 +71,9 @@ def _history(connection: Any) -> str | None:
 
 @contextmanager
 def one_history(database: Database) -> Iterator[None]:
-    """Within the block, and in all threads, sessions are of one history. A block within the block is the same.
+    """Keeps all sessions that open during the block, in any thread, to one history. Blocks may be nested.
 
-    Opening one of another history raises HistoryChanged.
+    If a session opens in another history, that raises HistoryChanged.
     """
     if database.look is not None:
         yield
@@ -86,7 +86,7 @@ def one_history(database: Database) -> Iterator[None]:
 
 
 def in_one_history(work: Callable[Concatenate[Database, P], T]) -> Callable[Concatenate[Database, P], T]:
-    """For a function that is safe to repeat: in another history it begins again."""
+    """Decorates a function that is safe to repeat: if the history changes, it begins again."""
 
     def begun_again(database: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if database.look is not None:

@@ -1,4 +1,4 @@
-"""What every session of ours begins with: pinned settings, and an encoding that loses nothing."""
+"""Pins the settings of every session of roir, and an encoding that loses nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sqlalchemy import Connection, ExceptionContext
 
 from airflow_roir.errors import InvalidInput
 
-# Defaults of the role or the database must not reach into our work: text output of a value must mean the same value
-# whenever and wherever it is read back, no name may be found through a schema that somebody else can
-# write to, and nothing may end a statement but us. What isn't named here changes no outcome, which
-# `tests/engine/test_settings.py` holds setting by setting. A setting that the server doesn't know is left out.
+# Defaults of the role or the database must not change roir's work: the text of a value must mean the same value
+# whenever and wherever it is read back; no name may be found through a schema that another role can write to; and only
+# roir ends its statements. Settings that aren't named here change no outcome; `tests/engine/test_settings.py` checks
+# that for each. A setting that the server doesn't know is left out.
 SESSION_SETTINGS = {
-    # What values look like as text, and what text means as a value.
+    # The text of values, and the values of text.
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
     "IntervalStyle": "postgres",
@@ -27,13 +27,13 @@ SESSION_SETTINGS = {
     "xmlbinary": "base64",
     "lc_monetary": "C",
     "array_nulls": "on",
-    # What SQL means.
+    # The meaning of SQL.
     "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "quote_all_identifiers": "off",
     "transform_null_equals": "off",
     "check_function_bodies": "on",
-    # What ends a statement or a session.
+    # The ends of statements and sessions.
     # A worker that hangs between two statements must not hold a snapshot for longer than this (I7).
     "idle_in_transaction_session_timeout": "60s",
     "idle_session_timeout": "0",
@@ -46,50 +46,51 @@ SESSION_SETTINGS = {
     "restrict_nonsystem_relation_kind": "",
     # Fold and scan go by the blocks and row versions of a heap.
     "default_table_access_method": "heap",
-    # A batch looks at the catalogs by queries whose estimates are wild: compiling them took 250 ms each, running 1 ms.
+    # The planner's estimates for a batch's queries of the catalogs are wild: compiling took 250 ms each, running 1 ms.
     "jit": "off",
-    # "geqo failed to make a valid plan", where a role lets it begin with few tables and small pools.
+    # Fails with "geqo failed to make a valid plan" if a role's settings use it for few tables with small pools.
     "geqo": "off",
-    # At `debug5` each statement brings hundreds of lines over the network, which nobody reads.
+    # At `debug5` the server sends hundreds of lines for each statement, which roir doesn't read.
     "client_min_messages": "warning",
 }
 
-# Sent alone, since it needs no snapshot: where a transaction is serializable, read only and deferrable by default, the
-# very first snapshot waits for the end of every serializable writer.
+# Sent alone, since it needs no snapshot: if transactions are serializable, read only and deferrable by default, the
+# first snapshot waits for the end of every serializable writer.
 FIRST = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"
 PIN = (
     "SELECT pg_catalog.set_config(s.name, s.value, false) "
     "FROM ROWS FROM (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) AS s (name, value) "
-    # One that is as we want it too: a server that reads its configuration anew changes what no session has set.
+    # Also pins settings that already have the value: a server that reloads its configuration changes all others.
     "WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL"
 )
 PIN_BY_SERVER = (
-    # The server gives up what a killed worker has begun, a long index build too, and frees its locks for the next.
+    # So the server notices that a worker was killed, even during a long index build, and frees its locks for the next.
     "SELECT pg_catalog.set_config('client_connection_check_interval', '5s', false) "
-    # Refused by a server that runs on Windows.
+    # A server on Windows refuses this setting.
     "WHERE pg_catalog.version() !~* 'windows|mingw|visual c' "
     "UNION ALL "
-    # Triggers and guards fire for us too. Who was made a replica by a superuser may be unable to change that.
+    # Triggers and guards must fire for roir, too. A role that a superuser has set to `replica` may be unable to change
+    # that.
     "SELECT pg_catalog.set_config('session_replication_role', 'origin', false) "
     "WHERE pg_catalog.has_parameter_privilege('session_replication_role', 'SET') "
     "UNION ALL "
-    # What was told as done (a publish, a pause) must not be gone after a crash. What else it is, is the user's choice.
+    # Reported commits (a publish, a pause) must survive a crash. Any level but `off` is the user's choice.
     "SELECT pg_catalog.set_config('synchronous_commit', 'local', false) "
     "WHERE pg_catalog.current_setting('synchronous_commit') = 'off' "
     "UNION ALL "
-    # The role's own choice, unless it names what is the default anyway: a partitioned table may not be told that.
+    # The role's choice stays, unless it is the database's default: that can't be given to a partitioned table.
     "SELECT pg_catalog.set_config('default_tablespace', '', false) "
     "FROM pg_catalog.pg_database d JOIN pg_catalog.pg_tablespace t ON t.oid = d.dattablespace "
     "WHERE d.datname = current_database() AND t.spcname = pg_catalog.current_setting('default_tablespace')"
 )
-# Signs of our own texts, for databases whose encoding has none of them.
+# Characters in roir's own texts, with substitutes for databases whose encoding lacks them.
 PLAIN = str.maketrans({"…": "...", "→": "->", "–": "-", "’": "'"})
 
 
 def pin(connection: Any) -> None:
-    """Pin the settings of a psycopg2 session that has just begun. Raises InvalidInput if that can't be.
+    """Pin the settings of a psycopg2 session that has just begun. Raises InvalidInput if that is impossible.
 
-    Each statement is its own transaction: it counts from the next one on, whatever becomes of that.
+    Each statement is its own transaction: its settings hold from the next one on, even if that fails.
     """
     connection.autocommit = True
     if connection.get_parameter_status("standard_conforming_strings") == "off":
@@ -106,7 +107,7 @@ def pin(connection: Any) -> None:
 
 
 def _pin_encoding(connection: Any) -> None:
-    """Text reaches us as Unicode. An SQL_ASCII database has bytes only: each one is a character then, and stays it."""
+    """Makes text arrive as Unicode. An SQL_ASCII database has only bytes: each byte is one character, in and out."""
     server = connection.get_parameter_status("server_encoding")
     connection.set_client_encoding("LATIN1" if server == "SQL_ASCII" else "UTF8")
 
@@ -114,9 +115,9 @@ def _pin_encoding(connection: Any) -> None:
 def keep_to_encoding(
     connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool
 ) -> tuple[str, Any]:
-    """What a database's encoding can't hold is written in signs that it can: our own texts, and reasons of users.
+    """Replaces characters that the database's encoding lacks, in roir's own texts and in reasons that users give.
 
-    No value of a row is among that, since it came from there.
+    Values of rows contain none, since they come from the same database.
     """
     session: Any = connection.connection.dbapi_connection
     server = session.get_parameter_status("server_encoding")
@@ -140,7 +141,10 @@ def keep_to_encoding(
 
 
 def refuse_no_text(context: ExceptionContext) -> InvalidInput | None:
-    """What a form or a template gives may be no text for any database: a NUL, or half of a sign in UTF-16."""
+    """InvalidInput for a text that no database can hold: with a NUL, or with half of a UTF-16 pair.
+
+    A form or a template may give such a text.
+    """
     error = context.original_exception
     if isinstance(error, UnicodeEncodeError) or (isinstance(error, ValueError) and "NUL (0x00)" in str(error)):
         return InvalidInput(
@@ -150,5 +154,5 @@ def refuse_no_text(context: ExceptionContext) -> InvalidInput | None:
 
 
 def to_json(value: Any) -> str:
-    """JSON for a `jsonb`, without escapes: a server translates those into Unicode's encodings alone."""
+    """JSON for a `jsonb`, without escapes: a server translates those only if its encoding is UTF8."""
     return json.dumps(value, ensure_ascii=False)
