@@ -1,1 +1,1 @@
-"""One generation of an index: its entries, its physical tables, how they are cut, and how they are dropped."""
+"""One generation of an index: its entries, its physical tables, their cut into segments, and their end."""

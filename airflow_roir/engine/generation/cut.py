@@ -21,13 +21,13 @@ from airflow_roir.options import BuildOptions
 
 Bound = tuple[str, ...]
 
-# Small enough that a slow worker at the end leaves the others idle only briefly, big enough that the odd short
-# batch at a range's end doesn't matter.
+# Small enough that the others are idle only briefly while a slow worker finishes, big enough that the odd short batch
+# at a range's end doesn't matter.
 ROWS_PER_RANGE = 200_000
 MOST_RANGES = 1_024
 # A segment's index is built in one transaction: half a million entries keep that near a second (I7).
 ROWS_PER_SEGMENT = 500_000
-# A worker can't rest within a segment. Under a throttle a fifth of a second of it at a time is enough for users.
+# A worker can't rest within a segment. Under a throttle, a fifth of a second without a rest is enough.
 ROWS_PER_SEGMENT_THROTTLED = 100_000
 MOST_SEGMENTS = 64
 
@@ -36,7 +36,7 @@ MOST_SEGMENTS = 64
 class Piece:
     """A piece of one leaf of the source (by oid), half-open in scan-key order; None is unbounded.
 
-    Or of a file, which is then named: the bounds are block numbers. shard_id: the relation's server; None: this one.
+    With a filenode, a piece of that file: the bounds are block numbers. shard_id: the server; None: this one.
     """
 
     relation: int
@@ -48,12 +48,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """How an operation will be cut.
+    """The cut of an operation into ranges and segments.
 
-    rows: the source's estimated rows; source_bytes: the size of its heap. pieces: what will be the ranges.
-    segment_bounds: the inner bounds of the segments; `partition`: the number of leading identity columns that they are
-    cut by, as long as a bound, or longer in a unique index. sampled: rows of the sample, by the estimate;
-    sample_seconds: what cutting it took.
+    rows: the source's estimated rows; source_bytes: the size of its heap. pieces: the future ranges. segment_bounds:
+    the inner bounds of the segments; `partition`: the number of leading identity columns by which they are cut, as many
+    as a bound has, or more in a unique index. sampled: the estimated rows of the sample; sample_seconds: how long the
+    cut took.
     """
 
     rows: int
@@ -92,15 +92,15 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
 
 
 def segments_for(options: BuildOptions, rows: int) -> int:
-    """How many segments a base is cut into. rows: of the source."""
+    """How many segments a base is cut into. rows: those of the source."""
     per_segment = ROWS_PER_SEGMENT_THROTTLED if options.throttle not in (None, "", "off") else ROWS_PER_SEGMENT
     return options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // per_segment))
 
 
 def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[[int], int]) -> tuple[int, list[Piece]]:
-    """The source's estimated rows, and pieces of about `rows_per_piece`, at least one for each leaf. As `make_plan`.
+    """The source's estimated rows, and pieces of about `rows_per_piece` rows, at least one for each leaf.
 
-    rows_per_piece: of the estimate, which is counted from the sample where the table was never analyzed.
+    rows_per_piece: computes that from the estimate, which comes from the sample if the table was never analyzed.
     """
     size = size_of(connection, source)
     sample, share = _sample_clause(connection, source, size)
@@ -111,7 +111,7 @@ def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[
 
 
 def sample_of(connection: Connection, source: Source) -> str:
-    """SQL: the clause that takes the plan's sample of a source, '' if that is all of it."""
+    """SQL for the clause that takes the plan's sample of a source; '' if the sample is the whole source."""
     return _sample_clause(connection, source, size_of(connection, source))[0]
 
 
@@ -138,13 +138,13 @@ def _sample_clause(connection: Connection, source: Source, size: SourceSize) -> 
     )
     if share >= 0.5:
         return "", 1.0
-    # A seed would choose blocks of the same numbers in every leaf, which of many small ones are none at all.
+    # A seed would choose the same block numbers in every leaf, and none at all in many small leaves.
     seed = "" if source.partitioned else " REPEATABLE (1)"
     return f"TABLESAMPLE SYSTEM ({share * 100:.6f}){seed}", share
 
 
 def _range_bounds(connection: Connection, source: Source, sample: str, ranges: int) -> dict[int, list[Bound]]:
-    """The inner bounds of each leaf's ranges, of which it gets its share by the sample: one query for all leaves."""
+    """The inner bounds of each leaf's ranges, as many as its share of the sample; one query for all leaves."""
     bounds: dict[int, list[Bound]] = defaultdict(list)
     if ranges <= len(source.leaves):
         return bounds
@@ -174,22 +174,22 @@ def _range_bounds(connection: Connection, source: Source, sample: str, ranges: i
 def cut_segments(
     connection: Connection, source: Source, definition: IndexDefinition, sample: str, segments: int
 ) -> tuple[int, list[Bound]]:
-    """The shortest prefix of the identity that cuts the sample evenly, and its bounds.
+    """The length of the shortest prefix of the identity that cuts the sample evenly, and its bounds.
 
-    One heavy key value can't be split by the key alone; more columns can, and in the end the primary key does. But
-    each nullable column more sends its NULLs to the default segment, so the most even cut wins.
+    A frequent key value can't be split by the key alone, but by more columns, at the latest by the primary key. But
+    each additional nullable column sends its NULLs to the default segment, so the most even cut wins.
     """
     identity = identity_columns(source, definition)
     # In a unique index equal keys must meet in one segment, and a NULL in any column of the key leads to the default.
     most = len(definition.key) if definition.unique_here else len(identity)
     apart = definition.unique_here and not definition.nulls_not_distinct
     if segments == 1 or owner.runs_checks(connection, source, identity):
-        # The bounds of segments are read from text as us.
+        # Our role reads the bounds of segments from text, which would run the domains' checks.
         return most if apart else 1, []
     best: tuple[float, int, list[Bound]] | None = None
     for length in range(1, most + 1):
         names = identity[:length]
-        # Qualified, or ORDER BY would sort the texts, which have the columns' names.
+        # Qualified: otherwise ORDER BY would sort the texts, which have the columns' names.
         columns = ", ".join(f"s.{quote(name)}" for name in names)
         texts = ", ".join(source.columns[name].text("s") for name in names)
         rows = owner.rows(
@@ -232,9 +232,9 @@ def cut(values: Sequence[tuple[Bound, int]], pieces: int) -> tuple[list[Bound], 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """A segment by its ordinal, and its bounds, half-open; None is unbounded.
+    """The ordinal of a segment, and its half-open bounds; None is unbounded.
 
-    Texts can't be compared, but each range begins where another one ends.
+    The bounds are texts, which have no order; but each range begins where another one ends.
     """
 
     ordinal: int
@@ -243,7 +243,7 @@ class KeyRange:
 
 
 def in_key_order(pieces: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
-    """All of them from the least key on. Ordinals tell no order: a compaction gives new segments new ones.
+    """The segments in the order of keys. Ordinals have no order: a compaction gives new segments new ones.
 
     Raises InvariantViolated if they don't cover all keys without a gap.
     """

@@ -1,6 +1,6 @@
-"""What an entry looks like: which columns of the source it holds, under which physical names, and how it compares.
+"""The shape of entries: their columns of the source, the physical names, and how entries compare.
 
-Physical columns are named by position (`c1`, `c2`, …): no name of a user's ever meets a name of ours.
+Physical columns are named by position (`c1`, `c2`, …), so names of users never collide with names of roir.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.source.catalog import identity_columns
 from airflow_roir.engine.source.source import Source
 
-# Room that covered columns may take in a B-tree tuple of about 2,700 bytes; the rest is the key's.
+# Room for covered columns in a B-tree tuple of about 2,700 bytes; the rest is for the key.
 COVERED_BYTES = 1024
 
 
@@ -24,8 +24,8 @@ COVERED_BYTES = 1024
 class EntryColumn:
     """One column of an entry. equals: the operator of its own B-tree operator class, '' if it is only included.
 
-    collation_version: that of the library which the entries were sorted by; None if it tells none. attnum: the
-    column's number in the source, which a rename doesn't change.
+    collation_version: that of the library by which the entries were sorted; None if it has none. attnum: the column's
+    number in the source, which a rename doesn't change.
     """
 
     source: str
@@ -42,16 +42,16 @@ class EntryColumn:
 
     @property
     def to_base_type(self) -> str:
-        """SQL: the cast that a value needs to be compared: a domain over an enum isn't equal to the enum.
+        """SQL for the cast that a domain's value needs to be compared: a domain over an enum isn't equal to the enum.
 
-        None else, since it names the type: `ALTER TYPE … RENAME` would fail every write.
+        '' for other types, since a cast names the type: after `ALTER TYPE … RENAME` every write would fail.
         """
         return f"::{self.cast}" if self.domain else ""
 
     def parameter(self, number: int) -> str:
         """SQL for a parameter of a dynamic statement that is compared with this column.
 
-        One of type `name` brings a collation of its own, so that another one of the column would leave neither (42P22).
+        A parameter of type `name` has a collation of its own, which would conflict with the column's (42P22).
         """
         if self.cast == "name" and self.collation not in (None, 'pg_catalog."C"'):
             return f"${number} COLLATE {self.collation}"
@@ -64,9 +64,9 @@ class EntryColumn:
 
 @dataclass(frozen=True)
 class Entry:
-    """The shape of a generation's entries: first `identity` columns are `(key, pk)`, the first `key` the key.
+    """The shape of a generation's entries: the first `identity` columns are `(key, pk)`, the first `key` ones the key.
 
-    unique: '' where several entries may have the same key, as over shards; else how a unique index takes NULLs,
+    unique: '' if several entries may have the same key, as over shards; else how a unique index treats NULLs,
     `distinct` or `not distinct` (docs/architecture.md#uniqueness).
     """
 
@@ -78,7 +78,7 @@ class Entry:
 
     @classmethod
     def of(cls, source: Source, definition: IndexDefinition, covering: str, partition: int) -> Entry:
-        """Derive the shape from source and definition; `partition`: how many columns the segments are cut by."""
+        """Derive the shape from source and definition; `partition`: by how many columns the segments are cut."""
         identity = identity_columns(source, definition)
         room = COVERED_BYTES
         columns = []
@@ -109,7 +109,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Entry:
-        """Read what `as_json` wrote."""
+        """Read the result of `as_json`."""
         return cls(
             tuple(EntryColumn(**column) for column in value["columns"]),
             value["key"],
@@ -119,7 +119,7 @@ class Entry:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For `generation.entry`."""
+        """The shape as `generation.entry` has it."""
         return asdict(self)
 
     def physical(self, columns: Sequence[int] | None = None, prefix: str = "") -> list[str]:
@@ -131,7 +131,7 @@ class Entry:
         return self.definitions_of(range(len(self.columns)))
 
     def definitions_of(self, positions: Sequence[int]) -> str:
-        """As `definitions`, of the columns at these positions."""
+        """As `definitions`, for the columns at these positions."""
         return ", ".join(
             f"c{i + 1} {self.columns[i].type}"
             + (f" COLLATE {self.columns[i].collation}" if self.columns[i].collation else "")
@@ -139,7 +139,7 @@ class Entry:
         )
 
     def comparing_by(self, operators: Sequence[str]) -> Entry:
-        """The same with its equality operators, which an index on `(key, pk)` has told."""
+        """The entry with its equality operators, as an index on `(key, pk)` has them."""
         columns = (
             replace(column, equals=operators[i]) if i < self.identity else column
             for i, column in enumerate(self.columns)
@@ -161,7 +161,7 @@ class Entry:
         return [column.source for column in self.columns] + list(source.primary_key)
 
     def resorted(self, source: Source) -> list[str]:
-        """Columns of `(key, pk)` whose collation's library is another one now than the entries were sorted by."""
+        """Columns of `(key, pk)` whose collation's library has another version than when the entries were sorted."""
         return [
             f"{column.collation} of column {quote(column.source)} ({column.collation_version}, now {now})"
             for column in self.columns[: self.identity]
@@ -176,27 +176,27 @@ class Entry:
 
     @property
     def nullable_positions(self) -> list[int]:
-        """Positions of `(key, pk)` that may hold NULL: NOT NULL may be dropped from a key column at any time."""
+        """Positions of `(key, pk)` that may be NULL: NOT NULL may be dropped from a key column at any time."""
         return [i for i in self.identity_positions if not self.columns[i].primary_key]
 
     def same(self, ours: Sequence[str], theirs: Sequence[str], nulls: Mapping[int, bool] | None = None) -> str:
-        """SQL that two things are one entry: the predicate (docs/architecture.md#equality); `roir.is_same` in SQL.
+        """SQL, true if two rows are the same entry (docs/architecture.md#equality); `roir.is_same` does that in SQL.
 
-        ours, theirs: SQL of their columns, of `(key, pk)` at least, as base types. nulls: as `same_column`.
+        ours, theirs: SQL for their columns, at least those of `(key, pk)`, as base types. nulls: as in `same_column`.
         """
         return " AND ".join(self.same_columns(ours, theirs, nulls))
 
     def same_columns(
         self, ours: Sequence[str], theirs: Sequence[str], nulls: Mapping[int, bool] | None = None
     ) -> list[str]:
-        """As `same`, a condition for each column of `(key, pk)`."""
+        """As `same`, as a list with a condition for each column of `(key, pk)`."""
         known = nulls or {}
         return [self.same_column(i, ours[i], theirs[i], known.get(i)) for i in self.identity_positions]
 
     def same_column(self, i: int, ours: str, theirs: str, null: bool | None = None) -> str:
-        """As `same`, of one column of `(key, pk)`.
+        """As `same`, for one column of `(key, pk)`.
 
-        null: whether `theirs` is NULL, if that is known: only such a condition uses the index of entries.
+        null: whether `theirs` is NULL, if that is known: only such a condition can use the index of entries.
         """
         if null:
             return is_null(ours)
@@ -206,17 +206,17 @@ class Entry:
         return f"({equal} OR {is_null(ours)} AND {is_null(theirs)})"
 
     def equal(self, left: str, right: str, nulls: Mapping[int, bool] | None = None) -> str:
-        """As `same`, of rows of two relations with physical columns. left, right: `alias.` prefixes."""
+        """As `same`, for rows of two relations with physical columns. left, right: `alias.` prefixes."""
         return self.same(self.physical(prefix=left), self.physical(prefix=right), nulls)
 
     def has_row(self, row: str, prefix: str) -> str:
-        """As `same`, of a row of the source and an entry. row: the source's alias; prefix: `alias.` of the entry."""
+        """As `same`, for a row of the source and an entry. row: the source's alias; prefix: `alias.` of the entry."""
         return self.same([column.of(row) for column in self.columns], self.physical(prefix=prefix))
 
     def on_conflict(self, state: bool = False, by_key: bool = False) -> str:
-        """SQL: an upsert's clause. It writes every column, the key's too: equal values may differ.
+        """SQL for an upsert's clause. It writes every column, also those of the key: equal values may differ.
 
-        state: that of a delta's row too. by_key: what has the key makes room, whatever row it is of (a unique index).
+        state: also that of a delta's row. by_key: replaces the entry with the same key, of any row (a unique index).
         """
         assignments = ", ".join(f"{name} = EXCLUDED.{name}" for name in self.physical() + (["state"] if state else []))
         arbiter = self.key_positions if by_key else self.identity_positions
@@ -233,24 +233,24 @@ class Entry:
 
     @property
     def rest_positions(self) -> range:
-        """Positions of the primary key's columns that aren't in the key: by them rows of one key are told apart."""
+        """Positions of the primary key's columns that aren't in the key, by which rows with the same key differ."""
         return range(self.key, self.identity)
 
     @property
     def apart_positions(self) -> list[int]:
-        """Positions of a unique index's key where a NULL makes the entry differ from all others."""
+        """Positions in a unique index's key at which a NULL makes the entry differ from all others."""
         return (
             [i for i in self.nullable_positions if i < self.key] if self.enforced and self.unique == "distinct" else []
         )
 
     @property
     def enforced(self) -> bool:
-        """True if the key alone must be unique. Where it contains the primary key, that is so by itself."""
+        """True if the index must enforce a unique key; False also if the key includes the primary key."""
         return bool(self.unique) and self.identity > self.key
 
 
 def is_null(expression: str) -> str:
-    """SQL that a value is NULL as an index sees it: `IS NULL` would also be true of ROW(NULL, NULL)."""
+    """SQL, true if a value is NULL for an index: `IS NULL` would also be true for ROW(NULL, NULL)."""
     return f"{expression} IS NOT DISTINCT FROM NULL"
 
 
@@ -280,13 +280,13 @@ SELECT format_type(atttypid, -1) FROM pg_attribute
 
 
 def recorded_identity(entry: Entry, alias: str, types: Sequence[str]) -> list[str]:
-    """SQL for the identity of a discrepancy, as values of the entry's columns. types: their types' names now."""
+    """SQL for the identity of a discrepancy, as values of the entry's columns. types: their types' present names."""
     primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
     values = []
     for i in entry.identity_positions:
         part = f"{alias}.key ->> {i}" if i < entry.key else f"{alias}.primary_key ->> {primary_key.index(i)}"
         collation = entry.columns[i].collation
-        # From text to regclass there is a cast of its own, which takes names only.
+        # The cast from text to regclass reads only names.
         part = f"({part})::oid" if entry.columns[i].oid_alias else f"({part})"
         values.append(f"{part}::{types[i]}" + (f" COLLATE {collation}" if collation else ""))
     return values

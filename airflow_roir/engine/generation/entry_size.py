@@ -1,7 +1,7 @@
-"""How big entries are: a B-tree's tuple holds a third of a page, and a user's write must not fail because of an index.
+"""The sizes of entries: a B-tree's tuple has at most a third of a page, and no index may make a user's write fail.
 
-Bounded by the columns' types, an entry fits or doesn't. Else rows are read, and those that might be too big are put to
-the server itself: what it compresses is known to it alone. What will be written later can't be known.
+If the columns' types bound an entry's size, the bound decides. Otherwise rows are read, and the server itself is asked
+about those that might be too big: only the server knows what it compresses. Rows of later writes can't be known.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from airflow_roir.engine.source.files import File, files_of
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput
 
-# Blocks that are read of all leaves together, and of a leaf at least: a leaf of so many or fewer is read whole.
+# How many blocks of all leaves together are read, and of each leaf at least: a leaf with no more is read whole.
 SAMPLE_BLOCKS = 1_000
 BLOCKS_OF_LEAF = 32
-# Where those held no row, of a leaf that has some; and of one whose blocks can't be chosen.
+# How many rows are read of a leaf if these blocks had none, or if blocks can't be chosen.
 ROWS_OF_LEAF = 1_000
 STRETCHES_PER_STATEMENT = 250
-# Of the rows that may be too big so many are put to the server, the biggest first.
+# The server is asked about at most this many rows that may be too big, the biggest first.
 MOST_TRIED = 2_000
-# A tuple's header with its bitmap of NULLs, and what alignment may add for each column.
+# A tuple's header with its bitmap of NULLs, and the most that alignment may add for each column.
 HEADER_BYTES = 16
 ALIGNMENT_BYTES = 7
 # BTMaxItemSize: a third of a page without its header and its special space, less the row's address.
@@ -41,7 +41,7 @@ TOO_BIG = "54000"
 
 @dataclass(frozen=True)
 class EntrySize:
-    """Bytes. limit: what a B-tree takes; bound: what the types allow, None if they don't say; biggest: sampled."""
+    """Sizes in bytes. limit: a B-tree's; bound: that of the types, None if they have none; biggest: of a sample."""
 
     limit: int
     bound: int | None
@@ -55,11 +55,10 @@ class EntrySize:
 
 
 def cover(connection: Connection, index: QualifiedName, source: Source, entry: Entry, covering: str) -> Entry:
-    """The entry with those columns covered that leave room for every bounded key: no included value fails a write.
+    """The entry, with only those columns covered that always fit, so that no included value makes a write fail.
 
-    A key that is bounded has its room kept for it. Of one that isn't, or is too big by itself, the covered columns take
-    1,024 bytes at the most. A B-tree has 32 columns at the most. Raises InvalidInput if `all` were to be covered and
-    one doesn't fit.
+    If the key is bounded, its room is reserved. If it isn't, or is too big by itself, covered columns get at most 1,024
+    bytes. A B-tree has at most 32 columns. Raises InvalidInput if `covering` is `all` and a column doesn't fit.
     """
     limit = int(execute(connection, LIMIT).scalar_one())
     key = _bound(source, entry, entry.identity_positions)
@@ -97,15 +96,15 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
 def measure(connection: Connection, index: QualifiedName, source: Source, entry: Entry) -> EntrySize:
     """The size of the indexed part of entries: key, primary key, covered columns.
 
-    Raises InvalidInput if an entry that is there already, and was looked at, doesn't fit: rows of small leaves all
-    are, of big ones those in some blocks, other ones each time.
+    Raises InvalidInput if the entry of a row that was read doesn't fit: all rows of small leaves are read, and those of
+    some random blocks of big leaves.
     """
     limit = int(execute(connection, LIMIT).scalar_one())
     positions = [i for i, c in enumerate(entry.columns) if i < entry.identity or c.covered]
     bound = _bound(source, entry, positions)
     if bound is not None and bound <= limit:
         return EntrySize(limit, bound, None)
-    # At most so much: what isn't compressed yet may become smaller in the index.
+    # An upper bound: values that aren't compressed yet may become smaller in the index.
     size = f"{HEADER_BYTES} + " + " + ".join(
         f"coalesce(pg_column_size(s.{quote(entry.columns[i].source)}) + {ALIGNMENT_BYTES}, 0)" for i in positions
     )
@@ -128,7 +127,7 @@ def _bound(source: Source, entry: Entry, positions: Sequence[int]) -> int | None
 
 
 def _sampled(connection: Connection, source: Source, size: str, limit: int) -> Iterator[tuple[str, int, list[str]]]:
-    """Of each leaf its name, its biggest row that was looked at, and where those are that may be beyond the limit."""
+    """For each leaf its name, the size of its biggest row that was read, and the addresses of rows that may not fit."""
 
     def read(rows: Sequence[str]) -> Iterator[tuple[str, int, list[str]]]:
         for row in owner.rows(
@@ -139,7 +138,7 @@ def _sampled(connection: Connection, source: Source, size: str, limit: int) -> I
             f"FROM ({' UNION ALL '.join(rows)}) s GROUP BY leaf",
             "leaf oid, biggest int, tids text[]",
         ):
-            # Not named there: the owner's code may have set another search_path by then.
+            # Not named in the query: the owner's code may have set another search_path there.
             name = named[row.leaf]
             seen.add(name)
             yield name, row.biggest, row.tids or []
@@ -158,7 +157,7 @@ def _sampled(connection: Connection, source: Source, size: str, limit: int) -> I
         stretches += [f"{rows} {where})" for where in _stretches(file, total)]
     for first in range(0, len(stretches), STRETCHES_PER_STATEMENT):
         yield from read(stretches[first : first + STRETCHES_PER_STATEMENT])
-    # The blocks that were chosen may hold no row though others do.
+    # The chosen blocks may have no row, though others do.
     rest += [
         f"(SELECT s.tableoid AS leaf, s.ctid::text AS tid, {size} AS size FROM ONLY {named[file.relation]} s "
         f"LIMIT {ROWS_OF_LEAF})"
@@ -176,7 +175,7 @@ def names_of(connection: Connection, leaves: Sequence[int]) -> dict[int, str]:
 
 
 def _stretches(file: File, total: int) -> Iterator[str]:
-    """Conditions over the leaf `s`: all of a small one, of a big one its share of the blocks, by chance."""
+    """Conditions on the leaf `s`: none for a small leaf, random blocks for a big one, as many as its share."""
     if file.blocks <= BLOCKS_OF_LEAF:
         yield ""
         return
@@ -186,14 +185,14 @@ def _stretches(file: File, total: int) -> Iterator[str]:
 
 
 def _refused(connection: Connection, source: Source, entry: Entry, leaf: str, tids: Sequence[str]) -> int | None:
-    """The size of one of these rows' entries, as the server refuses it; None if it takes them all. Leaves nothing.
+    """The size of an entry of these rows that the server refuses; None if it accepts all. Leaves nothing.
 
-    They are stored as a segment stores them, and indexed both ways: as the seal does, and as a write does.
+    The entries are stored as in a segment, and indexed both ways: as by the seal, and as by a write.
     """
     read = ", ".join(column.of("r") for column in entry.columns)
     savepoint = connection.begin_nested()
     try:
-        # Two plans at once must not wait for each other.
+        # Named by the session, so that two plans at once don't wait for each other.
         table = f"{DATA_SCHEMA}.size_{execute(connection, 'SELECT pg_backend_pid()').scalar_one()}"
         execute(connection, f"CREATE TABLE {table} ({entry.definitions()})")
         query = f"SELECT {read} FROM ONLY {leaf} r WHERE r.ctid = ANY (%(tids)s::tid[])"

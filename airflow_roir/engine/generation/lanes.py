@@ -1,9 +1,9 @@
-"""Lanes: what the core's own statements say of an index over shards, and what it asks when such a generation ends.
+"""Feeds of shards: the core's own statements about indexes over shards, and its hooks for the end of a generation.
 
-A generation of an index over shards has a lane for each of them. The control schema has the lanes, so the core reads
-whether one is there, and whether its shard is away, like any other row. What is done in shards, and to the tables that
-only such an index has, the package `airflow_roir.shards` does, behind `Ends` here and `engine.apart.Apart`. The core
-imports nothing of it: `implementation` finds it by its name.
+A generation of an index over shards has a feed (a row of `roir.lane`) for each of them. The feeds are in the control
+schema, so the core reads them, and whether their shards are out of reach, like any other rows. The package
+`airflow_roir.shards` does all work in shards, and on tables that only such an index has, behind `Ends` here and
+`engine.apart.Apart`. The core imports nothing of it: `implementation` finds it by its name.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.database import Database, execute
 
-# How long nobody tries again to reach a shard that was out of reach.
+# How long no worker tries to reach a shard after it was out of reach.
 AWAY_S = 15.0
-# SQL, of shard s. Later than that is no moment that was written down: the server's clock was set back since.
+# SQL, true if shard s is out of reach. A moment later than that can only mean that the server's clock was set back.
 IS_AWAY = f"s.away_until BETWEEN clock_timestamp() AND clock_timestamp() + interval '{AWAY_S} seconds'"
-# SQL, of index i: the table and its shards, where it is apart from them; else NULL.
+# SQL for the table and the shards of index i, if it is over shards; else NULL.
 TABLE_OF = """
 (i.shard_table || coalesce(' in ' || (
     SELECT string_agg(s.name, ', ' ORDER BY s.name) FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
@@ -34,8 +34,8 @@ SELECT s.name, s.problem FROM roir.operation o
   JOIN roir.lane l ON l.generation_id = o.generation_id JOIN roir.shard s ON s.id = l.shard_id
  WHERE o.id = %(operation)s AND s.problem IS NOT NULL ORDER BY s.name
 """
-# SQL: whether no worker may claim a range now: its shard is out of reach, or has as many readers as it is to have. One
-# of these readers keeps its range.
+# SQL, true if no worker may claim a range now: its shard is out of reach, or has as many readers as it may have. One of
+# these readers keeps its range.
 NOT_NOW = f"""
 scan_range.shard_id IS NOT NULL AND (
     scan_range.shard_id = ANY (ARRAY(SELECT s.id FROM roir.shard s WHERE {IS_AWAY}))
@@ -44,7 +44,7 @@ scan_range.shard_id IS NOT NULL AND (
          WHERE o.id = %(operation)s AND NOT h.done AND h.claim_epoch = %(epoch)s
          GROUP BY h.shard_id, o.shard_parallelism HAVING count(*) >= o.shard_parallelism)))
 """
-# SQL: whether the holder of range r is a reader too many of its shard, since fewer are wanted now.
+# SQL, true if the holder of range r is one reader too many of its shard, since the limit was lowered.
 TOO_MANY = """
 o.shard_parallelism <= (SELECT count(*) FROM roir.scan_range h
                          WHERE h.operation_id = o.id AND h.shard_id = r.shard_id AND NOT h.done
@@ -59,11 +59,11 @@ def is_apart(connection: Connection, generation_id: int) -> bool:
 
 
 class Ends:
-    """What is asked when a generation, or an index, comes to its end. Without the package there is nothing to do."""
+    """The hooks for the end of a generation, or of an index. Without the package they do nothing."""
 
     def retire(self, connection: Connection, generation_id: int, actor: str) -> None:
-        """In the transaction by which a generation isn't shipped any more: its build failed or is aborted, or it is
-        dropped. Nothing may be refused by its keys from then on: they would never be free again.
+        """Called in the transaction that ends the shipping of a generation: its build fails or is aborted, or it is
+        dropped. From then on its keys must refuse no write: they would never be free again.
         """
 
     def release(
@@ -73,22 +73,23 @@ class Ends:
         patience_s: float,
         report: Callable[[str], None] = lambda line: None,
     ) -> list[str]:
-        """After that, once its tables are dropped: end the capture of dropped generations in their shards, then drop
-        what only an index over shards has, since writers that announce need it until then.
+        """Called after that, once its tables are dropped: ends the capture of dropped generations in their shards, then
+        drops the tables that only an index over shards has, since writers that announce need them until then.
 
-        index_id: of one index; None, as a clean-up asks: of all, and whatever else was left undone in a shard that was
-        away. Safe to repeat. Returns a line for each shard that still has some: the next clean-up tries again.
+        index_id: that of one index; None, for a clean-up: all indexes, and other work that was left in a shard that was
+        out of reach. Safe to repeat. Returns a line for each shard that still has a capture: the next clean-up tries
+        again.
         """
         return []
 
 
 @cache
 def implementation() -> Any:
-    """What answers the hooks: the one place that names the package, by a string, when something is first asked."""
+    """The implementation of all hooks, imported at the first call. Only this line names the package, by a string."""
     return import_module("airflow_roir.shards.hooks").HOOKS
 
 
 def ends() -> Ends:
-    """See `Ends`."""
+    """The implementation of the hooks of `Ends`."""
     found: Ends = implementation()
     return found

@@ -1,7 +1,7 @@
 """The physical tables of a generation: the base with its segments, and the delta. Named by id, never by user text.
 
-And its view of the source, which the server binds to the table and its columns whatever they are called later, and
-which it refuses to drop or retype a column under.
+Also its view of the source. The server binds the view to the table and its columns, even if they are renamed, and
+refuses to drop or retype a column that the view has.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from airflow_roir.engine.source.catalog import columns_of
 from airflow_roir.engine.source.source import Source
 
 DEFAULT_SEGMENT = 0
-# A publication of all tables has ours too, and then a table without one refuses every UPDATE and DELETE, a user's
-# write to the source with it. Keys may be NULL, so no index will do. Each segment: a partition inherits none.
+# A publication of all tables includes roir's. Without a replica identity, such a table refuses every UPDATE and DELETE,
+# and so a user's write to the source. Keys may be NULL, so no index can be the identity. A partition inherits none.
 REPLICA_IDENTITY = "REPLICA IDENTITY FULL"
-# Until it has its index: autovacuum would only be in the way.
+# Until the segment has its index, autovacuum would only be in the way.
 LOADED = "WITH (autovacuum_enabled = false)"
 HAS_ROWS = """
 SELECT coalesce(bool_or(t.typtype = 'c' OR b.typtype = 'c'), false)
@@ -44,11 +44,11 @@ def base_key(generation_id: int) -> str:
 
 
 def segment(generation_id: int, ordinal: int) -> str:
-    """One partition of the base; ordinal 0 is the default one, where NULL keys live."""
+    """One partition of the base; ordinal 0 is the default one, for NULL keys."""
     return f"{DATA_SCHEMA}.g{generation_id}_s{ordinal:03d}"
 
 
-# SQL: what `segment` calls a row `s` of roir.segment, without the schema.
+# SQL for the name that `segment` gives a row `s` of roir.segment, without the schema.
 SEGMENT_NAME = "concat('g', s.generation_id, '_s', lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0'))"
 
 
@@ -58,43 +58,43 @@ def segment_key(generation_id: int, ordinal: int) -> str:
 
 
 def pair_key(generation_id: int) -> str:
-    """Of a unique generation: the index of the default segment on `(key, pk)`, which tells NULLs apart."""
+    """A unique generation's index on `(key, pk)` of its default segment, where keys with NULLs need not be unique."""
     return f"{segment(generation_id, DEFAULT_SEGMENT)}_pair"
 
 
 def delta(generation_id: int) -> str:
-    """The entries that DML wrote while the generation was being built."""
+    """The table of entries that DML wrote while the generation was being built."""
     return f"{DATA_SCHEMA}.g{generation_id}_delta"
 
 
 def source_view(generation_id: int) -> str:
-    """The source as entries: columns c1, c2, … of their types, and `written`, the transaction that wrote the row."""
+    """The view of the source as entries: c1, c2, … with their types, and `written`, the row's writing transaction."""
     return f"{DATA_SCHEMA}.g{generation_id}_source"
 
 
 def shown(generation_id: int) -> str:
-    """The entries for the index's view, to be read and nothing else (`roir.only_read`)."""
+    """The view of the entries that the index's view reads; it allows only reads (`roir.only_read`)."""
     return f"{DATA_SCHEMA}.g{generation_id}_shown"
 
 
 def seen(generation_id: int) -> str:
-    """SQL: FROM of a view that shows the entries, by the alias `b`, and lets no role write or lock them.
+    """SQL for the FROM of a view that shows the entries, with the alias `b`, and lets no role write or lock them.
 
-    A view of two items can't be updated. The planner drops the first, by which the view depends on the base, and
+    A view of two items can't be updated. The planner removes the first item; by it the view depends on the base, and
     readers lock the base before the other.
     """
     return f"(SELECT EXISTS (SELECT FROM {base(generation_id)})) r, {shown(generation_id)} b"
 
 
 def names(generation_id: int) -> list[str]:
-    """The relations that dropping a generation locks; segments belong to the base."""
+    """The relations that the drop of a generation locks; segments belong to the base."""
     return [base(generation_id), delta(generation_id), source_view(generation_id)]
 
 
 def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan) -> Entry:
     """Create base, segments and delta; returns the entry with its equality operators filled in.
 
-    They are read off the delta's own index, so that the server alone decides which operator class a type has.
+    The operators are read from the delta's own index, so that the server alone decides a type's operator class.
     """
     columns = entry.definitions()
     table = base(generation_id)
@@ -107,7 +107,7 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
         connection,
         f"CREATE UNIQUE INDEX {_index_name(base_key(generation_id))} ON ONLY {table} {key_clause(entry)}",
     )
-    # A type of its own: a CHECK of a text made each write to the delta a third dearer.
+    # The state has a type of its own: a CHECK of a text made each write to the delta a third dearer.
     execute(
         connection,
         f"CREATE TABLE {delta(generation_id)} ({columns}, state {SCHEMA}.entry_state NOT NULL)",
@@ -154,20 +154,20 @@ def attach_segment(
 def create_default_segment(connection: Connection, name: str, parent: str, entry: Entry) -> None:
     """Create the partition for NULLs, without its indexes. The others cover all other keys.
 
-    Its CHECK says so: else each partition that is attached, and it itself, would be read under the lock for that.
+    It gets a CHECK of that: without it an attach of another partition would read the whole default one under its lock.
     """
     cut_by = entry.physical(range(entry.partition))
     execute(connection, f"CREATE TABLE {name} PARTITION OF {parent} DEFAULT {LOADED}")
-    # IS NULL asks something else of a row.
+    # IS NULL has another meaning for a row type.
     if not execute(connection, HAS_ROWS, {"parent": parent, "columns": cut_by}).scalar_one():
         nulls = " OR ".join(f"{column} IS NULL" for column in cut_by)
         execute(connection, f"ALTER TABLE {name} ADD CONSTRAINT roir_nulls CHECK ({nulls})")
 
 
 def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
-    """A generation's entry with the names that its types, collations and operators have now, by its own tables.
+    """A generation's entry with the present names of its types, collations and operators, read from its own tables.
 
-    What SQL names can be renamed, or brought to another schema, by whoever owns it: `ALTER EXTENSION … SET SCHEMA`.
+    The owners of these may rename them, or move them to another schema: `ALTER EXTENSION … SET SCHEMA`.
     """
     names = {"base": base(generation_id), "key": base_key(generation_id)}
     found = execute(connection, "SELECT to_regclass(%(base)s)::oid AS base, to_regclass(%(key)s) AS key", names).one()
@@ -189,7 +189,7 @@ def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
 
 
 def _identity_index(connection: Connection, generation_id: int, entry: Entry) -> str | None:
-    """An index on `(key, pk)`. A unique base has none: then the default segment's, before that the delta's."""
+    """An index on `(key, pk)`. A unique base has none: then that of the default segment, or before it the delta's."""
     if not entry.enforced:
         return base_key(generation_id)
     names = [pair_key(generation_id), f"{delta(generation_id)}_key"]
@@ -209,14 +209,14 @@ def create_source_view(connection: Connection, generation_id: int, source: Sourc
     execute(
         connection,
         f"CREATE VIEW {source_view(generation_id)} AS SELECT {', '.join([*columns, 's.xmin AS written'])} "
-        # A row of an inheritance child is none of the table's own.
+        # Rows of inheritance children don't belong to the table.
         f"FROM {'' if source.partitioned else 'ONLY '}{source.sql} s",
     )
     rights.take_back(connection, [source_view(generation_id)])
 
 
 def _stored_in(generation_id: int, plan: Plan) -> list[str]:
-    """The tables that hold rows: segments and delta."""
+    """The tables that have rows: segments and delta."""
     return [*(segment(generation_id, n) for n in range(plan.segments + 1)), delta(generation_id)]
 
 
@@ -245,25 +245,25 @@ def index_segment(connection: Connection, name: str, entry: Entry, is_default: b
 
 
 def remove_touched(connection: Connection, name: str, touched: str, entry: Entry) -> int:
-    """Delete from a segment, before it has its index, what was touched: a scan by blocks may copy it twice.
+    """Delete touched entries from a segment that has no index yet: a scan by blocks may have copied them twice.
 
     touched: a table of identities. Only entries that were written meanwhile can be there twice, and each is in it.
     """
     if not execute(connection, f"SELECT EXISTS (SELECT FROM {touched})").scalar_one():
         return 0
-    # One pass over the segment, whatever the planner makes of tables without statistics.
+    # One pass over the segment, though the planner lacks statistics of these tables.
     execute(connection, "SET LOCAL enable_nestloop = off")
-    # Of these what belongs into this segment: the bounds are over the same columns.
+    # Only touched entries of this segment: its bounds are conditions on the same columns.
     bounds = execute(
         connection, "SELECT pg_get_partition_constraintdef(%(name)s::regclass)", {"name": name}
     ).scalar_one()
-    # One that has no siblings takes all.
+    # A segment without siblings has no bounds.
     rows = f"(SELECT * FROM {touched} WHERE {bounds or 'true'})"
     return execute(connection, f"DELETE FROM {name} s USING {rows} d WHERE {entry.equal('s.', 'd.')}").rowcount
 
 
 def hold_segment(connection: Connection, generation_id: int, ordinal: int) -> None:
-    """Lock what the seal of a segment needs, base before segment before delta, as a TRUNCATE of the source does."""
+    """Lock the tables for the seal of a segment, the base before the segment, as a TRUNCATE of the source does."""
     execute(
         connection,
         f"LOCK TABLE ONLY {base(generation_id)} IN ACCESS SHARE MODE; "
@@ -272,7 +272,7 @@ def hold_segment(connection: Connection, generation_id: int, ordinal: int) -> No
 
 
 def segments_of(connection: Connection, generation_id: int) -> tuple[int, ...]:
-    """The segments of a generation's base, by oid."""
+    """The oids of the segments of a generation's base."""
     return tuple(execute(connection, SEGMENT_OIDS, {"base": base(generation_id)}).scalars())
 
 
@@ -290,7 +290,7 @@ def is_sealed(connection: Connection, generation_id: int) -> bool:
 def drop(connection: Connection, generation_id: int) -> None:
     """Drop base and delta. The capture function must not know them any more."""
     execute(connection, "DELETE FROM roir.source_partition WHERE generation_id = %(id)s", {"id": generation_id})
-    # A walk in slices has left them.
+    # A verification in slices has left its units.
     execute(
         connection,
         "DELETE FROM roir.verification_unit u USING roir.verification v "
@@ -301,19 +301,19 @@ def drop(connection: Connection, generation_id: int) -> None:
     forget_hashes(connection, generation_id)
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     if execute(connection, "SELECT to_regclass(%(name)s)", {"name": base(generation_id)}).scalar() is not None:
-        # In the order of readers.
+        # The base before its view, in the order in which readers lock them.
         execute(connection, f"LOCK TABLE ONLY {base(generation_id)} IN ACCESS EXCLUSIVE MODE")
     execute(connection, f"DROP VIEW IF EXISTS {shown(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 
 
 def forget_hashes(connection: Connection, generation_id: int) -> None:
-    """What was kept to tell duplicates early: once all is copied the seal finds them by itself."""
+    """Delete the hashes that were kept to find duplicates early: once all is copied, the seal finds them all."""
     execute(connection, "DELETE FROM roir.early_hashes WHERE generation_id = %(id)s", {"id": generation_id})
 
 
 def key_clause(entry: Entry) -> str:
-    """SQL: the columns of a unique index of entries, and how it takes NULLs."""
+    """SQL for the columns of a unique index of entries, and how it treats NULLs."""
     covered = [i for i in entry.included_positions if entry.columns[i].covered]
     keys = entry.identity_positions
     if entry.enforced:
@@ -328,7 +328,7 @@ def _index_name(qualified: str) -> str:
 
 
 def _bound_list(bound: Bound | None, unbounded: str, width: int, prefix: str, values: dict[str, str]) -> str:
-    """The bound, which may be of fewer columns than the segments are cut by: nothing is below it then."""
+    """SQL for a bound. If it has fewer columns than the segments are cut by, MINVALUE stands for the others."""
     if bound is None:
         return ", ".join([unbounded] * width)
     for i, value in enumerate(bound):

@@ -1,7 +1,7 @@
-"""Entries that readers don't see: of partitions that are leaving, and of tables that are being attached.
+"""Hidden entries, which readers don't see: those of partitions that are leaving, and of tables that are being attached.
 
-No row of the source has them. In a unique index they hold a key that is free: a write takes them over, a look for
-duplicates leaves them out, and seal and fold take them away, for none of them may make a live entry go.
+No row of the source has them. In a unique index they have keys that are free: a write takes them over, a look for
+duplicates ignores them, and seal and fold delete them, since no hidden entry may displace a live one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ IS_SHOWN = "SELECT roir.is_shown(%(generation)s, %(alias)s)"
 
 
 def shown(connection: Connection, source: Source, generation_id: int, alias: str = "x") -> str | None:
-    """SQL that an entry, a row `alias` of base or delta, isn't hidden. None if no partition is leaving or joining.
+    """SQL, true if an entry, a row `alias` of base or delta, isn't hidden. None if no partition is leaving or joining.
 
-    For a statement that binds values. Locks the source and its partitions against DDL until the transaction's end:
-    so it comes before the generation's own tables.
+    For a statement that binds values. Locks the source and its partitions against DDL until the transaction's end: so
+    call it before the generation's own tables are locked.
     """
     asked = {"generation": generation_id, "alias": alias}
     if execute(connection, IS_SHOWN, asked).scalar() is None:
         return None
     catalog.hold(connection, source)
-    # By the names that the source and its partitions keep now.
+    # Again, since the source and its partitions keep their names from here on.
     condition = execute(connection, IS_SHOWN, asked).scalar()
     if condition is None:
         return None

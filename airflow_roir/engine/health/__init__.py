@@ -1,1 +1,1 @@
-"""What is wrong with published indexes, and with roir's own relations, while nothing is done to them."""
+"""Finds faults of published indexes, and of roir's own relations, while no operation works on them."""

@@ -1,4 +1,4 @@
-"""What is wrong with the capture of an index: its triggers, its functions, and the rights that it runs by."""
+"""Finds faults of an index's capture: of its triggers, its functions, and the rights that it runs by."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.source.source import Source
 
-# Gaps that are named in one warning: a thousand leaves can be disabled by one statement.
+# The most gaps that one warning names: one statement can disable the triggers of a thousand leaves.
 MOST_NAMED = 3
-# An owner can take rights from himself. Rows are locked for a unique key, and for a primary key that is deferrable.
+# Owners can revoke their own rights. Rows are locked for a unique key, and for a deferrable primary key.
 READER = """
 SELECT o.rolname::text AS role,
        concat_ws(', ', CASE WHEN NOT has_table_privilege(o.oid, s.oid, 'SELECT') THEN 'SELECT' END, CASE
@@ -34,7 +34,7 @@ SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regc
 
 
 def capture_problems(connection: Connection, name: str, source: Source) -> list[str]:
-    """What keeps writes from being captured, or from being captured rightly: a line each, with the remedy."""
+    """A line, with the remedy, for each fault by which writes are missed or captured wrongly."""
     found = []
     gaps = trigger_gaps.gaps(connection, source.oid)
     if gaps:
@@ -72,7 +72,7 @@ def capture_problems(connection: Connection, name: str, source: Source) -> list[
 
 
 def lacking(connection: Connection, name: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
-    """What keeps the owner of the view by which the capture reads from reading or locking rows: writes fail, then."""
+    """A line for each missing right of the owner of the capture's view of the source, without which writes fail."""
     locks = entry.enforced or source.pk_deferrable
     asked = {"view": physical.source_view(generation_id), "source": source.oid, "locks": locks}
     reader = execute(connection, READER, asked).first()

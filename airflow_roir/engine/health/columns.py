@@ -1,4 +1,4 @@
-"""How the columns of a source differ from those that a published generation has."""
+"""Finds columns of a source that differ from those of a published generation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_roir.engine.source.source import Column, Source
 
 
 def problems(connection: Connection, index: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
-    """How the source's columns differ from a published generation's. A rebuild can't show others by the same view."""
+    """Differences between the source's columns and a published generation's, which the index's view can't follow."""
     base = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": physical.base(generation_id)}).scalar_one()
     stored = {} if base is None else catalog.columns_of(connection, base)
     remedy = f"Drop the index and build it again: roir drop {argument(index)}"

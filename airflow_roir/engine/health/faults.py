@@ -1,6 +1,6 @@
-"""What is wrong with published indexes while no operation runs: changes of a source that its capture can't follow.
+"""Finds faults of published indexes: changes of a source that its capture can't follow.
 
-While an operation runs the fingerprint stops it. Afterwards nothing does, so clean-up and status warn.
+While an operation runs, the fingerprint stops it at such a change. Afterwards clean-up and status warn.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.reco
  WHERE %(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s) ORDER BY 1
 """
 VIEW_FAULTS = "SELECT roir.view_faults(%(generation)s) > 0"
-# No trigger tells of their TRUNCATE before a clean-up has taken them in; nobody knows what their first transaction did.
+# A new leaf's TRUNCATE isn't captured before a clean-up has registered the leaf, and roir can't know what the leaf's
+# first transaction did.
 NEW_LEAVES = """
 SELECT c.name, EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = %(generation)s
                           AND p.relation = c.relation AND p.status = 'joining') AS half
   FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
 """
-# By an attach of ours, not by a repair after a plain one.
+# Only leaves of roir's own attach, not of a repair after a plain ATTACH.
 JOINING = """
 SELECT name, quote_literal(name) AS literal FROM roir.source_partition
  WHERE generation_id = %(generation)s AND status = 'joining' AND bounds IS NOT NULL ORDER BY id
 """
-# The capture reads a leaf as the source's owner, and runs code of the leaf's by that; roir reads all as one role.
+# The capture reads a leaf as the source's owner, and may run code of the leaf's owner by that. roir reads all leaves as
+# one role.
 OTHERS_LEAVES = """
 SELECT c.oid::regclass::text AS name, pg_get_userbyid(c.relowner) AS owner
   FROM roir.partition_tree(%(source)s) t JOIN pg_class c ON c.oid = t.relation
@@ -72,12 +74,12 @@ SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kin
 
 
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
-    """What is wrong with the published index of an operation, or with all published indexes: lines with the remedy.
+    """Lines, with remedies, for faults of an operation's published index, or of all published indexes.
 
-    The lines tell the present state, and what was gone or altered for a while, by the marks (`tamper.py`). Where DDL
-    of others takes a relation away during the look, it is repeated once.
+    They cover the present state, and objects that were gone or altered for a while, by the marks (`tamper.py`). If DDL
+    of others drops a relation during the look, the look is repeated once.
 
-    Raises DBAPIError if that happens to the repetition, too.
+    Raises DBAPIError if that happens again.
     """
     try:
         with connection.begin_nested():
@@ -92,7 +94,7 @@ def _warnings(connection: Connection, operation_id: int | None) -> list[str]:
     rows = execute(connection, ACTIVE, {"operation": operation_id}).all()
     found = [line for row in rows for line in _of_index(connection, row)]
     for row in execute(connection, BUILDING, {"operation": operation_id}).all():
-        # All else stops the build.
+        # Any other fault stops the build.
         name = str(operations.index_name(row))
         try:
             source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
@@ -117,10 +119,10 @@ def _warnings(connection: Connection, operation_id: int | None) -> list[str]:
 def warnings_at_once(
     connection: Connection, operation_id: int, index: str, *more: Callable[[Connection, int], list[str]]
 ) -> list[str]:
-    """As `warnings`, of one index, but never behind a lock: definitions of views and bounds are read under one.
+    """As `warnings`, for one index, but waits for no lock, though definitions of views and bounds are read under one.
 
-    more: other looks at the operation's index, also of what is no fault.
-    If somebody holds the table or the view for itself, a line says that it wasn't looked at.
+    more: other looks at the operation's index, which need not find faults.
+    If another session has an exclusive lock on the table or the view, a line says that they weren't checked.
     """
     savepoint = connection.begin_nested()
     try:
@@ -141,9 +143,9 @@ def warnings_at_once(
 
 
 def replaced(connection: Connection, operation_id: int | None = None) -> list[str]:
-    """Indexes whose source was dropped, and another table has its place and its capture trigger: with the remedy.
+    """A line, with the remedy, for each index whose source was dropped and replaced by a table with its trigger.
 
-    operation_id: of that operation's index only.
+    operation_id: only for that operation's index.
     """
     return [
         f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} has taken its place, as "
@@ -157,7 +159,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     name = str(operations.index_name(row))
     found: list[str] = []
     try:
-        # Whoever looks may be a role that only watches.
+        # Our role may be one that only watches.
         source = catalog.read_source_by_oid(connection, row.source_oid, only_look=True)
     except NotFound:
         return [f"index {name}: its table was dropped; drop the index, too: roir drop {argument(name)}"]
@@ -174,7 +176,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     others = columns.problems(connection, name, source, row.id, entry)
     if lacking := capture_faults.lacking(connection, name, source, row.id, entry):
         found += lacking
-    # Where the columns are others, a rebuild can't make it again, and the index is to be dropped.
+    # If the columns differ, a rebuild can't make the view again, and the index must be dropped.
     elif not others and execute(connection, VIEW_FAULTS, {"generation": row.id}).scalar_one():
         unseen.pop(tamper.VIEW, None)
         found.append(
@@ -197,7 +199,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             "ends this warning if it finds nothing, or repairs all that it finds (--repair). Or rebuild it: "
             f"roir build {argument(name)}"
         )
-    # REINDEX would not do: entries may belong into other segments.
+    # REINDEX wouldn't help: entries may belong into other segments.
     found += [
         f"index {name}: the library of collation {one} was exchanged after the index was built, so lookups may "
         "miss entries. "
@@ -205,7 +207,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         for one in entry.resorted(source)
     ]
     if execute(connection, IS_ROW_SECURE, {"oid": source.oid}).scalar_one() and not row.ignore_row_security:
-        # It came after the publish: nobody has said that the view may show every row.
+        # Row-level security came after the publish: no user has agreed that the view shows all rows.
         found.append(
             f"index {name}: {source.sql} has row-level security now; all who may read the view see the rows that "
             "the policies hide. Revoke SELECT on the view, or drop the index"
@@ -217,13 +219,13 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
 
 
 def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
-    """What a rebuild repairs: the entries have other columns, or other values, than the source has now."""
+    """Lines for faults that a rebuild, or a sync of the partitions, repairs: the source has changed since."""
     remedy = f"Rebuild it: roir build {argument(name)}"
     found = []
     for row in execute(connection, CHANGES, {"generation": generation_id}):
         if row.kind == "column":
             if row.is_now is None:
-                continue  # columns.problems tells
+                continue  # columns.problems reports it
             what = f"column {quote(row.name)} of {source.sql} is another one now (dropped and added again, or renamed)"
         elif row.kind == "expression":
             what = f"column {quote(row.name)} of {source.sql} is generated as {row.is_now} now, and was as {row.was}"

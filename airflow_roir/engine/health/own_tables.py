@@ -1,4 +1,4 @@
-"""What users with rights may have done to roir's own relations: an index's view, and the tables of its generation."""
+"""Finds changes that users made to roir's own relations: an index's view, and the tables of its generation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.readers import view_check
 
-# Names as they are: what is renamed is missed by the writes.
+# Looks the tables up by name, as writes do: a renamed table is missing for them.
 TABLES = f"""
 SELECT b.oid IS NOT NULL AS base,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
@@ -57,7 +57,7 @@ SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
 
 
 def problems(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> list[str]:
-    """What is wrong with a published generation's tables and with the index's view. Waits for no lock on them."""
+    """Lines for faults of a published generation's tables, and of the index's view. Waits for no lock on them."""
     return [
         *(f"index {name}: {line}" for line in _tables(connection, name, generation_id, entry)),
         *(f"index {name}: {line}" for line in _view(connection, name, generation_id, entry)),

@@ -1,6 +1,6 @@
-"""pg_partman's maintenance of an indexed table, when it has fallen behind: rows are in the default partition then.
+"""Notices that pg_partman's maintenance of an indexed table has fallen behind: the default partition has rows then.
 
-pg_partman reports the error to the session that runs the maintenance, mostly a background worker. It can't make the
+pg_partman reports the error to the session that runs the maintenance, mostly a background worker. It can't create the
 next partitions as long as the default one has their rows, so its maintenance fails every time.
 """
 
@@ -28,7 +28,7 @@ SELECT n.nspname AS schema, p.partdefid::regclass::text AS rest, w.nspname || '.
 
 
 def behind(connection: Connection, source: Source) -> list[str]:
-    """What status says of it, with the remedy: no line, or one."""
+    """The line of the status, with the remedy, if the maintenance is behind; else no line."""
     found = execute(connection, FILLED, {"source": source.oid}).all()
     if not found:
         return []

@@ -1,7 +1,7 @@
-"""A long statement of ours gives way to whoever waits for its lock, as autovacuum does.
+"""Makes a long statement of roir give way to sessions that wait for its lock, as autovacuum does.
 
-The statement can't look around while it runs: a thread does, with a session of its own, and cancels it. What it has
-done is rolled back; whoever waits gets the lock, and the work starts again after that.
+The statement can't look around while it runs: a thread does, with a session of its own, and cancels it. Its work is
+rolled back, the session that waits gets the lock, and the work starts again after that.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.retry.trouble import CANCELED
 
-# How long somebody waits before we notice. A look takes a millisecond.
+# How long a session may wait before roir notices. A look takes a millisecond.
 LOOK_EVERY_S = 0.1
 LOOK_AGAIN_S = 2.0
 
-# Not our own kind: the seal of a worker that was fenced, or its vacuum, has nothing to win here.
+# Without the lock modes of roir's own work: the seal of a fenced worker, or its vacuum, needs no way.
 WAITERS = """
 SELECT EXISTS (
   SELECT FROM (SELECT DISTINCT l.pid FROM pg_locks l
@@ -33,18 +33,18 @@ SELECT EXISTS (
 """
 
 
-class GaveWay(Exception):  # no error: the work is to be done again
-    """The statement was cancelled since somebody waited for its lock. Its transaction is rolled back."""
+class GaveWay(Exception):  # no error: the work must be done again
+    """The statement was cancelled, since another session waited for its lock. Its transaction is rolled back."""
 
 
 @contextmanager
 def giving_way(database: Database, connection: Connection, relations: Sequence[str]) -> Iterator[None]:
-    """While the block works on `connection`, cancel it as soon as somebody waits for a lock that it has.
+    """While the block works on `connection`, cancel it as soon as another session waits for one of its locks.
 
-    relations: the names of those whose locks count. Raises GaveWay then, out of the block. A transaction of the block
-    must begin and end within it.
+    Then raises GaveWay. relations: the names of those whose locks count. Transactions of the block must begin and end
+    within it.
     """
-    # Asked of the server: what a session was told at its start is a pooler's own number where there is one.
+    # By a query: the number that libpq got at the session's start is a pooler's own, if there is one.
     pid = execute(connection, "SELECT pg_backend_pid()").scalar_one()
     connection.rollback()
     watch = _Watch(database, pid, relations)
@@ -59,12 +59,12 @@ def giving_way(database: Database, connection: Connection, relations: Sequence[s
     finally:
         watch.end()
     if watch.cancelled:
-        # It came too late to cancel the work; it must not cancel what comes after it.
+        # The cancel came too late for the work; it must not hit the next statement.
         with_no_effect(connection)
 
 
 def with_no_effect(connection: Connection) -> None:
-    """Let a cancel that may be on its way hit a statement that doesn't matter."""
+    """Send a statement that doesn't matter, for a cancel that may be on its way to hit."""
     try:
         execute(connection, "SELECT 1")
     except DBAPIError as error:
@@ -75,7 +75,7 @@ def with_no_effect(connection: Connection) -> None:
 
 
 class _Watch:
-    """Looks regularly whether somebody waits. cancelled: somebody did, and the work was told to stop."""
+    """Looks regularly for sessions that wait. cancelled: one did, and the work was cancelled."""
 
     def __init__(self, database: Database, pid: int, relations: Sequence[str]) -> None:
         self._database = database
@@ -87,11 +87,11 @@ class _Watch:
         self.cancelled = False
 
     def start(self) -> None:
-        """Begin to look, once the work has lasted for a while: most work ends before."""
+        """Start the thread, which looks only after a while: most work ends before."""
         self._thread.start()
 
     def end(self) -> None:
-        """The work is done, one way or the other."""
+        """Stop: the work has ended, with or without success."""
         with self._lock:
             self._over.set()
 
@@ -101,8 +101,8 @@ class _Watch:
                 with self._database.connect() as connection:
                     self._look_until_the_end(connection)
             except DBAPIError:
-                # The work meets whatever is wrong with the server by itself. Nobody asks a server ten times a second
-                # for a session that it hasn't.
+                # The work meets the server's problem itself. Don't ask a server ten times a second for a session that
+                # it hasn't.
                 self._over.wait(LOOK_AGAIN_S)
 
     def _look_until_the_end(self, connection: Connection) -> None:
@@ -114,7 +114,7 @@ class _Watch:
             with self._lock:
                 if self._over.is_set():
                     return
-                # A cancel by libpq holds up all threads of the process, for as long as a network likes.
+                # Not libpq's cancel: it would hold up all threads of the process for as long as the network takes.
                 execute(connection, "SELECT pg_cancel_backend(%(pid)s)", self._values)
                 self.cancelled = True
                 connection.rollback()

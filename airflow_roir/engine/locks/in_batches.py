@@ -1,10 +1,10 @@
-"""The loop of what a command does in batches: rows of an attach, entries of a detach, holders of a key's shard.
+"""The loop of commands that work in batches: rows of an attach, entries of a detach, holders of a key's shard.
 
-These have no operation, so there is no run that could be fenced and no worker to share with: they aren't claimed
+These commands have no operation, so there is no run to fence and no worker to share with: they claim no pieces
 (`claims.Pieces`). Several of a kind may run at once, and each may be killed at any instruction:
 
 - rows that are copied (`copy_rows`): a batch commits rows and watermark together, by compare-and-set;
-- entries that are removed (`remove_entries`): a batch looks whether an entry is to go, so that it may come again;
+- entries that are removed (`remove_entries`): a batch checks each entry, so it may be repeated;
 - holders that are filled (`shards.unique.enforce`): all or nothing, another call begins with none.
 """
 
@@ -31,11 +31,12 @@ def in_batches(
     report: Callable[[str], None],
     outage_s: float | None = None,
 ) -> Iterator[Done]:
-    """What `body` returns for each piece, which is one transaction, committed before the next piece is taken.
+    """The results of `body` for each piece. A piece is one transaction, committed before the next piece is taken.
 
-    attempts: at the transaction's locks; each batch has all of their patience. report: hears of whom a batch waits for.
-    outage_s: how long, in seconds, to wait for a server that is away; None if a lost session must end the loop.
-    Raises what `Attempts.run` raises. What was committed before stays.
+    attempts: at the transaction's locks; each batch has all of their patience. report: gets a line with the sessions
+    for which a batch waits. outage_s: how long, in seconds, to wait for a server that is out of reach; None if a lost
+    session must end the loop.
+    Raises what `Attempts.run` raises. Earlier batches stay committed.
     """
     patience = None if outage_s is None else Patience(attempts.database.limits, outage_s=outage_s)
     for piece in pieces:

@@ -1,9 +1,9 @@
-"""Who of us waits for which lock, and who holds it: for `roir status`, also where no operation's row can say so.
+"""Our sessions that wait for a lock, and the sessions that block them: for `roir status`, with and without operations.
 
 Attempts at a lock last half a second, with rests of two, and each is a session of its own. So a look at the server's
-sessions would mostly find none: `Attempts` writes a row after each attempt that failed, and deletes it at its end. A
-process that was killed leaves its row, which counts for nothing soon. Workers, whose statements wait for longer, are
-found among the sessions.
+sessions would mostly find none: `Attempts` writes a row after each failed attempt, and deletes it at the end. A process
+that was killed leaves its row, which soon no longer counts. Workers, whose statements wait for longer, are found among
+the sessions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from airflow_roir.as_json import plain_fields
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.database import Database, execute
 
-# As long as a heartbeat is fresh: an attempt with what it does before it asks for the lock, and the rest after it.
+# As long as a heartbeat is fresh: enough for an attempt, with its work before the lock, and the rest after it.
 FRESH_S = 30
 
 BEGIN = """
@@ -37,7 +37,7 @@ SELECT w.command, w.index_name, w.wanted, w.blocked_by, w.waiter, w.since FROM r
  WHERE w.seen_at > clock_timestamp() - make_interval(secs => %(fresh)s)
  ORDER BY w.since, w.id
 """
-# Workers are named by their operation, and by their index as far as it fits.
+# The name of a worker's session has its operation, and its index as far as it fits.
 WORKERS = r"""
 SELECT CASE WHEN o.kind IN ('create', 'rebuild') THEN o.phase ELSE o.kind END AS command,
        quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index_name,
@@ -64,7 +64,7 @@ SELECT CASE WHEN o.kind IN ('create', 'rebuild') THEN o.phase ELSE o.kind END AS
 
 @dataclass(frozen=True)
 class LockWait:
-    """Somebody of us who waits. command: what for; index: None if it is for no single one; wanted: a relation."""
+    """A process of roir that waits for a lock. index: None if the command is for several; wanted: the relation."""
 
     command: str
     index: str | None
@@ -74,39 +74,39 @@ class LockWait:
     since: datetime | None
 
     def is_for(self, name: QualifiedName) -> bool:
-        """True if it is for the index of that name; one without schema means any."""
+        """True if the wait is for the index of that name; a name without schema fits any schema."""
         if self.index is None:
             return False
         own = parse_name(self.index, "index")
         return own.name == name.name and name.schema in (None, own.schema)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as JSON shows them."""
         return plain_fields(self)
 
     def __str__(self) -> str:
-        """One line."""
+        """One line for users."""
         what = self.command if self.index is None else f"{self.command} of index {self.index}"
         since = "" if self.since is None else f" since {self.since:%H:%M:%S} UTC"
         return f"{what} waits{since} for a lock on {self.wanted}, blocked by {self.blocked_by}"
 
 
 def lock_waits(connection: Connection) -> list[LockWait]:
-    """All of us who wait for a lock now, as of the last attempt, the longest first."""
+    """All processes of roir that wait for a lock, as of their last attempt, the longest wait first."""
     rows = [*execute(connection, WAITS, {"fresh": FRESH_S}), *execute(connection, WORKERS)]
     return [LockWait(*row) for row in rows]
 
 
 @dataclass(frozen=True)
 class Waiter:
-    """Who attempts: the command, and the index that it is for, if it is for a single one."""
+    """The command that attempts a lock, and its index, if it is for a single one."""
 
     command: str
     index: str | None = None
 
 
 class ShownWait:
-    """What a waiter's attempts have shown of themselves: nothing before the first that failed, nothing at the end."""
+    """The row that shows a waiter: written after its first failed attempt, deleted at the end."""
 
     def __init__(self, database: Database, waiter: Waiter, wanted: str) -> None:
         self._database = database
@@ -115,7 +115,7 @@ class ShownWait:
         self._id: int | None = None
 
     def show(self, connection: Connection, blocked_by: str) -> None:
-        """Write down whom it waits for."""
+        """Write down the sessions for which it waits."""
         if self._id is not None and execute(connection, GO_ON, {"id": self._id, "blocked_by": blocked_by}).rowcount:
             return
         values = {
@@ -128,7 +128,7 @@ class ShownWait:
         self._id = int(execute(connection, BEGIN, values).scalar_one())
 
     def end(self) -> None:
-        """Forget it, with what others left who were killed. If the server is gone it ages by itself."""
+        """Delete the row, and the rows that killed processes left. If the server is out of reach, the row ages."""
         if self._id is not None:
             with suppress(DBAPIError), self._database.transaction() as connection:
                 execute(connection, END, {"id": self._id, "fresh": FRESH_S})

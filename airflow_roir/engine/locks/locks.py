@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Blocker:
-    """A session or prepared transaction that holds a lock that a drain must wait for.
+    """A session or prepared transaction with a lock for which a drain must wait.
 
     autovacuum: it is an autovacuum worker, which gives way when it is cancelled, and runs again later.
     """
@@ -38,7 +38,8 @@ class Blocker:
         return f"{name} ({self.who}, transaction open for {self.transaction_age_s} s, {self.activity})"
 
 
-# What a role may not see of others' sessions is NULL. Only an autovacuum worker has no user and holds such a lock.
+# Fields that our role may not see in other sessions are NULL. A session without a user that has a
+# ShareUpdateExclusiveLock can only be an autovacuum worker.
 BLOCKERS = """
 SELECT held.pid,
        CASE WHEN held.kind = 'autovacuum worker'
@@ -83,7 +84,7 @@ DRAIN_CONFLICTS = [
     "ExclusiveLock",
     "AccessExclusiveLock",
 ]
-# What keeps readers out, too.
+# The mode that also keeps readers out.
 EXCLUSIVE = ["AccessExclusiveLock"]
 
 
@@ -93,9 +94,9 @@ def find_blockers(
     exclusive: Sequence[str] = (),
     modes: Sequence[str] = tuple(DRAIN_CONFLICTS),
 ) -> list[Blocker]:
-    """Who holds locks on these relations (oids) that conflict with a drain, longest transaction first.
+    """The holders of locks on these relations (oids) that conflict with a drain, longest transaction first.
 
-    exclusive: names of relations that are wanted in ACCESS EXCLUSIVE mode, which readers block too.
+    exclusive: names of relations to lock in ACCESS EXCLUSIVE mode, which readers block, too.
     """
     values = {"relations": list(relations), "modes": list(modes), "exclusive": list(exclusive)}
     rows = execute(connection, BLOCKERS, values)
@@ -104,16 +105,16 @@ def find_blockers(
 
 # How much longer than deadlock_timeout an attempt waits for the server to cancel an autovacuum.
 LONGER_MS = 100
-# Still the same worker: it may have ended, and its pid be another one's by now.
+# Only if it is still an autovacuum worker: that one may have ended, and another process may have its pid now.
 CANCEL = """
 SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
  WHERE a.pid = ANY (%(pids)s) AND (a.backend_type = 'autovacuum worker' OR a.usesysid IS NULL)
 """
-# How an attempt's report begins.
+# The beginning of an attempt's report.
 WAITING = "waiting for a lock"
-# Two seconds between attempts leave writers alone for most of the time.
+# With two seconds between attempts, writers are undisturbed for most of the time.
 LONGEST_REST_S = 2.0
-# So often an attempt is made again at once, since an object went that was there when it was looked for.
+# How often an attempt is repeated at once because an object was dropped after it had been found.
 MOST_VANISHED = 5
 # QueryCanceled: the LOCK statement's own limit, see `Drain`.
 GIVEN_UP_BY_LOCK = (pg_errors.LockNotAvailable, pg_errors.DeadlockDetected)
@@ -121,11 +122,11 @@ GIVEN_UP = (*GIVEN_UP_BY_LOCK, pg_errors.QueryCanceled)
 
 
 class Attempts:
-    """Attempts at a transaction that needs locks, each for a bounded time, until there is one that gets them all.
+    """Attempts at a transaction that needs locks, each for a bounded time, until one gets all locks.
 
-    name: what is wanted, as users are told; relations: the oids to look for blockers on; modes: the lock modes that
-    block. waiter: who is shown to wait by `roir status`; None if an operation's notice shows it, or nothing may be
-    written. then: what to do once the patience is over. limit_ms: the `lock_timeout` of the attempt that runs.
+    name: the relation, as messages name it; relations: the oids on which to look for blockers; modes: the lock modes
+    that block. waiter: shown by `roir status`; None if an operation's notice shows the wait, or nothing may be written.
+    then: the remedy in the error once the patience is over. limit_ms: the `lock_timeout` of the attempt that runs.
     """
 
     def __init__(
@@ -147,15 +148,15 @@ class Attempts:
         self.timeout_ms = self.limit_ms = int(timeout_ms)
         self.patience_s = patience_s
         self.modes = modes
-        # While a statement's own time is limited, as that of a drain's LOCK is.
+        # True while a statement's own time is limited, as that of a drain's LOCK is.
         self.has_limit = False
 
     def run(self, body: Callable[[Connection], T], report: Callable[[str], None], exclusive: Sequence[str] = ()) -> T:
         """Run `body(connection)` in one transaction.
 
-        A lock time-out anywhere in the body rolls it back, tells `report` who blocks, and tries again with back-off
-        until the patience ends; then raises LockNotAcquired. Nothing of a failed attempt stays.
-        exclusive: names of the relations that the body locks in ACCESS EXCLUSIVE mode, which readers block too.
+        After a lock time-out anywhere in the body, rolls it back, gives the blockers to `report`, and tries again with
+        back-off until the patience ends; then raises LockNotAcquired. A failed attempt leaves nothing.
+        exclusive: names of the relations that the body locks in ACCESS EXCLUSIVE mode, which readers block, too.
         """
         shown = None if self.waiter is None else ShownWait(self.database, self.waiter, self.name)
         try:
@@ -183,10 +184,10 @@ class Attempts:
                     return body(connection)
             except DBAPIError as error:
                 if vanished < MOST_VANISHED and has_vanished(error):
-                    # Dropped by somebody else, between our look and our statement: the next look sees that.
+                    # Another session has dropped an object after we found it: the next attempt sees that.
                     vanished += 1
                     continue
-                # A cancel that isn't of our own limit is somebody else's.
+                # A cancel without a limit of our own comes from another session.
                 given_up = GIVEN_UP if self.has_limit else GIVEN_UP_BY_LOCK
                 if not isinstance(error.orig, given_up):
                     raise
@@ -209,10 +210,10 @@ class Attempts:
             rest_s = min(rest_s * 2, LONGEST_REST_S)
 
     def lock(self, connection: Connection, names: Sequence[str], mode: str) -> None:
-        """In the body: lock these tables, all of them within the attempt's limit.
+        """Call it in the body: locks these tables, all of them within the attempt's limit.
 
-        lock_timeout starts over with each, and so we could hold the first one until a writer who waits for it looks for
-        a deadlock, and is the one who fails.
+        lock_timeout starts over with each table. So without a common limit we could hold the first one until a writer
+        that waits for it checks for a deadlock, and fails in our place.
         """
         if not names:
             return
@@ -223,7 +224,7 @@ class Attempts:
         self.has_limit = False
 
     def outlast(self, connection: Connection, relations: Sequence[int]) -> None:
-        """In the body, before a function that limits its own waits: wait for the server to cancel an autovacuum."""
+        """Call it in the body before a function that limits its own waits: lets the server cancel an autovacuum."""
         if self.limit_ms > self.timeout_ms:
             names = "SELECT unnest(%(oids)s::oid[])::regclass::text"
             for name in execute(connection, names, {"oids": list(relations)}).scalars().all():
@@ -231,7 +232,7 @@ class Attempts:
                     execute(connection, f"LOCK TABLE ONLY {name} IN SHARE UPDATE EXCLUSIVE MODE")
 
     def _cancel(self, workers: Sequence[Blocker]) -> bool:
-        """Cancel autovacuum workers, which run again later. False if the role may not."""
+        """Cancel autovacuum workers, which run again later. False if our role may not."""
         try:
             with self.database.transaction() as connection:
                 execute(connection, CANCEL, {"pids": [worker.pid for worker in workers]})
@@ -242,10 +243,10 @@ class Attempts:
         return True
 
     def _longer(self) -> int:
-        """For an attempt that waits until the server itself cancels an autovacuum, which it does for who waits so long.
+        """The limit of an attempt that outlasts deadlock_timeout: then the server cancels an autovacuum that blocks it.
 
-        No writer's own look for a deadlock falls into that time: who queues behind us in its first tenth of a second is
-        seen by ours, and who comes later has us out of his way before.
+        No writer's own check for a deadlock falls into that time: a writer that queues behind us in the first tenth of
+        a second is part of our check, and for a later one we are gone before its check.
         """
         with self.database.transaction() as connection:
             query = "SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout'"
@@ -255,7 +256,8 @@ class Attempts:
 class Drain:
     """The drain lock of one source: waits for the writers in flight, for a bounded time (docs/architecture.md#phases).
 
-    sql: the source's quoted name; relations: its oid, then its leaves'. Another table of that name is an error.
+    sql: the source's quoted name; relations: its oid, then those of its leaves. If another table has that name, that is
+    an error.
     """
 
     def __init__(
@@ -278,22 +280,22 @@ class Drain:
         report: Callable[[str], None],
         exclusive: Sequence[str] = (),
     ) -> T:
-        """As `Attempts.run`; the body calls `lock()`, its second argument, when all that needs no lock is done."""
+        """As `Attempts.run`; the body calls `lock()`, its second argument, after all work that needs no lock."""
 
         def attempt(connection: Connection) -> T:
             self._locked = self.attempts.has_limit = False
             done = body(connection, lambda: self.lock(connection))
             if self._locked:
-                # A lock keeps a table's name; its schema's can be another one since.
+                # A lock keeps a table's name, but not that of its schema.
                 table_lock.check_name(connection, self.sql, self.relations[0])
             return done
 
         return self.attempts.run(attempt, report, exclusive)
 
     def lock(self, connection: Connection) -> None:
-        """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
+        """Lock the source, with one limit for all waits: writers queue behind us from the first relation's lock on."""
         begun, limit = time.monotonic(), self.attempts.limit_ms
-        # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.
+        # lock_timeout starts over with each lock, and a partitioned source has one per leaf.
         self.attempts.has_limit = True
         execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
         if self.relations:
@@ -302,6 +304,6 @@ class Drain:
         else:
             execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")
         left = max(1, int(limit - (time.monotonic() - begun) * 1000))
-        # What else the body locks (the view) has what is left.
+        # Further locks of the body (the view's) have the rest of the time.
         execute(connection, f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {left}")
         self.attempts.has_limit = False

@@ -1,4 +1,4 @@
-"""A user's table that is locked by its name, which may be another table's by then."""
+"""Locks a user's table by its name, which another table may have got meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.errors import LockNotAcquired
 
 WHOSE = "SELECT to_regclass(%(name)s)::oid::bigint"
-# The name belongs to no relation, its schema is gone, or it belongs to something that can't be locked.
+# The name belongs to no relation, its schema is gone, or it belongs to a relation that can't be locked.
 NO_TABLE = ("42P01", "3F000", "42809")
 # The name belongs to a table of another role, or its schema does.
 DENIED = "42501"
@@ -24,11 +24,11 @@ SELECT concat('"', replace(n.nspname, '"', '""'), '"."', replace(c.relname, '"',
 
 
 def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool = False) -> None:
-    """Lock a table (oid) by its name, which it then keeps. Whatever is read or altered by name is locked by this.
+    """Lock a table (oid) by its name, which it then keeps. Use it for all that is read or altered by name.
 
-    After a wait the lock is on whatever has the name by then, and without a wait the name may be stale, too. The schema
-    can still be renamed: call `check_name` once more at the end. Raises LockNotAcquired if another relation, or none,
-    has the name, or it was dropped before it was named (`is_number`).
+    The name may be stale, and after a wait the lock is on the relation that has the name by then. The schema can still
+    be renamed: call `check_name` once more at the end. Raises LockNotAcquired if another relation, or none, has the
+    name, or if the table was dropped before its name was read (`is_number`).
     """
     if is_number(sql):
         raise LockNotAcquired(f"a table, of oid {oid}, was dropped meanwhile. Try again")
@@ -44,18 +44,18 @@ def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool
 
 
 def is_number(name: str) -> bool:
-    """True of what `regclass` shows for a relation that is gone: its number. A name of digits would have quotes."""
+    """True for a number, which `regclass` shows for a relation that is gone. A name of digits would have quotes."""
     return name.isdigit()
 
 
 def check_name(connection: Connection, sql: str, oid: int) -> None:
-    """Raise LockNotAcquired if a name isn't that table's any more."""
+    """Raise LockNotAcquired if the name no longer belongs to that table."""
     if execute(connection, WHOSE, {"name": sql}).scalar() != oid:
         raise _renamed(sql)
 
 
 def is_renamed(connection: Connection, sql: str, oid: int) -> bool:
-    """True if a table has another name by now. Asked in another session: an error has ended the transaction."""
+    """True if the table has another name by now. Asks in another session: an error has ended the transaction."""
     with connection.engine.connect() as other:
         return not execute(other, NAMED, {"name": sql, "oid": oid}).scalar()
 
@@ -66,7 +66,7 @@ def _renamed(sql: str) -> LockNotAcquired:
 
 @contextmanager
 def telling_of_names() -> Iterator[None]:
-    """Around statements that name a source's objects: raises LockNotAcquired if a name no longer exists."""
+    """Wraps statements that name a source's objects: raises LockNotAcquired if a name no longer exists."""
     try:
         yield
     except DBAPIError as error:

@@ -1,1 +1,1 @@
-"""What monitoring is sent and asks for."""
+"""The metrics that monitoring asks for."""

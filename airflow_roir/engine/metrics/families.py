@@ -1,6 +1,6 @@
 """The metrics of `roir metrics`: their names, what they mean, their labels. docs/reference/metrics.md has them.
 
-Each label has few values at a time: indexes that aren't dropped, of each the newest build, verification and compaction,
+Each label has few values at a time: indexes that aren't dropped, the newest build, verification and compaction of each,
 and words of this package. Names of replicas are the user's.
 """
 
@@ -24,9 +24,9 @@ SIGNAL = (*OPERATION, "signal")
 
 @dataclass(frozen=True)
 class Family:
-    """One metric. A counter's name ends in _total, and it never falls for the same labels.
+    """One metric. A counter's name ends in _total, and its value never falls for the same labels.
 
-    read: takes the value from an operation's snapshot, None for no sample. A metric that needs more has none.
+    read: takes the value from an operation's snapshot, None for no sample; None for a metric that needs more.
     """
 
     help: str
@@ -35,7 +35,7 @@ class Family:
 
     @property
     def of(self) -> str:
-        """What it is of: database, index, operation."""
+        """The subject of the metric: database, index or operation."""
         return "operation" if "operation" in self.labels else "index" if "index" in self.labels else "database"
 
 
@@ -179,21 +179,21 @@ FAMILIES: dict[str, Family] = {
 
 
 class Samples:
-    """What a look has found. A value of None is no sample."""
+    """The samples of one look. A value of None is no sample."""
 
     def __init__(self, database: str) -> None:
         self._database = database
-        # The text may not have the same labels twice.
+        # The text format allows the same labels only once.
         self._samples: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in FAMILIES}
 
     def add(self, name: str, value: float | bool | None, *labels: object) -> None:
-        """One sample. labels: their values, in the family's order, without the database."""
+        """Add one sample. labels: their values, in the family's order, without the database."""
         if value is not None:
             key = (self._database, *map(str, labels))
             self._samples[name][key] = float(value)
 
     def families(self) -> Iterator[Metric]:
-        """For the text: those that have a sample."""
+        """The metrics that have a sample, for the text format."""
         for name, family in FAMILIES.items():
             found = self._samples[name]
             if not found:

@@ -1,6 +1,6 @@
-"""All that monitoring asks of a database, in one cheap look: every index, of each the newest operation of a kind.
+"""Reads all metrics of a database in one cheap look: every index, with its newest operation of each kind.
 
-One short transaction that changes nothing. It never waits behind a lock: a part that somebody holds, or that the role
+One short transaction that changes nothing. It waits for no lock: a part that another session locks, or that our role
 may not read, is missing, and `roir_problem` says which.
 """
 
@@ -35,12 +35,12 @@ from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVe
 from airflow_roir.operation import BUILDS, Phase, Status
 from airflow_roir.signals import SIGNALS, Reading, Signal
 
-# Of a statement, and of all of them: a scrape has ten seconds, mostly.
+# The time limits of a statement, and of all together: a scrape mostly has ten seconds.
 LOOK_MS = 5_000
 LOOK_S = 5.0
 LOCK_MS = 20
 CANCELLED = "57014"
-# Signals of which there is one for each replica, slot or disk. What else a reading is of has a new name each time.
+# Signals with a reading for each replica, slot, shard or disk. The `of` of other readings has a new name each time.
 OF_FEW = ("replica_lag", "replica_delay", "slot_wal", "slot_room", "free_space", "shard_lag", "outbox")
 REFUSED = ("42501", "28000", "28P01")
 
@@ -63,7 +63,7 @@ SELECT o.index_id,
   FROM roir.operation o LEFT JOIN roir.compaction_unit u ON u.operation_id = o.id AND u.status = 'done'
  WHERE o.kind = 'compact' GROUP BY o.index_id
 """
-# Of each index the newest build, verification and compaction.
+# The newest build, verification and compaction of each index.
 OPERATIONS = """
 SELECT max(n.id) FROM roir.operation n JOIN roir.index x ON x.id = n.index_id
  WHERE x.dropped_at IS NULL GROUP BY x.id, CASE WHEN n.kind NOT IN ('create', 'rebuild') THEN n.kind END
@@ -76,7 +76,7 @@ SELECT c.relname AS name, c.oid::bigint, pg_stat_get_live_tuples(c.oid) AS rows
 THROTTLE_TIMES = """
 SELECT t.operation_id, t.cause, t.seconds FROM roir.throttle_time t WHERE t.operation_id = ANY (%(operations)s)
 """
-# Only while they are fresh: what was read an hour ago says nothing.
+# Only fresh readings: one of an hour ago says nothing.
 SIGNALS_READ = """
 SELECT DISTINCT ON (s.operation_id) s.operation_id, s.readings FROM roir.signal_sample s
  WHERE s.operation_id = ANY (%(operations)s) AND s.at > clock_timestamp() - make_interval(secs => %(fresh)s)
@@ -93,7 +93,7 @@ SELECT count(*) FROM roir.lock_wait w WHERE w.seen_at > clock_timestamp() - make
 
 
 def metrics(database: Database, clock: Callable[[], float] = time.monotonic) -> tuple[list[Metric], str | None]:
-    """The metrics of a database, and why it wasn't read, None if it was. Raises nothing that the database does.
+    """The metrics of a database; and why it wasn't read, None if it was. Doesn't raise errors of the database.
 
     clock: seconds that never go back.
     """
@@ -118,7 +118,7 @@ def metrics(database: Database, clock: Callable[[], float] = time.monotonic) -> 
 
 
 def _name_in(dsn: str) -> str:
-    """The database's name, as far as DSN and environment tell it, as libpq reads them."""
+    """The database's name from DSN and environment, as libpq would find it; '' if they don't say."""
     try:
         given = psycopg2.extensions.parse_dsn(dsn)
         found = given.get("dbname") or os.environ.get("PGDATABASE")
@@ -128,7 +128,7 @@ def _name_in(dsn: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """One word of a few, for a label."""
+    """The reason of an error, one of a few words, for a label."""
     if isinstance(error, SchemaMissing):
         return "no schema"
     if isinstance(error, SchemaVersionMismatch):
@@ -146,7 +146,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Look:
-    """One look. elapsed: seconds since it began."""
+    """Makes one look. elapsed: seconds since it began."""
 
     def __init__(self, connection: Connection, samples: Samples, elapsed: Callable[[], float]) -> None:
         self._connection = connection
@@ -167,7 +167,7 @@ class _Look:
         self._part("capture", lambda: self._captures(indexes))
 
     def _part(self, part: str, look: Callable[[], None], index: str = "") -> None:
-        """Look at a part. Where that fails the rest is seen all the same, and `roir_problem` says what isn't."""
+        """Look at a part. If that fails, the other parts are still read, and `roir_problem` names this one."""
         if self._elapsed() > LOOK_S:
             self._samples.add("roir_problem", 1, index, part, "too slow")
             return
@@ -218,14 +218,14 @@ class _Look:
         for one in lags:
             labels = (one.index, one.shard)
             is_seen = one.generation == "active"
-            # A rebuild's has the same labels as what readers see.
+            # The feed of a rebuild has the same labels as that of the active generation.
             if not is_seen and labels in seen:
                 continue
             self._samples.add("roir_shard_lag_seconds", one.lag_s, *labels)
             self._samples.add("roir_shard_pending_rows", one.pending, *labels)
             self._samples.add("roir_shard_pending_bytes", one.pending_bytes, *labels)
             self._samples.add("roir_shard_shipped_total", one.shipped, *labels)
-            # Until readers see it, its build ships, and nothing at all before the copies are there.
+            # Until readers see the generation, its build ships, and nothing is shipped before the rows are copied.
             if is_seen:
                 self._samples.add("roir_shard_shipper", one.shipper is not None, *labels)
             self._samples.add("roir_shard_away", one.problem is not None, *labels)
@@ -236,7 +236,7 @@ class _Look:
         self._samples.add("roir_lock_waits", waits)
 
     def _captures(self, indexes: Sequence[Row[Any]]) -> None:
-        """What `roir status` warns of. An index whose table somebody holds is left out."""
+        """Count the warnings of `roir status`. Leaves out an index whose table another session locks."""
         gone: dict[int, int] = defaultdict(int)
         for lost in execute(self._connection, GONE, {"indexes": [row.id for row in indexes]}):
             gone[lost.index_id] += 1
@@ -263,7 +263,7 @@ class _Look:
         self._samples.add("roir_running_operations_limit", row.most)
 
     def _throttle(self, shown: Mapping[int, OperationStatus]) -> None:
-        """What held them back, and the signals of those that run."""
+        """Add the time that operations lost to the throttle, and the signals of those that run."""
         add, ids = self._samples.add, list(shown)
         for lost in execute(self._connection, THROTTLE_TIMES, {"operations": ids}):
             labels = _labels(shown[lost.operation_id])
@@ -315,5 +315,5 @@ def _labels(one: OperationStatus) -> tuple[str, str, int]:
 
 
 def _index_name(row: Row[Any]) -> str:
-    """As every other command names it."""
+    """The index's name, as every other command shows it."""
     return str(QualifiedName(row.schema_name, row.bare_name))

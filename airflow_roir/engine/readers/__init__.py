@@ -1,1 +1,1 @@
-"""What readers of an index use, and whose snapshot is too old for it."""
+"""The view that readers of an index use, and the snapshots that are too old for it."""

@@ -1,6 +1,6 @@
-"""Who may still see the database as it was before a transaction: sessions here, and on standbys as far as they tell.
+"""Finds sessions here, and standbys as far as they say, that may see the database as it was before a transaction.
 
-Asked before an attach, whose rows an older snapshot would see without their entries, and before a view loses its guard.
+An attach asks, since an older snapshot would see its rows without their entries; a view asks before it loses its guard.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
 
-# A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
-# Sessions of other databases read nothing of this one. An autovacuum, which can take hours, and the server's own
-# processes, autovacuum's launcher too, read no view: they have no user. That every role sees.
-# A standby's snapshots are told by its walsender, which has no database, or by its slot; those of a standby behind it
-# come through it. A walsender with a database serves a consumer of changes: decoding looks at no table's rows, but the
-# snapshot that a new slot exports is one like any session's.
-# Beside a writer of before X every snapshot has an xmin of at most X, however young it is, and nobody knows which of
-# them were handed on. So that writer, in whatever database, is named first.
+# A snapshot that doesn't see transaction X has an xmin of at most X, and each session shows the xmin of its snapshot.
+# Sessions of other databases don't read this one. An autovacuum, which can take hours, and the server's own processes,
+# such as autovacuum's launcher, read no view: they have no user, which every role can see.
+# A standby's snapshots are shown by its walsender, which has no database, or by its slot; a standby behind it reports
+# through it. A walsender with a database serves a consumer of changes: decoding reads no rows of tables, but the
+# snapshot that a new slot exports is like that of any session.
+# While a transaction older than X still runs, every snapshot has an xmin of at most X, however young it is, and it is
+# unknown which snapshots were handed from one session to another. So that transaction, in any database, is named first.
 HOLDERS = """
 WITH moment AS (
     SELECT age(m.xid::xid) AS age FROM (SELECT %(xid)s::xid8 AS xid) m
@@ -69,10 +69,10 @@ SELECT 'a standby that isn''t connected, of replication slot ' || quote_ident(s.
 
 @dataclass(frozen=True)
 class Holder:
-    """Who may hold an older snapshot. known: it says so itself, and will say when it is gone.
+    """A session or standby that may hold an older snapshot. known: it shows its xmin, so its end can be seen.
 
-    since: when its transaction began, None for a standby. One that began after the moment in question is listed, too,
-    beside a writer of before: it has an older snapshot only if that was handed on.
+    since: when its transaction began, None for a standby. While an older writer runs, sessions that began after the
+    moment in question are listed, too: they have an older snapshot only if another session gave it to them.
     """
 
     who: str
@@ -84,17 +84,18 @@ class Holder:
 
 
 def holders(connection: Connection, xid: str) -> list[Holder]:
-    """Who may hold a snapshot that doesn't see a transaction of this server (its 64-bit id); those that say so first.
+    """The possible holders of a snapshot that doesn't see a transaction of this server (64-bit id), known ones first.
 
-    One look doesn't see a snapshot that is handed from one session to another meanwhile. A standby that has neither a
-    connection nor a slot is unknown, and so is one without feedback behind another standby.
+    One look misses a snapshot that one session gives to another meanwhile. No look finds a standby that has neither a
+    connection nor a slot, nor one without feedback behind another standby.
     """
     rows = execute(connection, HOLDERS, {"xid": xid})
     return [Holder(row.who, row.known, row.since) for row in rows]
 
 
-# The capture reads entries for SERIALIZABLE writers, too, and their locks can't be told from readers': so both are
-# asked, who has read, and whether anybody is old enough. A retired generation's row was last written at its retirement.
+# The capture reads entries for SERIALIZABLE writers, too, and their predicate locks look like those of readers. So a
+# generation is kept only if it has such locks and a session is old enough. The row of a retired generation was last
+# written when it retired.
 OVERLAPPING = """
 WITH g AS (SELECT id, CASE WHEN status = 'retired' THEN age(xmin) ELSE 0 END AS age FROM roir.generation
             WHERE id = ANY (%(ids)s) AND published_at IS NOT NULL),
@@ -116,15 +117,16 @@ UPDATE roir.generation SET status = 'retired', retired_at = clock_timestamp(), d
 
 
 def overlapping(connection: Connection, generation_ids: Sequence[int]) -> list[str]:
-    """Who may write beside a SERIALIZABLE transaction that has read one of these generations.
+    """The sessions that may write beside a SERIALIZABLE transaction that has read one of these generations.
 
-    Of a generation that isn't retired: whoever has a snapshot now. The caller holds the view, or it shows none of them.
+    For a generation that isn't retired, all sessions with a snapshot. The caller has locked the view, or it shows none
+    of the generations.
     """
     return list(execute(connection, OVERLAPPING, {"ids": list(generation_ids)}).scalars())
 
 
 def kept(found: Sequence[str]) -> str:
-    """Why a generation isn't dropped yet, for whoever reads the report."""
+    """The line of a report that says why a generation isn't dropped yet."""
     return (
         f"entries that SERIALIZABLE transactions have read are kept, and maintained, until {found[0]} has ended, whose "
         "transaction is older; the next roir clean-up drops them"
@@ -132,5 +134,5 @@ def kept(found: Sequence[str]) -> str:
 
 
 def retire(connection: Connection, generation_ids: Sequence[int]) -> None:
-    """Of an index whose view is gone: its generations are maintained until a clean-up may drop them."""
+    """Retires the generations of an index whose view is gone: writes maintain them until a clean-up may drop them."""
     execute(connection, RETIRE, {"ids": list(generation_ids)})

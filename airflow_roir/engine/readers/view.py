@@ -1,8 +1,8 @@
 """The view that readers of an index use: which generation it shows, and its guard against older snapshots.
 
 A transaction whose snapshot is older than a publish can't see all of the new generation's entries. So a publish makes
-the view *guarded*: once per query it asks whether the caller's snapshot sees the publish, and raises 40001 where it
-doesn't. Clean-up makes the view plain when no such snapshot can exist any more, since the question costs a lookup.
+the view *guarded*: once per query it checks that the caller's snapshot sees the publish, and raises 40001 if it
+doesn't. The check costs a lookup, so clean-up makes the view plain when no older snapshot can exist any more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from airflow_roir.engine.locks.table_lock import WHOSE
 from airflow_roir.engine.readers.old_snapshots import Holder, holders
 from airflow_roir.errors import InvariantViolated, LockNotAcquired
 
-# A standby that sends no feedback doesn't say what its transactions see. Reports that read standbys are granted hours
-# (max_standby_streaming_delay), hardly ever a day.
+# How long the guard stays for a standby that sends no feedback, and so doesn't show its snapshots. Reports on standbys
+# are allowed hours (max_standby_streaming_delay), hardly ever a day.
 STANDBY_PATIENCE = "1 day"
 
 IS_OURS = """
@@ -36,7 +36,7 @@ SELECT c.oid::bigint AS oid, c.relkind::text = 'v' AND EXISTS (
 HOLD = "SELECT roir.hold_view(%(index)s)"
 STATEMENT = "SELECT roir.view_statement(%(name)s, %(generation)s, %(guarded)s, %(replaced)s::oid::regclass)"
 
-# It is there already, is no view, or is one of other columns.
+# The relation exists already, is no view, or is a view with other columns.
 NO_VIEW = ("42P07", "42809", "42P16")
 # Other errors of that statement, with their remedies.
 NO_PLACE = {
@@ -66,9 +66,9 @@ SELECT mode_xid, at, at > clock_timestamp() - %(patience)s::interval AS recent
 
 
 def statement(name: QualifiedName, generation_id: int, entry: Entry, replace: bool = False) -> str:
-    """The statement that makes the view, unguarded, of a generation that isn't there yet: for a plan.
+    """The statement that creates the unguarded view of a generation that doesn't exist yet, for a plan.
 
-    `roir.view_statement` makes it of one that is.
+    `roir.view_statement` makes the statement for an existing generation.
     """
     columns = ", ".join(f"b.c{i + 1} AS {quote(column.source)}" for i, column in enumerate(entry.columns))
     return (
@@ -78,14 +78,14 @@ def statement(name: QualifiedName, generation_id: int, entry: Entry, replace: bo
 
 
 def lock_statement(name: QualifiedName) -> str:
-    """Locks a view in ACCESS EXCLUSIVE mode and changes nothing; LOCK TABLE would lock what it reads, too."""
+    """A statement that only locks a view, in ACCESS EXCLUSIVE mode; LOCK TABLE would lock the tables that it reads."""
     return f"ALTER VIEW {name.sql} SET SCHEMA {quote(str(name.schema))}"
 
 
 def hold(connection: Connection, index_id: int) -> None:
-    """Keep all that the view of an index is made of as it is, until the transaction ends.
+    """Keep all that the definition of an index's view depends on as it is, until the transaction ends.
 
-    After the locks on the source, before that on the view. Read afterwards whatever is to be decided.
+    Call it after the locks on the source and before that on the view, and read afterwards whatever you decide by.
     """
     execute(connection, HOLD, {"index": index_id})
 
@@ -110,7 +110,7 @@ def show(connection: Connection, name: QualifiedName, index_id: int, generation_
     try:
         with connection.begin_nested():
             if row is not None:
-                # Its options are read under the lock.
+                # The view's options are read under the lock.
                 execute(connection, lock_statement(name))
             execute(connection, execute(connection, STATEMENT, values).scalar_one())
     except DBAPIError as error:
@@ -122,7 +122,7 @@ def show(connection: Connection, name: QualifiedName, index_id: int, generation_
             raise
         raise InvariantViolated(renamed_column(connection, name, index_id) or _taken(name)) from error
     if row is not None:
-        # Names were exchanged since the look, and another view was replaced: it isn't, with the whole transaction.
+        # Names were exchanged meanwhile, and the statement replaced another view: the error undoes that.
         now = execute(connection, WHOSE, {"name": name.sql}).scalar()
         if now != row.oid:
             raise InvariantViolated(_taken(name))
@@ -166,7 +166,7 @@ SELECT roir.view_of(g.id)::text AS view, quote_ident(a.attname) AS now, quote_id
 
 
 def renamed_column(connection: Connection, name: QualifiedName, index_id: int) -> str:
-    """What to do with a view whose column somebody renamed, so that it can't show another generation; '' if none is."""
+    """The remedy if a column of the view was renamed, so that it can't show another generation; '' if none was."""
     row = execute(connection, RENAMED, {"index": index_id}).first()
     if row is None:
         return ""
@@ -177,7 +177,7 @@ def renamed_column(connection: Connection, name: QualifiedName, index_id: int) -
 
 
 def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str:
-    """What to say if the view of an active generation isn't there under its name, with the remedy."""
+    """The problem, with the remedy, if no view under the index's name shows its active generation."""
     shows = execute(connection, "SELECT roir.view_of(%(id)s)::text", {"id": generation_id}).scalar()
     renamed = f"view {shows} shows its entries now; rename that view back" if shows else "no view shows its entries"
     return (
@@ -187,41 +187,41 @@ def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str
 
 
 def hide(connection: Connection, generation_id: int) -> None:
-    """Make the view, if readers see that generation, hide the entries of partitions that are leaving or joining."""
+    """If readers see the generation, make its view hide the entries of partitions that are leaving or joining."""
     execute(connection, HIDE, {"generation": generation_id})
 
 
 def refuse_older(connection: Connection, generation_id: int) -> None:
-    """Make the view, if readers see that generation, refuse snapshots that don't see the caller's transaction.
+    """If readers see the generation, make its view refuse snapshots that don't see the caller's transaction.
 
-    They may miss entries that came before it, of rows that were there before. It hides what `hide` hides.
+    Such snapshots may miss entries of rows that they see. Also hides the entries that `hide` hides.
     """
     execute(connection, "SELECT roir.refuse_older(%(generation)s)", {"generation": generation_id})
 
 
 def is_guarded(connection: Connection, name: QualifiedName) -> bool:
-    """True if the view of that name asks for the caller's snapshot."""
+    """True if the view of that name checks the caller's snapshot."""
     return bool(execute(connection, IS_GUARDED, {"schema": name.schema, "name": name.name}).scalar_one())
 
 
 def old_snapshots(connection: Connection, generation_id: int) -> list[Holder]:
-    """Who may hold a snapshot that is older than a generation's publish. One look isn't enough: look twice.
+    """The holders of snapshots older than a generation's publish, for which the guard stays. Look twice, not once.
 
-    The guard is kept for those that are known; for the others for a day (`STANDBY_PATIENCE`), which is over where none
-    of them is named any more. `unknown` names them for longer.
+    Known holders count as long as they exist, unknown ones for a day (`STANDBY_PATIENCE`). `unknown` names the latter
+    for longer.
     """
     row = _published(connection, generation_id)
     return [one for one in holders(connection, row.mode_xid) if one.known or row.recent]
 
 
 def began_before(connection: Connection, generation_id: int) -> list[Holder]:
-    """Those whose transaction began before the publish: their snapshots are older, and they say so."""
+    """The known holders whose transaction began before the publish: their snapshots are certainly older."""
     row = _published(connection, generation_id)
     return [one for one in holders(connection, row.mode_xid) if one.since is not None and one.since < row.at]
 
 
 def unknown(connection: Connection, generation_id: int) -> list[Holder]:
-    """Standbys that don't say what they see, so that the guard is taken away from a snapshot that they may hold."""
+    """Standbys that don't show their snapshots, and may still have an older one when the guard ends."""
     return [one for one in holders(connection, _published(connection, generation_id).mode_xid) if not one.known]
 
 

@@ -1,6 +1,6 @@
-"""Whether an index's view is the one that the control tables call for: which generation it shows, and what it hides.
+"""Checks that an index's view is the one that the control tables require: the generation shown, the entries hidden.
 
-A verification compares entries with rows. It would find nothing wrong behind a view that shows others.
+A verification compares entries with rows, so it wouldn't notice a view that shows other entries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_roir.engine.retry.trouble import Trouble, trouble_of
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.errors import InvariantViolated
 
-# condition: what it must hide. ours: it shows entries of the index, be they another generation's; else it is a user's.
+# condition: the entries that it must hide. ours: it shows entries of the index, of any generation; else it is a user's.
 LOOK = """
 SELECT c.oid::bigint AS oid, pg_get_viewdef(c.oid) AS definition,
        roir.is_shown(%(generation)s, 'b', true) AS condition,
@@ -42,20 +42,20 @@ SELECT c.oid::bigint AS oid, pg_get_viewdef(c.oid) AS definition,
         WHERE w.ev_class = c.oid) r
  WHERE g.id = %(generation)s
 """
-# One for each partition, whatever else the condition says.
+# Matches once for each partition, whatever else the condition has.
 HIDDEN = re.compile(r"FROM\s+\(\s*SELECT\s+b\.c\d+\s+AS\s")
-# The end of a view that hides nothing.
+# The end of the definition of a view that hides nothing.
 WHOLE = re.compile(r"_shown b(?:\s+WHERE \( SELECT roir\.published\(\(\d+\)::bigint(?:, \d+)?\) AS published\))?;$")
 
 
 def remedy(name: QualifiedName) -> str:
-    """What makes the view again."""
+    """The command that makes the view again."""
     return f"Run: roir verify {argument(name)} --repair, which makes the view again"
 
 
 def seen(connection: Connection, name: QualifiedName, generation_id: int) -> str | None:
-    """What is wrong with the view, as far as its definition tells at a look that changes nothing and needs no right."""
-    # Who publishes or detaches can be between what a statement reads of the tables and of the view.
+    """The problem of the view, as far as its definition shows it; None if there is none. Needs no right, only reads."""
+    # Twice: a publish or a detach may come between the statement's read of the tables and that of the view.
     return _seen(connection, name, generation_id) and _seen(connection, name, generation_id)
 
 
@@ -90,7 +90,7 @@ def _asked(generation_id: int) -> dict[str, object]:
 
 
 def difference(connection: Connection, name: QualifiedName, generation_id: int) -> str | None:
-    """What is wrong with the view: its definition isn't that of a view that is made for it here, and taken back."""
+    """The problem of the view: its definition differs from that of a view that is made here and rolled back."""
     found = None
     for _ in range(2):
         if not (found := _seen(connection, name, generation_id) or _compared(connection, name, generation_id)):
@@ -116,7 +116,7 @@ def _compared(connection: Connection, name: QualifiedName, generation_id: int) -
     return "lets roles with more than SELECT on it write or lock entries" if row.open else None
 
 
-# As of a worker of a verification, it is without a unit.
+# A finding as by a worker of a verification, but without a unit.
 NOTE = """
 INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, detail, outcome, mended_at)
 VALUES (%(verification)s, 0, 'damaged', '[]', '[]', %(detail)s, %(outcome)s,
@@ -132,10 +132,10 @@ SELECT i.id AS index_id, i.schema_name, i.name FROM roir.generation g JOIN roir.
 
 
 def verify(connection: Connection, verification_id: int, generation_id: int, mend: bool) -> None:
-    """As a part of a verification: what is wrong with the view is damage; by a repair the view is made again.
+    """Check the view as a part of a verification: a problem counts as damage; a repair makes the view again.
 
-    Where readers hold the view for so long that it can't be, the damage stays, and the remedy is to repeat it. After a
-    repair of entries the view refuses older snapshots, which see what was wrong; unless readers hold it for so long.
+    If readers hold the view for too long, the damage stays, and the remedy is another repair. After a repair of entries
+    the view refuses older snapshots, which see the wrong entries, unless readers hold it for too long.
     """
     row = execute(connection, ACTIVE, {"generation": generation_id}).first()
     if row is None:
@@ -153,12 +153,12 @@ def verify(connection: Connection, verification_id: int, generation_id: int, men
 
 
 def _attempt(connection: Connection, generation_id: int, make: Callable[[], object]) -> bool:
-    """True if the view could be made again."""
+    """Try to make the view again, within a time limit; True on success."""
     attempt = connection.begin_nested()
     try:
         execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).attempt_ms}")
         make()
-        # Under the lock of the view: whoever publishes has had it before, or waits for it.
+        # Under the lock of the view: a publish has had this lock before, or waits for it.
         if execute(connection, ACTIVE, {"generation": generation_id}).first() is None:
             attempt.rollback()
             return False

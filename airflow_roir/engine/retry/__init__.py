@@ -1,1 +1,1 @@
-"""What an error means, how long is waited for it to pass, and how the operation's row says so."""
+"""The meaning of errors, the waits for them to pass, and the lines that say so."""

@@ -1,4 +1,4 @@
-"""How long who works waits between attempts: back-off that grows, and an end to it."""
+"""The waits between attempts: a back-off that grows, and its end."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from airflow_roir.engine.sessions.limits import Limits
 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
-# What ran out comes back when somebody makes room. Each attempt takes the last of it from the users, a sort above all:
-# so it is made less and less often.
+# A shortage ends when an administrator makes room. Each attempt takes the last resources from the users, above all a
+# sort: so attempts become rarer and rarer.
 EXHAUSTED_FIRST_S = 1.0
 EXHAUSTED_LONGEST_S = 60.0
 CANCELLED_FIRST_S = 1.0
-# An attempt that lasted longer than any connection hangs has worked: the next outage is another one.
+# An attempt that lasted longer than any connection hangs has worked: the next error is a new outage.
 WENT_WELL_S = 300.0
-# An attempt that fails within this was none: it counts as a part of the wait.
+# An attempt that fails within this time counts as a part of the wait.
 SHORT_S = 15.0
 
 
 class BackOff:
-    """Waits that double up to `longest_s`, `patience_s` in all. wait: how to sleep, in seconds.
+    """Waits that double up to `longest_s`, `patience_s` in all. wait: sleeps for some seconds.
 
-    went_well_s: after an attempt that lasted longer it begins again.
+    went_well_s: after an attempt that lasted longer, the patience begins again.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class BackOff:
         self.renew()
 
     def renew(self) -> None:
-        """Something has worked: the next outage has all of the patience again."""
+        """Begin again after success: the next outage has the whole patience."""
         self._left = self._patience_s
         self._next = self._first_s
         self._since: float | None = None
 
     def wait(self) -> bool:
-        """Wait before another attempt; False, at once, where the patience is over."""
+        """Wait before another attempt; False, at once, if the patience is over."""
         tried = 0.0 if self._since is None else time.monotonic() - self._since
         if tried > self._went_well_s:
             self.renew()
@@ -60,7 +60,7 @@ class BackOff:
             self._left -= tried
         if self._left < self._next:
             return False
-        # Whoever met the same trouble at the same moment comes back at another one.
+        # At random, so that workers which failed at the same moment don't all come back at once.
         pause = self._next * random.uniform(0.5, 1.0)
         self._wait(pause)
         self._left -= pause
@@ -70,20 +70,20 @@ class BackOff:
 
 
 class Told(Protocol):
-    """Who is told of a wait."""
+    """Gets the reports of waits."""
 
     def begin(self, trouble: Trouble, reason: str) -> None:
-        """Something is to be waited for. Called before each wait."""
+        """Called before each wait."""
 
     def look(self) -> None:
-        """Called every few seconds of a wait; raises what shall end it."""
+        """Called every few seconds of a wait; may raise an error, which ends it."""
 
     def end(self, trouble: Trouble, seconds: float) -> None:
-        """The wait is over, one way or the other, after these seconds of waits and attempts in vain."""
+        """Called when the wait is over, with or without success, after these seconds of waits and failed attempts."""
 
 
 class Saying:
-    """Tells one who reads along, where no operation can hold the reason.
+    """Reports waits as lines, if there is no operation whose row could show the reason.
 
     report: called with each new reason, and when the wait is over.
     """
@@ -93,25 +93,25 @@ class Saying:
         self._reason = ""
 
     def begin(self, trouble: Trouble, reason: str) -> None:
-        """Say why, once."""
+        """Report the reason, once."""
         if reason != self._reason:
             self._report(f"waiting: {reason}")
         self._reason = reason
 
     def look(self) -> None:
-        """Only the cause ends it."""
+        """Does nothing: only the end of the cause ends the wait."""
 
     def end(self, trouble: Trouble, seconds: float) -> None:
-        """Say for how long."""
+        """Report how long the wait was."""
         self._report(f"waited {seconds:.0f} s: {self._reason}")
         self._reason = ""
 
 
 class Patience:
-    """The waits of who works on, for each kind of trouble; nothing is held meanwhile.
+    """The waits of a caller that tries again, for each kind of trouble. The caller must hold no session meanwhile.
 
-    Who uses it continues from its last commit, and calls `renew` when something has worked.
-    outage_s: instead of the limits', where a caller has a patience of its own.
+    The caller continues from its last commit, and calls `renew` after success.
+    outage_s: in place of that in the limits, if the caller has a patience of its own.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Patience:
         self._since = 0.0
 
     def waits(self, error: BaseException) -> bool:
-        """Wait before another attempt; False, at once, for what won't pass, or where the patience is over.
+        """Wait before another attempt; False, at once, if the error won't pass or the patience is over.
 
-        Raises what `look` of who is told raises.
+        Raises what `told.look` raises.
         """
         trouble = trouble_of(error)
         if trouble is None:
@@ -158,7 +158,7 @@ class Patience:
         return waited
 
     def renew(self) -> None:
-        """Something has worked."""
+        """Begin again after success."""
         self._end()
         self._cancels = self._most_cancels
         for one in self._back_off.values():

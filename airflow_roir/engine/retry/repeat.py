@@ -1,4 +1,4 @@
-"""Repeats something in a thread while a block runs: a run's heartbeat, a command's progress bar."""
+"""Repeats a call in a thread while a block runs: a run's heartbeat, a command's progress bar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def meanwhile(work: Callable[[], object], every_s: float, name: str, patience_s: float | None = None) -> Iterator[None]:
     """Call `work` every `every_s` seconds until the block ends, which waits for a call that is under way.
 
-    name: the thread's. patience_s: waits no longer than that; by default as long as the call takes. An error of `work`
+    name: the thread's. patience_s: the longest wait for that call; by default as long as it takes. An error of `work`
     ends the thread, not the block.
     """
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""What an error of the database means for who works: whether it may pass by itself. The one place that decides that."""
+"""Decides, for all of roir, whether an error of the database may pass, so that the caller should try again."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from airflow_roir.errors import HistoryChanged
 
 
 class Trouble(str, Enum):
-    """What may pass by itself, so that the same transaction may succeed when it is simply tried again."""
+    """Errors that may pass: the same transaction may succeed when it is tried again."""
 
     # The session, the server, or a race: a restart, a failover, a deadlock, a lock time-out, a serialization failure.
     LOST = "lost"
-    # The server has no more of something: disk, memory, connections, or what a setting of its own allows.
+    # The server lacks disk, memory or connections, or has reached a limit of its settings.
     EXHAUSTED = "exhausted"
-    # Somebody else, or a setting that isn't ours, ended the statement.
+    # Another session, or a setting that isn't roir's, ended the statement.
     CANCELLED = "cancelled"
 
 
 CANCELED = "57014"
-# An address that leads to a standby for as long as a failover takes.
+# During a failover, the address may lead to a standby.
 READ_ONLY = "25006"
-# Lock time-out; told to end by an administrator, a crash, a start; a time-out that ends the session: idle, in a
+# A lock time-out; a shutdown by an administrator, a crash, a start; a time-out that ends the session: idle, idle in a
 # transaction, or of the transaction.
 LOST = ("55P03", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", READ_ONLY)
-# A session that isn't opened brings no SQLSTATE, only text. Where the server speaks another language such a session is
-# an outage like any other, and is waited for less long.
+# If no session can be opened, the error has no SQLSTATE, only text. If the server writes another language, it counts as
+# an outage like any other, with a shorter patience.
 NO_SESSION = re.compile(r"too many (clients|connections)|connection slots are reserved|out of memory|out of shared mem")
 SHORT_OF = {
     "53100": "no room",
@@ -45,24 +45,24 @@ def sqlstate(error: DBAPIError) -> str:
 
 
 def said(error: DBAPIError) -> str:
-    """What the server said, in one line: its message and, where it has one, its hint, which is the remedy."""
+    """The server's error in one line: its message and, if there is one, its hint, which is the remedy."""
     diagnostics = getattr(error.orig, "diag", None)
     message = first_line(error)
     hint = getattr(diagnostics, "message_hint", None)
     if not hint:
         return message
-    # PostgreSQL's hints are sentences, ours go on.
+    # PostgreSQL's hints are sentences; those of roir's SQL functions continue the message.
     return f"{message}; {hint}" if hint[0].islower() else f"{message}. {hint}"
 
 
 def first_line(error: DBAPIError) -> str:
-    """What the server said, without its hint; that it is a standby, where that is what it means."""
+    """The server's message without its hint; says that the server is a standby, if that is the cause."""
     message = str(error.orig).strip().split("\n", 1)[0]
     return f"the server is a standby: {message}" if sqlstate(error) == READ_ONLY else message
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """What kind of trouble an error is; None if it won't pass."""
+    """The kind of trouble of an error; None if it won't pass."""
     if isinstance(error, HistoryChanged):
         return Trouble.LOST
     if not isinstance(error, DBAPIError):
@@ -74,20 +74,20 @@ def trouble_of(error: BaseException) -> Trouble | None:
         return Trouble.LOST
     if state == CANCELED:
         return Trouble.CANCELLED
-    # Without an SQLSTATE the server didn't answer at all.
+    # Without an SQLSTATE, the server didn't answer at all.
     lost = state == "" and isinstance(error.orig, psycopg2.OperationalError | psycopg2.InterfaceError)
     return Trouble.LOST if lost else None
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """True if the same transaction may succeed when it is simply tried again, sooner or later."""
+    """True if the same transaction may succeed when it is tried again, sooner or later."""
     return trouble_of(error) is not None
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something stops or waits, in one line. Of a database error what the server said.
+    """The reason why work stops or waits, in one line; for a database error the server's message.
 
-    No status shows the statement and its values.
+    Without the statement and its values, which no status may show.
     """
     if isinstance(error, BrokenPipeError):
         return "the reader of the command's output has gone (roir … | head, for example)"
@@ -102,7 +102,7 @@ def reason_of(error: BaseException) -> str:
     return first_line(error) or type(error).__name__
 
 
-# How what is told of a wait stands in an operation's row; what else stands there is the governor's.
+# SQL, true if `throttled` in an operation's row is the reason of a wait; any other text there is the governor's.
 OURS = "throttled ~ '^throttled: (the server has|somebody cancels) '"
 
 

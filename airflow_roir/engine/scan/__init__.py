@@ -1,1 +1,1 @@
-"""How the rows of a source are read: in which order, in which batches, for several operations at once."""
+"""Reads the rows of a source: in which order, in which batches, for several operations at once."""

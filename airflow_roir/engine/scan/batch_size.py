@@ -1,15 +1,16 @@
-"""How many rows the next batch copies: as many as take about the target time, within bounds."""
+"""The number of rows of the next batch: as many as take about the target time, within bounds."""
 
 from __future__ import annotations
 
 from collections import deque
 
-# A first batch is small, since nothing is known yet, and the size grows by leaps: a minute must not pass unnoticed.
+# The first batch is small, since nothing is known yet. The size then grows by this factor at most: no batch should take
+# a minute by surprise.
 FIRST_ROWS = 10_000
 GROWTH = 4
-# Below this the cost of a commit shows.
+# With fewer rows, the cost of a commit counts.
 FEWEST_ROWS = 1_000
-# The slowest one of the last ten decides (Spirit takes the 90th percentile of ten), so that one fast batch out of a
+# The slowest of the last ten batches decides (Spirit takes the 90th percentile of ten), so that one fast batch from a
 # warm cache doesn't lead to a long one.
 REMEMBERED = 10
 
@@ -24,7 +25,7 @@ class BatchSize:
         self._seconds_per_row: deque[float] = deque(maxlen=REMEMBERED)
 
     def rows(self, most: int, share: float = 1.0) -> int:
-        """Rows of the next batch, at most `most` (the operation's `batch_rows`). share: of the target time, to take."""
+        """Rows of the next batch, at most `most` (the operation's `batch_rows`). share: the part of the target time."""
         self._share = share
         return max(1, min(int(self._rows * share), most))
 
@@ -35,6 +36,6 @@ class BatchSize:
             return
         self._seconds_per_row.append(seconds / rows)
         wanted = round(self.target_s / max(self._seconds_per_row))
-        # A paced batch is a part of one: it grows with what the whole one would have been.
+        # A paced batch is a part of a whole one, whose size sets the limit of the growth.
         whole = round(rows / self._share)
         self._rows = max(FEWEST_ROWS, min(wanted, max(whole, FIRST_ROWS) * GROWTH))

@@ -1,7 +1,7 @@
-"""A worker copies its batch's rows into the bases of other operations, too, for which one scan does (`sharing.py`).
+"""A worker copies its batch's rows also into the bases of operations that share the scan (`sharing.py`).
 
-Each of them keeps its own watermark, by compare-and-set in the same transaction (I4), and whatever goes wrong with one
-of them goes wrong with it alone: the batch is done again without it.
+Each of them keeps its own watermark, by compare-and-set in the same transaction (I4). If an error comes from one of
+them, only that one is affected: the batch is repeated without it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from airflow_roir.engine.scan.sharing import HELD, SAME_PLACE, TOGETHER
 from airflow_roir.engine.source import owner
 from airflow_roir.errors import InvariantViolated, RoirError
 
-# So long a batch isn't tried again with an operation that it failed with.
+# After a batch failed with an operation, workers don't copy for that one for this long.
 LEFT_ALONE_S = 30.0
 
-# Locked in a statement of its own, before the one that reads, whose snapshot so is later than each companion's prepare:
-# the drain there saw to the capture. A pause, an abort or a heartbeat writes to the operation's row: that isn't locked.
+# A statement of its own, before the one that reads: so the snapshot of the latter is younger than each companion's
+# prepare, whose drain has made sure of the capture. The operation's row isn't locked: a pause, an abort or a heartbeat
+# writes to it.
 LOCK = f"""
 SELECT r.id, r.claim_token, x.id AS operation_id, x.epoch, i.schema_name, i.name, x.owner
   FROM roir.scan_range p
@@ -39,7 +40,7 @@ SELECT r.id, r.claim_token, x.id AS operation_id, x.epoch, i.schema_name, i.name
  WHERE p.id = %(range)s AND x.id <> ALL (%(alone)s) AND (r.claim_epoch IS NULL OR r.claim_epoch < x.epoch)
  ORDER BY r.id FOR UPDATE OF r SKIP LOCKED
 """
-# Two workers have claimed the same range at the same time: the older operation's copies it for both.
+# If two workers have claimed the same range at the same time, the worker of the older operation copies it for both.
 IS_READ_BY_OLDER = f"""
 SELECT EXISTS (SELECT FROM roir.scan_range p
                  JOIN roir.operation o ON o.id = p.operation_id
@@ -60,7 +61,7 @@ SELECT attname::text AS name, format_type(atttypid, -1) AS type FROM pg_attribut
 
 @dataclass(frozen=True)
 class Companion:
-    """An operation that a batch's rows are copied for, too. range_id, token: its range, as it was locked."""
+    """Another operation for which a batch's rows are copied. range_id, token: its range, as it was locked."""
 
     job: Job
     check: SourceCheck
@@ -75,28 +76,28 @@ class Carrier:
         self.connection = connection
         self.job = job
         self.companions: tuple[Companion, ...] = ()
-        # The operations that the open batch, or the last one, does for.
+        # The other operations for which the open batch, or the last one, copies.
         self._tried: tuple[int, ...] = ()
         self._known: dict[tuple[int, int], tuple[Job, SourceCheck]] = {}
         self._alone_until: dict[int, float] = {}
-        # Of those that failed together nobody knows whose fault it was: they are tried one by one.
+        # Operations that were in a failed batch together: any of them may be the cause, so they are tried one by one.
         self._suspects: set[int] = set()
 
     @property
     def share(self) -> int:
-        """How many operations a batch does for."""
+        """How many operations a batch copies for."""
         return 1 + len(self.companions)
 
     def is_read_by_older(self, range_id: int) -> bool:
-        """True if a worker of an older operation has claimed the same range, and stands where this one stands."""
+        """True if a worker of an older operation has claimed the same range, with the same watermark."""
         return bool(execute(self.connection, IS_READ_BY_OLDER, {"range": range_id}).scalar_one())
 
     def none(self) -> None:
-        """The next batch is for its own operation alone."""
+        """Make the next batch copy only for its own operation."""
         self.companions = self._tried = ()
 
     def take(self, range_id: int) -> None:
-        """Lock the same range of all that a batch can do for, in its transaction, before it reads."""
+        """Lock the same range of all operations that the batch can copy for, in its transaction, before it reads."""
         self.none()
         now = time.monotonic()
         self._alone_until = {one: until for one, until in self._alone_until.items() if until > now}
@@ -112,7 +113,7 @@ class Carrier:
             except (DBAPIError, RoirError) as error:
                 if isinstance(error, DBAPIError) and error.connection_invalidated:
                     raise
-                # Its own worker finds the same, and says so.
+                # That operation's own worker meets the same error, and reports it.
                 self._leave_alone(row.operation_id)
                 continue
             taken.append(Companion(job, check, row.id, row.claim_token))
@@ -123,7 +124,7 @@ class Carrier:
         known = self._known.get((row.operation_id, row.epoch))
         if known is None:
             run = Run(row.operation_id, row.epoch, f"{quote(row.schema_name)}.{quote(row.name)}", row.owner)
-            # A statement may fail, after which the transaction could do no more.
+            # A savepoint, since a failed statement would end the transaction.
             with self.connection.begin_nested():
                 job = load_job(self.connection, run)
             known = self._known[row.operation_id, row.epoch] = (job, SourceCheck(self.connection, job))
@@ -132,7 +133,7 @@ class Carrier:
     def insert(self, relation: str, stretch: Stretch) -> int:
         """Copy a stretch into the base of its own operation and into those of its companions; returns its rows.
 
-        One statement: the source is read once, for all columns, and in one snapshot.
+        One statement reads the source once, with all columns, in one snapshot.
         """
         jobs = [self.job, *(one.job for one in self.companions)]
         names = {column: f"r{n}" for n, column in enumerate(dict.fromkeys(c for job in jobs for c in selected(job)))}
@@ -158,9 +159,9 @@ class Carrier:
         return [(c, types[name]) for c, name in zip(selected(job), job.entry.physical(), strict=True)]
 
     def advance(self, changes: str, stands: str, values: Mapping[str, Any], stamp: str | None) -> None:
-        """Move the companions' watermarks as its own, by compare-and-set, if the source still fits each of them.
+        """Move the companions' watermarks as the batch's own, by compare-and-set, if the source still fits each.
 
-        Raises InvariantViolated if one has moved, SourceChanged, PartitionsChanged.
+        Raises InvariantViolated if a watermark has moved, SourceChanged, PartitionsChanged.
         """
         if not self.companions:
             return
@@ -176,11 +177,11 @@ class Carrier:
             one.check.look(stamp)
 
     def committed(self) -> None:
-        """Told of each committed batch: who was in it is cleared of suspicion."""
+        """Call it for each committed batch: its companions are suspects no more."""
         self._suspects.difference_update(self._tried)
 
     def blame(self) -> bool:
-        """Told of each batch that failed. True if it is to be done again without companions."""
+        """Call it for each failed batch. True if the batch had companions, and must be repeated without them."""
         tried, self._tried = self._tried, ()
         self.companions = ()
         if len(tried) == 1:

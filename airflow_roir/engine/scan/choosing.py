@@ -1,4 +1,4 @@
-"""Chooses what a generation is built from, if `--scan` is `auto`, and cuts files into blocks."""
+"""Chooses how a build reads its rows, if `--scan` is `auto`, and cuts files into pieces."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, SourceChanged
 from airflow_roir.options import AUTO, BuildOptions
 
-# Below this correlation of key order and block order a batch by key touches most blocks several times.
+# Below this correlation of key order and block order, batches by key read most blocks several times.
 MOST_CORRELATION = 0.9
-# An index is worth reading in its source's stead from this share of its bytes on.
+# Reading the index in place of its source is worth it if the index has at most this share of the source's blocks.
 NARROWER = 0.7
 
-# How well the order of the key is that of the blocks, by leaf, weighted by the sampled rows.
+# The correlation of key order and block order, for each leaf, weighted by the sampled rows.
 CORRELATION = """
 SELECT sum(n * abs(c)) / sum(n) FROM (
     SELECT count(*) AS n, corr(rank, block) AS c
@@ -48,7 +48,7 @@ SELECT EXISTS (SELECT FROM roir.discrepancy d JOIN roir.verification v ON v.id =
 
 @dataclass(frozen=True)
 class Choice:
-    """What to scan, and why. relations: those whose files are cut into pieces, by oid; none for a scan by key."""
+    """How to scan, and why. relations: the oids of those whose files are cut into pieces; none for a scan by key."""
 
     scan: Scan
     why: str
@@ -60,7 +60,7 @@ def pieces(
 ) -> list[Piece]:
     """The files' present blocks, in about `wanted` pieces. leaves: those of the source.
 
-    Raises SourceChanged if the index that was to be read is another generation by now.
+    Raises SourceChanged if the index to read shows another generation by now.
     """
     if choice.scan is Scan.INDEX and _segments(connection, source, index_id)[0] != choice.relations:
         raise SourceChanged("the index was reverted while its rebuild was planned; nothing was changed. Start again")
@@ -69,7 +69,7 @@ def pieces(
 
 
 def choose(connection: Connection, source: Source, options: BuildOptions, plan: Plan, index_id: int | None) -> Choice:
-    """What to build from. index_id: of the index that is rebuilt. Raises InvalidInput if it can't be as wanted."""
+    """How to scan. index_id: that of the index to rebuild. Raises InvalidInput if the options can't be met."""
     if options.scan == Scan.KEY:
         return Choice(Scan.KEY, "as wanted")
     if options.scan == Scan.INDEX:
@@ -86,7 +86,7 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
     if plan.source_bytes < limits_of(connection).small_source_bytes:
         return Choice(Scan.KEY, "the table is small")
     under_way = sharing.scan_under_way(connection, source)
-    # A copy of faults would else be noticed by nobody.
+    # Only if the build is verified: otherwise it could copy faults of the index unnoticed.
     if options.scan == AUTO and options.verify in ("after", "both"):
         segments, doubt = _trusted(connection, source, index_id)
         share = sum(file.blocks for file in files_of(connection, segments)) / max(1, sum(f.blocks for f in files))
@@ -102,18 +102,18 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
 
 
 def _segments(connection: Connection, source: Source, index_id: int | None) -> tuple[tuple[int, ...], str]:
-    """The segments of the generation that readers see; or why they can't be read instead of the source."""
+    """The segments of the generation that readers see; or the reason why they can't be read instead of the source."""
     active = None if index_id is None else execute(connection, ACTIVE, {"index": index_id}).scalar()
     if active is None:
         return (), "there is no index to rebuild yet"
     if source.partitioned:
-        # Entries of a partition that left stay in the segments for a while, hidden by the view alone.
+        # Entries of a partition that left stay in the segments for a while; only the view hides them.
         return (), "a partitioned table's index may hold entries that its view hides"
     return segments_of(connection, active), ""
 
 
 def _trusted(connection: Connection, source: Source, index_id: int | None) -> tuple[tuple[int, ...], str]:
-    """As `_segments`, also with why they shouldn't be read."""
+    """As `_segments`, also with the reason why the segments shouldn't be read."""
     segments, why_not = _segments(connection, source, index_id)
     if index_id is not None and not why_not:
         why_not = _doubt(connection, index_id)
@@ -121,20 +121,23 @@ def _trusted(connection: Connection, source: Source, index_id: int | None) -> tu
 
 
 def _doubt(connection: Connection, index_id: int) -> str:
-    """Why not to trust the index that is rebuilt. A copy of its faults would only be noticed at the end."""
+    """The reason not to copy from the index that is rebuilt; '' if there is none.
+
+    The build would copy its faults, and notice them only at the end.
+    """
     active = execute(connection, ACTIVE, {"index": index_id}).scalar_one()
     if execute(connection, DIFFERS, {"index": index_id, "generation": active}).scalar_one():
         return "a verification found differences in it"
     newest = operations.newest_operation(connection, index_id)
     if newest is None:
         return ""
-    # Somebody may hold its view, for good.
+    # Without waiting: another session may lock the view for long.
     name = operations.index_name(execute(connection, NAME, {"index": index_id}).one())
     return "; ".join(faults.warnings_at_once(connection, newest.id, str(name)))
 
 
 def correlation(connection: Connection, source: Source) -> float:
-    """How well the order of the primary key is that of the blocks, from 0 (not at all) to 1, by a sample."""
+    """The correlation of primary key order and block order, from 0 (none) to 1, by a sample."""
     key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
     query = CORRELATION.format(key=key, source=source.sql, sample=sample_of(connection, source))
     found = owner.rows(connection, source, query, "correlation float8").scalar()

@@ -1,6 +1,6 @@
 """Copies a range's next rows into the base, in the transaction of a batch: here from a table of this database.
 
-`shards.copy_ranges` copies from another server by the same methods.
+`shards/copy/copy_ranges.py` copies from another server, by the same methods.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from airflow_roir.engine.source import owner
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.scan_range import ScanRange
 
-# The watermark must stand where the batch began.
+# The watermark must still be where the batch began.
 BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
 BATCH_DONE = """watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
        seconds = seconds + %(seconds)s, mark = %(mark)s, moved_at = clock_timestamp()"""
-# How many rows may be copied, by a row's bytes; None: nobody knows them.
+# How many rows a batch may copy, by the bytes of a row; None: unknown.
 Limit = Callable[[float | None], int]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A worker's hold on a range. token: proves that it still has it.
+    """A worker's hold on a range. token: proves that the worker still has it.
 
-    row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None if it never was.
-    shard_id: the server that it is read from; None: this one. mark: of its last batch there.
+    row_bytes, rows_per_block: those of the range's relation when it was analyzed; None if it never was. shard_id: the
+    server that has the rows; None: this one. mark: that of the last batch there.
     """
 
     id: int
@@ -51,7 +51,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Copied:
-    """What a batch has copied. mark: that it leaves where it was read, if that is another server."""
+    """The result of a batch's copy. mark: the mark that it leaves on the server of the rows, if that is another one."""
 
     stretch: Stretch
     rows: int
@@ -59,41 +59,41 @@ class Copied:
 
 
 class Away(Exception):
-    """What a range is read from is out of reach now. Nothing of the operation has failed."""
+    """The server that has a range's rows is out of reach now. The operation has not failed."""
 
     def write_down(self, connection: Connection) -> None:
-        """For people, and for workers that claim ranges."""
+        """Write it down for users, and for workers that claim ranges."""
         raise NotImplementedError
 
 
 class Copier(Protocol):
-    """Of one worker. share: how many operations the batch copies for."""
+    """Copies the batches of one worker. share: how many operations a batch copies for."""
 
     @property
     def share(self) -> int:
-        """1, but for a scan that several operations share."""
+        """1, unless several operations share the scan."""
 
     def begin(self, claim: Claim) -> None:
-        """Before the transaction of a batch. Raises Away."""
+        """Called before the transaction of a batch. Raises Away."""
 
     def copy(self, row: Row[Any], claim: Claim, limit: Limit) -> Copied | None:
-        """The copy. None if another operation's worker does it. row: `build.CLAIM_STATE`.
+        """Copy a batch. None if another operation's worker does it. row: of `build.CLAIM_STATE`.
 
         Raises Away, SourceChanged, LockNotAcquired.
         """
 
     def moved(self, row: Row[Any], committed: Row[Any], values: Mapping[str, Any]) -> None:
-        """At the end of the transaction, after the watermark moved. Raises LockNotAcquired if a name was changed."""
+        """Called at the end of the transaction, after the watermark moved. Raises LockNotAcquired if a name changed."""
 
     def done(self, claim: Claim, copied: Copied) -> None:
-        """After the commit."""
+        """Called after the commit."""
 
     def is_to_try_alone(self, error: BaseException) -> bool:
-        """After an error: whether to try again at once, for the worker's own operation alone."""
+        """Called after an error: true if the batch must be tried again at once, for the worker's own operation only."""
 
 
 class SourceCopier:
-    """Reads the source, or, of an index that is rebuilt from itself, the generation that readers see."""
+    """Reads the source; or the generation that readers see, if the index is rebuilt from itself."""
 
     def __init__(self, connection: Connection, job: Job) -> None:
         self.connection = connection
@@ -109,13 +109,13 @@ class SourceCopier:
         return self.carrier.share
 
     def begin(self, _claim: Claim) -> None:
-        """The batch is for its own operation alone, until `copy` finds others."""
+        """Make the batch copy only for its own operation, until `copy` finds others."""
         self.carrier.none()
 
     def copy(self, row: Row[Any], claim: Claim, limit: Limit) -> Copied | None:
         """Cut and copy a batch; None if a worker of an older operation reads the range."""
         alone, self._alone = self._alone, False
-        # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
+        # Keeps ALTER out until the transaction ends: if the owner isn't trusted, the reads leave no lock.
         lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
         if row.accompanied and not alone:
             if self.carrier.is_read_by_older(claim.id):
@@ -134,7 +134,7 @@ class SourceCopier:
             return self.carrier.insert(relation, stretch)
         rows = f"SELECT {', '.join(self._columns)} FROM ONLY {relation} WHERE {stretch.where}"
         values: dict[str, Any] = stretch.values
-        # An index that is rebuilt from itself is a table of ours.
+        # If an index is rebuilt from itself, the relation is roir's own.
         if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source, [relation]):
             columns = owner.row_type(self.connection, base)
             item, values = owner.relation(self.connection, job.source, rows, columns, values, [relation])
@@ -145,19 +145,19 @@ class SourceCopier:
     def moved(self, row: Row[Any], committed: Row[Any], values: Mapping[str, Any]) -> None:
         """Move the companions' watermarks, too."""
         if committed.name != row.name:
-            # Its schema got another name meanwhile: who knows what was read.
+            # The table's schema was renamed meanwhile: the batch may have read another table.
             raise LockNotAcquired(
                 f"index {self.job.run.index}: {row.name} was renamed while a batch read it; the batch changed nothing"
             )
         self.carrier.advance(BATCH_DONE, BATCH_STOOD, values, committed.stamp)
 
     def done(self, claim: Claim, copied: Copied) -> None:
-        """What was learnt of the table's density, and of the companions."""
+        """Learn the table's density; clear the companions of suspicion."""
         self.reader.copied(claim.scan, copied.stretch, copied.rows)
         self.carrier.committed()
 
     def is_to_try_alone(self, error: BaseException) -> bool:
-        """Whatever went wrong with an operation that it copied for, too, is none of its own."""
+        """True if the batch had companions, one of which may be the cause of the error."""
         if isinstance(error, Fenced) or (isinstance(error, DBAPIError) and error.connection_invalidated):
             return False
         self._alone = self.carrier.blame()

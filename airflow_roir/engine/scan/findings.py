@@ -1,4 +1,4 @@
-"""What a dry run has found."""
+"""The result of a dry run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_roir.engine.source.source import Source
 
 
 class Survey(Protocol):
-    """The tables in the shards. table: their full name there; shard_column: the view's column that tells the shard."""
+    """The tables in the shards. table: their full name there; shard_column: the view's column with the shard."""
 
     @property
     def table(self) -> QualifiedName: ...
@@ -27,15 +27,15 @@ class Survey(Protocol):
 
     @property
     def listed(self) -> str:
-        """The table and the shards, for people."""
+        """The table and the shards, as messages name them."""
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """Everything that prepare would do, found out without changing anything.
+    """Everything that prepare would do; the dry run has changed nothing.
 
-    index_id: of the index that is rebuilt. survey: of the shards, where the index is apart from its table; the source
-    of one that is new isn't there yet then.
+    index_id: that of the index to rebuild. survey: the findings in the shards, for an index over shards; if that index
+    is new, the table that stands for its source doesn't exist yet.
     """
 
     index: QualifiedName
@@ -50,5 +50,5 @@ class DryRun:
     survey: Survey | None = None
 
 
-# Looks at what was found while the table is held, as its owner.
+# Looks at the findings while the table is locked, as its owner.
 Also = Callable[[Connection, DryRun], object]

@@ -1,7 +1,7 @@
-"""Several operations over one source with the same ranges: one scan does for all (docs/architecture.md#one-scan).
+"""Several operations over one source with the same ranges share one scan (docs/architecture.md#one-scan).
 
-An operation takes the cut of a build that is under way. From then on a worker of any of them copies a batch's rows into
-the others, too (`carrying.py`), and no two workers read the same range at the same time.
+A new operation takes the cut of a build that is under way. From then on a worker of either also copies a batch's rows
+for the other (`carrying.py`), and no two workers read the same range at the same time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from airflow_roir.engine.source.files import files_of
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import LabelsRenamed, RightMissing, SourceChanged
 
-# SQL: x shares the cut of o, is another one, and what is copied for the one may be copied for the other, now. Whoever
-# is slowed down by something else would pass this one's limits, and what is on hold gets nothing.
+# SQL: x is another operation with the cut of o, and rows that are copied for one may now be copied for the other. An
+# operation with other limits could exceed those of this one, and an operation on hold gets no rows.
 TOGETHER = f"""
 (x.scan_of = coalesce(o.scan_of, o.id) OR x.id = coalesce(o.scan_of, o.id)) AND x.id <> o.id
 AND x.status = 'running' AND x.phase = 'build'
@@ -33,17 +33,17 @@ AND abs(extract(epoch FROM clock_timestamp() - x.heartbeat_at)) < {sign_of_life.
 AND roir.slowed_by(x) = roir.slowed_by(o)
 AND x.throttle = o.throttle AND roir.granted(x) IS DISTINCT FROM 0
 """
-# r, of another operation, is the same piece as p and stands where p stands.
+# r, of another operation, is the same piece as p and has the same watermark.
 SAME_PLACE = """
 r.ordinal = p.ordinal AND NOT r.done
 AND (r.relation, r.lower, r.upper, r.filenode, r.watermark)
     IS NOT DISTINCT FROM (p.relation, p.lower, p.upper, p.filenode, p.watermark)
 """
-# A worker that has done nothing for this many seconds holds no other operation up.
+# A worker without progress for this many seconds doesn't hold up another operation.
 STUCK_S = 60
-# A worker of operation x holds range r, and works.
+# A worker of operation x holds range r and makes progress.
 HELD = f"r.claim_epoch = x.epoch AND abs(extract(epoch FROM clock_timestamp() - r.moved_at)) < {STUCK_S}"
-# Ranges that a worker of another operation copies for this one, too. Once it is past them they are free again.
+# Ranges that a worker of another operation also copies for this one. When its watermark is ahead, they are free again.
 COPIED_BY_OTHERS = f"""
 id = ANY (ARRAY(
     SELECT p.id FROM roir.operation o
@@ -70,9 +70,9 @@ RANGES = "SELECT ordinal, relation, lower, upper, filenode FROM roir.scan_range 
 
 @dataclass(frozen=True)
 class Cut:
-    """The cut of a build that is under way. of: the first operation that has it; name: the index of the one found.
+    """The cut of a build that is under way. of: the first operation with this cut; name: the index of that build.
 
-    pieces: with the ordinals that they have there.
+    pieces: with their ordinals in that build.
     """
 
     of: int
@@ -81,18 +81,18 @@ class Cut:
 
 
 def others(connection: Connection, operation_ids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """The indexes that are built by the same scan now, by operation; only of those that aren't alone."""
+    """The other indexes that the same scan builds now, by operation; without operations that scan alone."""
     found = execute(connection, SHARES, {"ids": list(operation_ids)})
     return {row.id: tuple(row.names) for row in found}
 
 
 def told(names: Sequence[str]) -> str:
-    """The same for people."""
+    """The phrase for messages: it shares the scan of these indexes."""
     return f"shares the scan of {', '.join(names)}"
 
 
 def scan_under_way(connection: Connection, source: Source) -> tuple[Scan, str] | None:
-    """How the oldest build of the source that is under way reads it, and the index that it builds."""
+    """The scan of the source's oldest build under way, and the index that it builds."""
     row = execute(connection, BUILDS, {"source": source.oid}).first()
     return None if row is None else (Scan(row.scan), str(operations.index_name(row)))
 
@@ -100,9 +100,8 @@ def scan_under_way(connection: Connection, source: Source) -> tuple[Scan, str] |
 def cut_under_way(connection: Connection, source: Source, scan: Scan, leaves: Sequence[int], least: int) -> Cut | None:
     """The cut that a new operation can take over. The caller holds the drain lock, so that nothing changes meanwhile.
 
-    What has come since that cut was made was captured by the other operation and won't be by the new one: it becomes
-    ranges of their own. None if there is no such build, or none that fits: its table was altered or rewritten since, or
-    it has fewer than the `least` ranges.
+    The other operation has captured rows that came since its cut; the new one hasn't. So these rows become additional
+    ranges. None if no build fits: its table was altered or rewritten since, or it has fewer than `least` ranges.
     """
     if scan is Scan.INDEX:
         return None
@@ -115,7 +114,7 @@ def cut_under_way(connection: Connection, source: Source, scan: Scan, leaves: Se
 
 
 def _stands(connection: Connection, source: Source, row: Row[Any]) -> bool:
-    """Whether the source is as it was when the build was prepared: bounds of another primary key cut nothing."""
+    """True if the source is as it was when the build was prepared: bounds of another primary key are of no use."""
     entry = physical.followed(connection, row.generation_id, Entry.from_json(row.entry))
     run = Run(row.id, row.epoch, str(operations.index_name(row)), row.owner or "")
     job = Job(run, row.index_id, row.generation_id, source, entry, dict(row.options), row.fingerprint, Scan(row.scan))

@@ -1,1 +1,1 @@
-"""The table that is indexed: its shape in the catalogs, its owner, its files, and what speaks against indexing it."""
+"""The source table: its shape in the catalogs, its owner, its files, and the reasons that refuse an index."""

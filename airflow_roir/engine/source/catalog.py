@@ -100,7 +100,7 @@ PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) OR
 def default_schemas(connection: Connection) -> list[str]:
     """The schemas in which the role's unqualified names are looked up, in order.
 
-    That is what a name means to psql: the role's own search_path, not the one that this session is pinned to.
+    As psql does: by the role's own search_path, not by the pinned one of this session.
     """
     savepoint = connection.begin_nested()
     try:
@@ -117,7 +117,7 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
 
 
 def found(connection: Connection, name: QualifiedName) -> tuple[int, QualifiedName]:
-    """A relation's oid and full name, whatever it is. Raises NotFound."""
+    """The oid and full name of a relation of any kind. Raises NotFound."""
     row = _find(connection, name)
     return row.oid, QualifiedName(row.nspname, row.relname)
 
@@ -135,8 +135,8 @@ def _find(connection: Connection, name: QualifiedName) -> Row[Any]:
 def read_source_by_oid(connection: Connection, oid: int, check: bool = True, only_look: bool = False) -> Source:
     """Read a source by its oid. Raises NotFound if it was dropped.
 
-    check: raise InvalidInput if it can't be indexed any more: by this role or, if that is to look only, by the one that
-        the control schema belongs to.
+    check: raise InvalidInput if the source can't be indexed any more, by this role; or, with only_look, by the owner of
+        the control schema.
     """
     row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
     if row is None:
@@ -147,7 +147,7 @@ def read_source_by_oid(connection: Connection, oid: int, check: bool = True, onl
 
 
 def look(connection: Connection, name: QualifiedName) -> tuple[Source | None, list[RoirError]]:
-    """As `read_source`, with all that speaks against it at once. None if it is no table."""
+    """As `read_source`, but returns all problems at once. The source is None if the relation is no table."""
     row = _find(connection, name)
     key = _primary_key(connection, row)
     full = QualifiedName(row.nspname, row.relname)
@@ -209,7 +209,7 @@ def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
 
 @dataclass(frozen=True)
 class SourceSize:
-    """bytes: heap size of all leaves; rows: the planner's estimate, or None if there is none."""
+    """The size of a source. bytes: of all leaves' heaps; rows: the planner's estimate, or None if there is none."""
 
     bytes: int
     rows: int | None
@@ -222,7 +222,7 @@ def size_of(connection: Connection, source: Source) -> SourceSize:
 
 
 def hold(connection: Connection, source: Source) -> None:
-    """Lock a source with its partitions in ACCESS SHARE mode: by its name the caller's statements find that very table.
+    """Lock a source with its partitions in ACCESS SHARE mode, so that its name keeps meaning that table.
 
     Raises LockNotAcquired if another table, or none, has the name by now.
     """
@@ -252,9 +252,9 @@ SELECT i.schema_name, i.name,
 
 
 def _dropped(connection: Connection, oid: int) -> NotFound:
-    """Names what to do with each of its indexes: one whose first build is unfinished goes by an abort.
+    """The error with the remedy for each index of a dropped source: an abort if its first build is unfinished.
 
-    A shard doesn't know them: the control schema is on another server.
+    In a shard it names no index: the control schema is on another server.
     """
     dropped = f"the source (oid {oid}) was dropped"
     if execute(connection, "SELECT to_regclass('roir.index') IS NULL").scalar_one():
@@ -273,9 +273,9 @@ def source_of_index(connection: Connection, index_id: int, check: bool = True) -
 
 
 def source_if_there(connection: Connection, index_id: int, check: bool = False) -> Source | None:
-    """The source of an index, None if it was dropped itself.
+    """The source of an index, None if the source was dropped.
 
-    check: raise InvalidInput if it can't be indexed any more; to drop an index that doesn't matter.
+    check: raise InvalidInput if the source can't be indexed any more, which doesn't matter for a drop of the index.
     """
     try:
         return source_of_index(connection, index_id, check)
@@ -298,16 +298,16 @@ def _max_bytes(typlen: int, base_name: str, typmod: int) -> int | None:
 
 
 def identity_columns(source: Source, definition: IndexDefinition) -> tuple[str, ...]:
-    """The columns `(key, pk)` that identify an entry, each once: the key's first."""
+    """The columns `(key, pk)` that identify an entry, each once, the key's first."""
     return (*definition.key, *(c for c in source.primary_key if c not in definition.key))
 
 
 def fingerprint(connection: Connection, source_oid: int, columns: list[str]) -> str:
-    """A digest of all of the source's shape that a build depends on, the capture triggers included."""
+    """A digest of the source's shape, as far as a build depends on it, with the capture triggers."""
     values = {"oid": source_oid, "columns": columns}
     return str(execute(connection, "SELECT roir.fingerprint(%(oid)s, %(columns)s)", values).scalar_one())
 
 
 def stamp(connection: Connection, source_oid: int) -> str:
-    """Differs whenever the server has written to what the fingerprint and the partitions' changes are read from."""
+    """A text that changes whenever the server has written to rows that the fingerprint and partition changes read."""
     return str(execute(connection, "SELECT roir.stamp(%(oid)s)", {"oid": source_oid}).scalar_one())

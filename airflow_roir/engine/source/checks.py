@@ -1,4 +1,4 @@
-"""Refuses, before anything is changed, what can't be built: by the server, the role, the source, the definition."""
+"""Refuses, before anything is changed, a build that the server, the role, the source or the definition rules out."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def check_server(connection: Connection) -> None:
 
 
 def untried_server(connection: Connection) -> str | None:
-    """What to say of a server that is newer than any that roir was tried with; None if it isn't."""
+    """A warning if the server is newer than any that roir was tested with; None if it isn't."""
     version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one()) // 10000
     return untried(version)
 
 
 def untried(version: int) -> str | None:
-    """As `untried_server`, by the server's major version."""
+    """As `untried_server`, given the server's major version."""
     if version <= NEWEST_TRIED:
         return None
     return (
@@ -44,7 +44,7 @@ def untried(version: int) -> str | None:
 
 
 def check_rights(connection: Connection) -> None:
-    """Raise InvalidInput if the role may not use the control schema. Without a control schema it says nothing."""
+    """Raise InvalidInput if the role may not use the control schema. Does nothing without a control schema."""
     row = execute(
         connection,
         "SELECT current_user::text AS role, bool_and(has_schema_privilege(oid, 'USAGE') "
@@ -67,10 +67,10 @@ SELECT c.relrowsecurity AS enabled, current_user AS role,
 
 
 def check_row_security(connection: Connection, source: Source, ignore: bool) -> None:
-    """Raise InvalidInput if row-level security would be undone by the index, or would hide rows from the build.
+    """Raise InvalidInput if the index would undo row-level security, or if that would hide rows from the build.
 
-    ignore: the user knows that the index's view shows what the policies hide. Not checked again after prepare but by
-    the fingerprint, which holds whether row-level security is enabled.
+    ignore: the user knows that the index's view shows rows that the policies hide. After prepare only the fingerprint
+    checks this: it includes whether row-level security is enabled.
     """
     row = execute(connection, ROW_SECURITY, {"oid": source.oid, "relations": list(source.relations)}).one()
     if row.enabled and not ignore:
@@ -90,9 +90,9 @@ MAY_LOCK = "SELECT current_user::text AS role, has_any_column_privilege(%(oid)s:
 
 
 def check_row_locks(connection: Connection, source: Source, unique: bool) -> None:
-    """Raise RightMissing if the capture couldn't lock rows by our view of the source. An owner can lack that right.
+    """Raise RightMissing if the capture couldn't lock rows through roir's view of the source.
 
-    It locks rows for a unique key, and for a primary key that is deferrable.
+    It locks rows for a unique key, and for a deferrable primary key. Even an owner can lack the right.
     """
     row = execute(connection, MAY_LOCK, {"oid": source.oid}).one() if unique or source.pk_deferrable else None
     if row is not None and not row.may:
@@ -113,9 +113,9 @@ SELECT t.oid::regclass::text AS table, a.attname AS name, format_type(a.atttypid
 
 
 def check_partition_key(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput if partitions go by the hash of a domain: roir couldn't tell an entry's partition.
+    """Raise InvalidInput if partitions go by the hash of a domain: roir couldn't find an entry's partition.
 
-    The server hashes values of the very type of the key, and an entry has them as the domain's base type.
+    The server hashes values of the domain, and an entry has them as the domain's base type.
     """
     row = execute(connection, HASHED_DOMAIN, {"oid": source.oid}).first() if source.partitioned else None
     if row is not None:
@@ -145,7 +145,7 @@ SELECT a.attname AS name, x.sql, x.recorded, x.actual, x.refresh
 
 
 def check_bounds(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput if reading the bounds of partitions would run somebody's code as us."""
+    """Raise InvalidInput if to read the bounds of partitions would run another role's code as our role."""
     try:
         execute(connection, "SELECT roir.check_source(%(source)s::oid)", {"source": source.oid})
     except DBAPIError as error:
@@ -155,10 +155,10 @@ def check_bounds(connection: Connection, source: Source) -> None:
 
 
 def check_collations(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput if a collation's library was exchanged under the primary key, whose index scans go by.
+    """Raise InvalidInput if the library of a collation in the primary key was exchanged.
 
-    Its order may be another one now, and then the index doesn't find all rows. Types that have a collation inside
-    (ranges, composites) aren't looked into.
+    Its order may be another one now; then the primary key's index, which scans use, doesn't find all rows. Types that
+    have a collation inside (ranges, composites) aren't checked.
     """
     row = execute(connection, COLLATIONS, {"oid": source.oid}).first()
     if row is not None:
@@ -170,7 +170,7 @@ def check_collations(connection: Connection, source: Source) -> None:
         )
 
 
-# Of a domain its base type, since entries have no domains; of an array that of its elements, which has the rights.
+# For a domain its base type, since entries have no domains; for an array its elements' type, which has the rights.
 TYPES_NOT_USABLE = """
 SELECT DISTINCT format_type(coalesce(e.oid, b.oid), NULL) AS type, current_user::text AS role
   FROM pg_attribute a
@@ -190,7 +190,7 @@ SELECT DISTINCT format_type(coalesce(e.oid, b.oid), NULL) AS type, current_user:
 
 
 def types_not_usable(connection: Connection, oid: int, definition: IndexDefinition) -> Sequence[Row[Any]]:
-    """The types of entries' columns that our role may not make tables of, each with our role's name."""
+    """The types of entries' columns that our role may not use in tables, each with our role's name."""
     columns = [*definition.key, *definition.include]
     return execute(connection, TYPES_NOT_USABLE, {"oid": oid, "columns": columns}).all()
 
@@ -210,7 +210,7 @@ def check_definition(connection: Connection, source: Source, definition: IndexDe
 
 
 def of_definition(connection: Connection, source: Source, definition: IndexDefinition) -> Iterator[Callable[[], None]]:
-    """What `check_definition` checks, one by one: each may be called whatever the others say."""
+    """The checks of `check_definition`; each can be called whether or not another one refused."""
     for name in (*definition.key, *definition.include):
         yield partial(_check_column, source, definition, name)
     for name in definition.include:

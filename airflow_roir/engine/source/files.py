@@ -1,4 +1,4 @@
-"""The files of relations, and how they are cut by blocks."""
+"""The files of relations, and their cut into stretches of blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SELECT c.oid::bigint AS relation, pg_relation_filenode(c.oid)::bigint AS filenod
 
 @dataclass(frozen=True)
 class File:
-    """A relation's file, as it is now. heap: it is stored as one."""
+    """A relation's present file. heap: true if it is a heap."""
 
     relation: int
     filenode: int
@@ -33,7 +33,7 @@ def files_of(connection: Connection, relations: Sequence[int]) -> list[File]:
 
 
 def cut(files: Iterable[File], step: int) -> Iterator[tuple[File, int, int]]:
-    """Stretches of `step` blocks: the first one, and the one after the last. At least one for each file."""
+    """Stretches of `step` blocks, as (file, first block, block after the last). At least one for each file."""
     for file in files:
         for first in range(0, max(file.blocks, 1), step):
             yield file, first, min(first + step, file.blocks)

@@ -1,9 +1,9 @@
-"""The one place that reads a source: its owner's code runs as the owner, whatever role we are.
+"""Sends all queries that read a source, so that code of its owner runs as the owner, whatever role roir connects as.
 
-To read a table is to run code of its owner: conditions and expressions of its indexes and its CHECKs (the planner
-evaluates what is constant in them), checks of domains, casts, views and rules behind a name. Where the owner may do all
-that we may, a statement is simply sent. Else it goes through a function that he owns, SECURITY DEFINER, whose body only
-we can write (docs/architecture.md, "Whose code runs as whom").
+To read a table may run code of its owner: conditions and expressions of its indexes and its CHECKs (the planner
+evaluates their constant parts), checks of domains, casts, views and rules behind a name. If the owner may do all that
+our role may, a query is sent directly. Otherwise it goes through a SECURITY DEFINER function that the owner owns, but
+whose body only roir can write (docs/architecture.md, "Whose code runs as whom").
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from airflow_roir.engine.schema import rights
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import RightMissing, SourceChanged
 
-# Whoever owns our schema is us, whoever else may create in it could put a function of his in our function's place. What
-# is sent plainly reads tables: should a view have taken the name, the server refuses it, where it knows that setting.
+# The owner of roir's schema counts as roir. Another role with CREATE on it could replace roir's function by its own. A
+# query that is sent directly must read tables: if a view has taken a name, a server that has this setting refuses it.
 RIGHTS = """
 SELECT s.*, CASE WHEN s.trusted AND current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL
                  THEN set_config('restrict_nonsystem_relation_kind', 'view', true) END AS barred
@@ -39,19 +39,19 @@ TYPES = """
 SELECT string_agg(quote_ident(attname) || ' ' || format_type(atttypid, -1), ', ' ORDER BY attnum)
   FROM pg_attribute WHERE attrelid = to_regclass(%(relation)s) AND attnum > 0 AND NOT attisdropped
 """
-# Domains are the only types whose input runs code that isn't a superuser's.
+# Domains are the only types whose input runs code of a role that isn't a superuser.
 CHECKED = """
 SELECT EXISTS (SELECT FROM pg_attribute a CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid)
                  JOIN pg_type t ON t.oid = x.oid JOIN pg_roles o ON o.oid = t.typowner
                 WHERE a.attrelid = %(oid)s AND a.attname = ANY (%(names)s) AND NOT a.attisdropped
                   AND t.typtype = 'd' AND NOT o.rolsuper)
 """
-# To hand something over twice at once is an error of the server: both change the schema's row.
+# Two sessions that hand over objects at once would fail: both change the schema's row in the catalog.
 ONE_BY_ONE = "SELECT pg_advisory_xact_lock(hashtext('roir'), hashtext('owner'))"
 
 
 def function_name(source_oid: int) -> str:
-    """The function that reads a source as its owner."""
+    """The name of the function that reads a source as its owner."""
     return f"{DATA_SCHEMA}.read_{source_oid}"
 
 
@@ -63,11 +63,11 @@ def rows(
     values: Mapping[str, Any] | None = None,
     reads: Sequence[str] | None = None,
 ) -> CursorResult[Any]:
-    """Send a query that reads a source. columns: what it returns, as a column definition list, of built-in types.
+    """Send a query that reads a source. columns: its result, as a column definition list of built-in types.
 
-    reads: names of the tables of his in the query, by default the source's. They are locked already. Locks that
-    the query takes are gone afterwards where the owner isn't trusted. Raises RightMissing if our role can't become
-    the owner.
+    reads: names of the owner's tables in the query, by default the source's. They are locked already. If the owner
+    isn't trusted, locks that the query takes are gone afterwards. Raises RightMissing if our role can't become the
+    owner.
     """
     if is_trusted(connection, source, reads):
         return execute(connection, query, values)
@@ -83,7 +83,7 @@ def relation(
     values: Mapping[str, Any] | None = None,
     reads: Sequence[str] | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """As `rows`, to be used in FROM of a statement of ours, which gets the rows as values and runs nothing of his.
+    """As `rows`, as an item for FROM of roir's own statement, which gets values and runs no code of the owner.
 
     Returns the item, with the alias `r`, and the values to bind.
     """
@@ -93,27 +93,27 @@ def relation(
 
 
 def is_trusted(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> bool:
-    """True if the source's owner may do what we may, or is ourselves. Raises RightMissing if there are several.
+    """True if the source's owner is our role, or may do all that our role may. Raises RightMissing for several owners.
 
-    reads: names of the tables that are to be read, by default the source's. An owner changes under an ACCESS EXCLUSIVE
-    lock only: what is locked before keeps the answer to the transaction's end.
+    reads: names of the tables to read, by default the source's. An owner changes only under an ACCESS EXCLUSIVE lock:
+    if the tables were locked before, the answer holds to the transaction's end.
     """
     return bool(_standing(connection, source, reads)[1].trusted)
 
 
 def of_now(connection: Connection, source: Source) -> Source:
-    """The source under its owner of now. Who holds a lock on it keeps that owner to the transaction's end."""
+    """The source with its present owner. A lock on the source keeps that owner to the transaction's end."""
     query = "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = %(oid)s"
     return replace(source, owner=execute(connection, query, {"oid": source.oid}).scalar() or source.owner)
 
 
 def row_type(connection: Connection, table: str) -> str:
-    """The columns of one of our tables, as a column definition list; without modifiers, which queries may lack."""
+    """The columns of one of roir's tables, as a column definition list; without modifiers, which queries may lack."""
     return str(execute(connection, TYPES, {"relation": table}).scalar_one())
 
 
 def runs_checks(connection: Connection, source: Source, names: Sequence[str]) -> bool:
-    """True if to read values of these columns back from text runs a domain's checks: somebody's code, as us."""
+    """True if to read values of these columns from text runs a domain's checks: another role's code, as our role."""
     if not names or is_trusted(connection, source):
         return False
     return bool(execute(connection, CHECKED, {"oid": source.oid, "names": list(names)}).scalar_one())
@@ -121,7 +121,7 @@ def runs_checks(connection: Connection, source: Source, names: Sequence[str]) ->
 
 @contextmanager
 def for_a_while(connection: Connection, source: Source) -> Iterator[None]:
-    """What is needed to read a source isn't there any more afterwards, unless it was before. One transaction."""
+    """Drops the function that reads the source after the block, unless it existed before. One transaction."""
     function = f"{function_name(source.oid)}(text)"
     made = execute(connection, "SELECT to_regprocedure(%(f)s)", {"f": function}).scalar() is not None
     yield
@@ -130,7 +130,7 @@ def for_a_while(connection: Connection, source: Source) -> Iterator[None]:
 
 
 def install(connection: Connection, source: Source) -> None:
-    """Make the function that reads the source as its owner, where that is needed."""
+    """Make the function that reads the source as its owner, if the owner isn't trusted and it doesn't exist."""
     source, standing = _standing(connection, source)
     if standing.trusted or standing.made:
         return
@@ -145,17 +145,17 @@ def install(connection: Connection, source: Source) -> None:
         source, standing = _standing(connection, source)
         if standing.made:
             return
-        # Not replaced: what stays his could be altered by him but for its body.
+        # Dropped, not replaced: CREATE OR REPLACE keeps its owner, who may alter all but the body.
         execute(connection, f"DROP FUNCTION IF EXISTS {name}(text)")
         execute(connection, render(source))
         rights.take_back(connection, functions=[f"{name}(text)"])
         hand_over(connection, source, f"{name}(text)")
-        # He reads our tables with it, too: REASSIGN OWNED gives him our functions, not their owner's rights.
+        # The owner's function also reads roir's tables, and needs the rights: REASSIGN OWNED doesn't bring them.
         execute(connection, "SELECT roir.give_to_owner(%(source)s::oid)", {"source": source.oid})
 
 
 def render(source: Source) -> str:
-    """The function, pure text."""
+    """The statement that creates the function. Depends on nothing but its argument."""
     tag = "$roir$"
     while tag in source.owner:
         tag = f"{tag[:-1]}_$"
@@ -166,7 +166,7 @@ def render(source: Source) -> str:
 
 
 def _body(source: Source) -> str:
-    """Whatever its owner alters of the function, this is only run as he, and no other role can be set in it."""
+    """The function's body. However the owner alters the function, the body runs as that owner and can set no role."""
     literal = source.owner.replace("'", "''")
     return f"""
 DECLARE
@@ -196,7 +196,7 @@ END
 
 
 def hand_over(connection: Connection, source: Source, function: str) -> None:
-    """Make the source's owner the owner of one of our functions. function: with its arguments' types.
+    """Make the source's owner the owner of one of roir's functions. function: with its arguments' types.
 
     Raises RightMissing if our role may not.
     """
@@ -204,7 +204,7 @@ def hand_over(connection: Connection, source: Source, function: str) -> None:
     if row.owned:
         return
     owner = quote(source.owner)
-    # An owner needs to be one who may create there, for as long as it takes to become one.
+    # To become the owner of a function, a role needs CREATE on its schema at that moment.
     before = f"GRANT CREATE ON SCHEMA {DATA_SCHEMA} TO {owner}"
     after = f"REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {owner}"
     try:
@@ -234,7 +234,7 @@ def _item(
 
 
 def _standing(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> tuple[Source, Row[Any]]:
-    """How the owner of the source stands; the source under that owner, who may have got it since it was read."""
+    """The rights of the source's owner; and the source with that owner, which may have changed since it was read."""
     values = {
         "source": source.oid,
         "others": list(source.relations) if reads is None else [],

@@ -1,4 +1,4 @@
-"""What speaks against a relation as the source of an index: its kind, its owner, its primary key."""
+"""The reasons why a relation can't be the source of an index: its kind, its owner, its primary key."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterator
     if kind not in ("r", "p"):
         what = KINDS.get(kind, "no table")
         yield InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
-    # Of our own tables the faces alone are sources.
+    # Only those of roir's own tables that stand for tables in shards can be sources.
     ours = name.schema == "roir_data" and not name.name.startswith("shape_")
     if (
         ours

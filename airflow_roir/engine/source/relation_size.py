@@ -1,4 +1,4 @@
-"""How much room tables take on disk. Never waits for a lock: who looks must not stand behind who holds up a build."""
+"""The sizes of tables on disk. Waits for no lock: a status must not queue behind a session that holds up a build."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import execute, sqlstate
 
-# A session that came for such a lock after we had looked: rather an estimate than a status that hangs.
+# The wait if another session takes such a lock after the check: then an estimate is better than a status that hangs.
 PATIENCE_MS = 100
 LOCK_TIMEOUT = "55P03"
 
-# A size is read under an ACCESS SHARE lock on the table, its indexes and its TOAST table: also who only waits for an
-# ACCESS EXCLUSIVE one is in the way of that.
+# A size is read under an ACCESS SHARE lock on the table, its indexes and its TOAST table. Even a session that only
+# waits for an ACCESS EXCLUSIVE lock blocks it.
 LOCKED = """
 WITH locked AS (
     SELECT relation FROM pg_locks
@@ -25,7 +25,7 @@ SELECT relation::bigint FROM locked
  UNION SELECT i.indrelid::bigint FROM pg_index i JOIN locked ON locked.relation = i.indexrelid
  UNION SELECT c.oid::bigint FROM pg_class c JOIN locked ON locked.relation = c.reltoastrelid
 """
-# Null where it was dropped meanwhile.
+# NULL if the table was dropped meanwhile.
 MEASURED = """
 SELECT oid::bigint, coalesce(pg_relation_size(oid), 0) AS heap, coalesce(pg_table_size(oid), 0) AS own,
        coalesce(pg_total_relation_size(oid), 0) AS total,
@@ -48,7 +48,7 @@ SELECT c.oid::bigint, c.relpages * b.size AS heap, (c.relpages + coalesce(t.relp
 
 @dataclass(frozen=True)
 class RelationSize:
-    """Bytes. heap: the rows alone; own: with TOAST and maps; total: with all indexes; trees: these, without maps."""
+    """Sizes in bytes. heap: only the rows; own: with TOAST and maps; total: with all indexes; trees: only these."""
 
     heap: int
     own: int
@@ -57,9 +57,10 @@ class RelationSize:
 
 
 def relation_sizes(connection: Connection, oids: Iterable[int]) -> dict[int, RelationSize]:
-    """The sizes of ordinary tables by oid, in the caller's transaction; what is no such table is left out.
+    """The sizes of ordinary tables by oid, in the caller's transaction; other relations are left out.
 
-    Of a table that somebody holds, or wants, for itself alone, the size is the one of its last VACUUM or ANALYZE.
+    If another session holds a table's ACCESS EXCLUSIVE lock, or waits for it, the size is that of the last VACUUM or
+    ANALYZE.
     """
     wanted = set(oids)
     if not wanted:
@@ -75,7 +76,7 @@ def relation_sizes(connection: Connection, oids: Iterable[int]) -> dict[int, Rel
 
 
 def held(connection: Connection, oids: Iterable[int]) -> set[int]:
-    """Which of these tables somebody else holds, or wants, for itself alone."""
+    """Those of the tables whose ACCESS EXCLUSIVE lock another session holds, or waits for."""
     return set(oids) & set(execute(connection, LOCKED).scalars())
 
 
@@ -85,7 +86,7 @@ def _measured(connection: Connection, oids: set[int]) -> dict[int, RelationSize]
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
         return _read(connection, MEASURED, oids)
     finally:
-        # With it ends the time-out, and every lock that was taken to measure.
+        # This ends the time-out, and releases the locks that were taken to measure.
         savepoint.rollback()
 
 

@@ -1,15 +1,15 @@
-"""Logical replication beside an index: what stops it, of the source or of the index's own tables.
+"""Finds logical replication that an index would stop: publications of its own tables, subscriptions to its source.
 
-Publications of all tables, or of our schemas, have the index's own tables, too. Writes still work, since our tables
-have a replica identity. But a PostgreSQL subscriber to them stops at the first change of a table that it doesn't
-have, and replicates nothing more.
+Publications of all tables, or of roir's schemas, include the index's own tables. Writes still work, since these tables
+have a replica identity. But a PostgreSQL subscriber stops at the first change of a table that it doesn't have, and
+replicates nothing more.
 
 Subscriptions stop for good if their partitioned table has a row trigger, as an index's source does. One trigger on
-one of its partitions is enough, which then is the index's source. PostgreSQL's workers leak a reference to the
+one of its partitions is enough, if that partition is the index's source. PostgreSQL's workers leak a reference to the
 partition for each row that they apply through a partitioned table with a row trigger that fires for them, and warn of
 each at the commit. A parallel worker (`streaming = parallel`, the default from 18 on) sends these warnings to a
-leader that waits for its lock: both wait for ever, and no deadlock is seen. Seen with any such trigger on 18.4; a
-table without partitions, or a leaf that is replicated by its own name, has none of it.
+leader that waits for its lock: both wait for ever, and the server sees no deadlock. Observed with any such trigger on
+18.4; a table without partitions, or a leaf that is replicated by its own name, isn't affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput
 
-# One that publishes no kind of change sends nothing.
+# A publication that publishes no kind of change sends nothing.
 PUBLICATIONS = """
 SELECT p.pubname AS name, p.puballtables AS everything,
        (SELECT string_agg(n.nspname, ', ' ORDER BY n.nspname) FROM pg_publication_namespace s
@@ -35,7 +35,7 @@ SELECT p.pubname AS name, p.puballtables AS everything,
                                    WHERE s.pnpubid = p.oid AND n.nspname = ANY (%(ours)s)))
  ORDER BY p.pubname
 """
-# Before 16 it is a truth value.
+# Before 16, substream is a boolean.
 SUBSCRIPTIONS = """
 SELECT s.subname AS name, min(r.srrelid::regclass::text) AS relation
   FROM pg_subscription s
@@ -51,7 +51,7 @@ OURS = (DATA_SCHEMA, SCHEMA)
 
 
 def in_publications(connection: Connection, ours: Sequence[str] = OURS) -> list[str]:
-    """Each such publication in a line: its name, why our tables are in it, and what to do. ours: our schemas there."""
+    """A line for each such publication: its name, why roir's tables are in it, the remedy. ours: roir's schemas."""
     lines = []
     for row in execute(connection, PUBLICATIONS, {"ours": list(ours)}):
         name = quote(row.name)
@@ -75,8 +75,8 @@ def in_publications(connection: Connection, ours: Sequence[str] = OURS) -> list[
 def check_publications(connection: Connection, ignore: bool, ours: Sequence[str] = OURS) -> None:
     """Raise InvalidInput if the tables of a new generation would be published.
 
-    ignore: the user knows that the subscribers can take it. Only prepare checks this; `roir status` warns of a later
-    one.
+    ignore: the user knows that the subscribers can bear it. Only prepare checks this; `roir status` warns of a later
+    publication.
     """
     if not ignore and (lines := in_publications(connection, ours)):
         raise InvalidInput(
@@ -86,7 +86,7 @@ def check_publications(connection: Connection, ignore: bool, ours: Sequence[str]
 
 
 def in_subscriptions(connection: Connection, source: Source) -> list[str]:
-    """Each such subscription in a line, with the remedy."""
+    """A line for each such subscription, with the remedy."""
     return [
         f"subscription {quote(row.name)} replicates into the partitioned table {row.relation} by parallel workers, "
         "which hang for good at a large transaction if the table has row triggers, and an index needs them. Use "
@@ -96,6 +96,6 @@ def in_subscriptions(connection: Connection, source: Source) -> list[str]:
 
 
 def check_subscriptions(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput if a build would stop the replication. `roir status` warns of a later one."""
+    """Raise InvalidInput if a build would stop a subscription. `roir status` warns of a later subscription."""
     if lines := in_subscriptions(connection, source):
         raise InvalidInput(". ".join(lines))

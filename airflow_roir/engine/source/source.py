@@ -1,4 +1,4 @@
-"""What is known of a source: its name, columns, primary key and partitions."""
+"""The description of a source: its name, columns, primary key and partitions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from airflow_roir.definition import QualifiedName, quote
 class Column:
     """A column of the source, as far as an entry needs it.
 
-    type: what the entry stores, in full: a domain's base type with its modifier. cast: the same without the
-    modifier, to read a value back from text. collation_version: the library's, as it is now, if it tells one.
-    max_bytes: None if the type sets no bound.
+    type: the type in the entry: a domain's base type, with its modifier. cast: the same without the modifier, to read a
+    value back from text. collation_version: the library's present version, if it has one. max_bytes: None if the type
+    sets no bound.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Column:
 
     @property
     def comparand(self) -> str:
-        """The type to compare it as. With its collation, since a literal of type `name` brings one of its own."""
+        """The type to compare the column as; with its collation, since a literal of type `name` has one of its own."""
         return self.cast if self.collation is None else f"{self.cast} COLLATE {self.collation}"
 
     def text(self, alias: str | None = None) -> str:
@@ -39,7 +39,7 @@ class Column:
         # regclass and its kin print names, which a rename changes; their order is that of the oid anyway.
         if self.oid_alias:
             return f"{name}::oid::text"
-        # Somebody may have made a cast to text that loses something; this is what the type's input reads.
+        # A user may have created a cast to text that loses information; concat gives text that the type's input reads.
         return f"concat({name})" if "." in self.cast else f"{name}::text"
 
 
@@ -47,7 +47,7 @@ class Column:
 class Source:
     """The table that is indexed.
 
-    Reading it waits for no lock, not even an ACCESS EXCLUSIVE one: a worker that starts must not hang.
+    It is read without waiting for any lock, even an ACCESS EXCLUSIVE one: a worker that starts must not hang.
     """
 
     oid: int
@@ -59,7 +59,7 @@ class Source:
     pk_deferrable: bool
     # Schemas, besides pg_catalog, of the operators that order the primary key: a scan's search_path needs them.
     operator_schemas: tuple[str, ...]
-    # The source itself and all its partitions, by oid; those of them that hold rows.
+    # The oids of the source itself and all its partitions; of them, those that have rows.
     relations: tuple[int, ...]
     leaves: tuple[int, ...]
 

@@ -1,1 +1,1 @@
-"""Rows that share a key of a unique index: found, told, listed."""
+"""Rows that share a key of a unique index: finds, reports and lists them."""

@@ -1,4 +1,4 @@
-"""A census: which rows share a key of a unique index that isn't kept. It is built, looked over, and aborted."""
+"""A census: lists the rows that share a key. It builds a unique index, looks for duplicates, and aborts the build."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from airflow_roir.quantity import shared
 
 
 def conclude(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Look over all that was built and written since, record the outcome, and give up what was built.
+    """Look for duplicates among all entries, record the outcome, and begin to abort the build.
 
-    The outcome is one snapshot's, committed together with the abort's first half: whoever is killed before it looks
-    again, and after it an abort, or a clean-up, removes the rest. Raises Fenced, OperationPaused, IllegalTransition (it
-    has ended).
+    The outcome is that of one snapshot, committed together with the abort's first half. If the process is killed before
+    that commit, the next run looks again; after it, an abort or a clean-up removes the tables. Raises Fenced,
+    OperationPaused, IllegalTransition (the operation has ended).
     """
 
     def look() -> None:
@@ -38,7 +38,7 @@ def conclude(database: Database, run: Run, report: Callable[[str], None] = lambd
     def end() -> None:
         with database.transaction() as connection:
             row = read_running(connection, run)
-            # What was written since. From the next statement on the operation is locked, and its heart can't beat.
+            # Looks at rows written since. The next statements lock the operation's row, also against heartbeats.
             duplicates.look(connection, load_job(connection, run))
             said = shared(*duplicates.groups(connection, run.operation_id))
             newest = execute(connection, "SELECT (roir.latest_operation(%(index)s)).id", {"index": run.index})

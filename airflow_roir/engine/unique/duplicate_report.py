@@ -1,4 +1,4 @@
-"""Which rows share a key of a unique index: what `engine.unique.duplicates` has recorded, for people and programs."""
+"""Shows the rows that share a key of a unique index, as `engine.unique.duplicates` has recorded them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from airflow_roir.quantity import counted
 
 # How many groups a task's log, its XCom and an error list.
 FIRST = 20
-# Of a value that a log or a table shows.
+# The most characters of a value that a log or a table shows.
 LONGEST = 200
 LINE = 2_000
-# Groups whose numbers, and rows that are read at a time: one row in two may have the same key.
+# How many groups' ids, and how many rows, are read at a time: half of a table's rows may share one key.
 PAGE = 100_000
 ROWS = 5_000
 
@@ -39,9 +39,9 @@ SELECT o.id, o.status, o.phase, coalesce((o.options ->> 'census')::boolean, fals
   LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE o.id = %(operation)s
 """
-# A verification may have come since.
+# Without verifications, which may be newer.
 NEWEST = "SELECT max(id) FROM roir.operation WHERE index_id = %(index)s AND kind IN ('create', 'rebuild')"
-# In the order in which they were found; a group has the number of its first row.
+# In the order in which they were found; a group has the id of its first row.
 GROUPS = """
 SELECT min(d.id) AS id, d.key_hash, count(*) AS size FROM roir.duplicate d
  WHERE d.operation_id = %(operation)s AND (%(healed)s OR d.healed_at IS NULL)
@@ -60,7 +60,7 @@ SELECT m.* FROM unnest(%(hashes)s) AS g (key_hash), LATERAL (
 
 @dataclass(frozen=True)
 class Member:
-    """A row that shares its key, by its primary key's texts. partition: None if it was not looked up, or has gone."""
+    """A row that shares its key, by its primary key's texts. partition: None if it was not looked up, or not found."""
 
     key: tuple[str | None, ...]
     primary_key: tuple[str | None, ...]
@@ -72,7 +72,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one key. id: what comes after it was found later. count: of its rows; `rows` may be some of them."""
+    """Rows that share one key. id: higher for groups found later. count: of all its rows; `rows` may be only some."""
 
     id: int
     key: tuple[str | None, ...]
@@ -82,10 +82,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What is known of one operation. key, primary_key: names of columns. groups, rows: that aren't healed.
+    """The duplicates of one operation. key, primary_key: names of columns. groups, rows: counts of those not healed.
 
-    source: None if the table was dropped; its primary key has no names then. apart: the rows are in shards, which
-    their primary key and `partition` name.
+    source: None if the table was dropped; then the columns of its primary key have no names. apart: the rows are in
+    shards, which their primary key and `partition` name.
     """
 
     index: str
@@ -130,12 +130,12 @@ class Duplicates:
         return dict(zip(self.names(member), member.primary_key, strict=True))
 
     def names(self, member: Member) -> Sequence[str]:
-        """Of the columns of a row's primary key; numbers where the table has another one since, or is gone."""
+        """The names of a row's primary key columns; numbers if the table has another primary key since, or is gone."""
         fits = len(self.primary_key) == len(member.primary_key)
         return self.primary_key if fits else [str(n) for n in range(1, len(member.primary_key) + 1)]
 
     def summary(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """All in all, and the first groups, for JSON."""
+        """The totals and the first groups, for JSON."""
         return {
             "index": self.index,
             "operation_id": self.operation_id,
@@ -146,17 +146,17 @@ class Duplicates:
 
 
 def named(names: Sequence[str], values: Sequence[str | None]) -> str:
-    """`(email, day)=(a@b, 1)`, as PostgreSQL's own messages have it; long values are cut."""
+    """Names and values as in PostgreSQL's own messages, `(email, day)=(a@b, 1)`; long values are cut."""
     return f"({', '.join(names)})=({listing(values)})"
 
 
 def listing(values: Sequence[str | None]) -> str:
-    """Values for people, with commas."""
+    """Values for users, with commas."""
     return ", ".join(map(shown, values))
 
 
 def shown(value: str | None) -> str:
-    """A value for people: what could be mistaken for another one is quoted."""
+    """A value for users, quoted if it could be mistaken for another one."""
     if value is None:
         return "NULL"
     cut = value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
@@ -164,7 +164,7 @@ def shown(value: str | None) -> str:
 
 
 def of_index(connection: Connection, index: str) -> Duplicates:
-    """What is known of an index of that name: by its newest build, or by the newest census, whose index is gone.
+    """The duplicates of the index with that name: of its newest build; or of the newest census, whose index is gone.
 
     Raises NotFound, InvalidInput (not unique), SchemaVersionMismatch.
     """
@@ -188,7 +188,7 @@ def of_index(connection: Connection, index: str) -> Duplicates:
 
 
 def read(connection: Connection, operation_id: int) -> Duplicates:
-    """What is known of an operation. Raises NotFound."""
+    """The duplicates of an operation. Raises NotFound."""
     row: Row[Any] | None = execute(connection, OPERATION, {"operation": operation_id}).first()
     if row is None:
         raise NotFound(f"there is no operation {operation_id}")
@@ -220,10 +220,10 @@ def groups(
     healed: bool = False,
     rows_each: int | None = None,
 ) -> Iterator[Group]:
-    """The groups, in the order in which they were found. A large one comes in pieces, one after the other, of one id.
+    """The groups, in the order in which they were found. A large group comes in several pieces with the same id.
 
-    after: the id of the last group that is known. healed: those that are healed, too. rows_each: the most rows of each,
-    at most 5,000, of which there are no further pieces.
+    after: the id of the last group that the caller has. healed: also those that are healed. rows_each: the most rows of
+    each group, at most 5,000; then each group is one piece.
     """
     left = limit
     while left is None or left > 0:
@@ -239,7 +239,7 @@ def groups(
 
 
 def _together(found: Sequence[Row[Any]], most: int) -> Iterator[list[Row[Any]]]:
-    """Groups of which not more than 5,000 rows are read at a time, if not of a single one."""
+    """The groups, in lists to be read at once: of at most 5,000 rows, or of one larger group."""
     some: list[Row[Any]] = []
     rows = 0
     for group in found:
@@ -275,7 +275,7 @@ def _member(row: Row[Any]) -> Member:
 
 
 def page(database: Database, operation_id: int, after: int, most: int = 50) -> dict[str, Any]:
-    """Some groups, healed ones too, as short texts. `last`: there are no more. Raises NotFound."""
+    """Some groups, also healed ones, as short texts. `last`: there are no more. Raises NotFound."""
     with database.transaction() as connection:
         of = read(connection, operation_id)
         listed = list(groups(connection, of, after, most + 1, healed=True, rows_each=FIRST))
@@ -302,14 +302,14 @@ def page(database: Database, operation_id: int, after: int, most: int = 50) -> d
 
 
 def first(database: Database, operation_id: int) -> tuple[Duplicates, list[Group]]:
-    """What is known of an operation, and its first groups with their first rows. Raises NotFound."""
+    """The duplicates of an operation, and its first groups with their first rows. Raises NotFound."""
     with database.transaction() as connection:
         found = read(connection, operation_id)
         return found, list(groups(connection, found, limit=FIRST, rows_each=FIRST))
 
 
 def first_lines(database: Database, operation_id: int) -> list[str]:
-    """The first groups in a line each, and how many there are."""
+    """A line for each of the first groups, and one for how many more there are."""
     found, listed = first(database, operation_id)
     lines = [found.line(group) for group in listed]
     if found.groups > len(listed):

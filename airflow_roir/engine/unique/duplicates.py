@@ -1,4 +1,4 @@
-"""Rows that share a key of a unique index that is being built: found, written down, and seen to be healed.
+"""Finds and records rows that share a key of a unique index under construction, and notes which are healed.
 
 A duplicate is a group of *live* entries of one key in one snapshot: those of the base that the delta doesn't touch, and
 the delta's regular ones. Nothing else is evidence (docs/architecture.md#uniqueness).
@@ -28,7 +28,7 @@ from airflow_roir.engine.unique import shared_keys
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 from airflow_roir.quantity import shared
 
-# How many rows' partitions one look finds out.
+# For how many rows one call of `locate` finds the partitions.
 LOCATED = 10_000
 WITH_MEMBERS = "WITH member AS MATERIALIZED ({members})"
 WRITTEN = """
@@ -38,23 +38,23 @@ SELECT %(operation)s, m.shared_key, m.key, m.primary_key, o.phase FROM member m,
     ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL
     DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
 """
-# What was found before and isn't among these members is healed; a group of one is none.
+# A recorded row that isn't among these members is healed. Members come in groups of two or more.
 HEALED = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp()
  WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
 WRITE = WITH_MEMBERS + WRITTEN
-# Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
+# A known group may have other members by now, or the same again: a row may have come after its segment was sealed.
 RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED}"
 UNHEALED = """
 SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
-# Transactions before this one have ended, and this statement sees what they wrote.
+# All transactions before this one have ended, and this statement sees their writes.
 SEEN = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
 LOOKED = "UPDATE roir.generation SET looked_xid = %(xid)s WHERE id = %(generation)s"
-# The mark of the last look, as what a row's xmin is compared with; null where it tells nothing (any more).
+# The mark of the last look, to compare a row's xmin with; NULL if there is none, or it is too old.
 MARK = """
 SELECT CASE WHEN g.looked_xid::xid8 <= pg_snapshot_xmax(pg_current_snapshot())
              AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - g.looked_xid::numeric < 1000000000
@@ -76,16 +76,16 @@ def look_and_refuse(database: Database, job: Job) -> None:
 
 
 def gather_statistics(database: Database) -> None:
-    """Let the planner know how many duplicates are recorded: 20,000 took minutes to be looked at again, now seconds."""
+    """Tell the planner how many duplicates are recorded: without this, a second look at 20,000 takes minutes."""
     with suppress(DBAPIError), database.transaction() as connection:
         execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
         execute(connection, "ANALYZE roir.duplicate")
 
 
 def look(connection: Connection, job: Job) -> int:
-    """Look at what was written since the last look, and again at the groups that are known.
+    """Look at rows that were written since the last look, and again at the known groups.
 
-    Under the drain lock, 0 says that no two live entries share a key. Returns how many groups there are.
+    Returns how many groups there are. Under the drain lock, 0 says that no two live entries share a key.
     """
     if not job.entry.enforced:
         return 0
@@ -96,7 +96,7 @@ def look(connection: Connection, job: Job) -> int:
     delta = physical.delta(job.generation_id)
     since = "true" if mark is None else f"age(d.xmin) <= age('{int(mark)}'::xid)"
     _scan_once(connection, job)
-    # A condition per pattern of NULLs, since only that can use an index.
+    # A condition per pattern of NULLs: only such a condition can use an index.
     pattern_of, key = shared_keys.pattern_of(job.entry), shared_keys.key_of(job.entry, "d.")
     written = f"FROM {delta} d WHERE d.{shared_keys.REGULAR} AND {since}"
     patterns = execute(connection, f"SELECT DISTINCT {pattern_of} {written}").scalars().all()
@@ -106,7 +106,7 @@ def look(connection: Connection, job: Job) -> int:
         candidates = f"SELECT DISTINCT {key} {written} AND {pattern_of} = '{pattern}'"
         execute(connection, WRITE.format(members=shared_keys.members_of(job, candidates, pattern, shown)), values)
     _heal(connection, job, values, shown)
-    # What is hidden may be shown again without being written: it must be looked at then.
+    # Hidden entries may be shown again without a write: the next look must see them, so the mark stays.
     if shown is None:
         execute(connection, LOOKED, {"xid": seen, **values})
     return groups(connection, job.run.operation_id)[0]
@@ -115,7 +115,7 @@ def look(connection: Connection, job: Job) -> int:
 def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
     """Write down the groups among a segment's entries.
 
-    It tells of none that it is healed: the other row may be in the delta by now, older than the mark of the last look.
+    Marks no group as healed: its other row may be in the delta by now, older than the mark of the last look.
     """
     members = shared_keys.in_segment(job, ordinal, visibility.shown(connection, job.source, job.generation_id))
     execute(connection, WRITE.format(members=members), {"operation": job.run.operation_id})
@@ -130,22 +130,22 @@ def record_hashes(
     blocks: Sequence[int],
     span: int,
 ) -> int:
-    """Write down the groups among a segment's entries whose keys have one of these hashes; how many rows are new.
+    """Write down the groups among a segment's entries whose keys have one of these hashes.
 
-    key_hash: SQL by an entry `x`. The segment has no index yet, so it is looked where they are: from each of the blocks
-    on, over `span` of them.
+    Returns how many rows are new. key_hash: SQL for the hash of an entry `x`. The segment has no index yet, so only
+    some blocks are read: `span` blocks from each of `blocks` on.
     """
     members = shared_keys.by_hash(job, ordinal, key_hash, visibility.shown(connection, job.source, job.generation_id))
     values = {"operation": job.run.operation_id, "hashes": list(hashes), "most": LOCATED}
     values |= {"blocks": list(blocks), "span": span}
-    # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
+    # Read the delta's rows of a key by its index, though the planner lacks statistics of these tables.
     execute(connection, "SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashjoin = off")
     execute(connection, "SET LOCAL enable_nestloop = on; SET LOCAL enable_tidscan = on")
     return execute(connection, WRITE.format(members=members), values).rowcount
 
 
 def heal_known(connection: Connection, job: Job) -> int:
-    """See which of the groups that are known are healed, while segments have no index: scans them. How many aren't."""
+    """Note which known groups are healed, by a scan of segments that have no index yet. Returns how many aren't."""
     shown = visibility.shown(connection, job.source, job.generation_id)
     _scan_once(connection, job)
     _heal(connection, job, {"operation": job.run.operation_id}, shown)
@@ -153,8 +153,8 @@ def heal_known(connection: Connection, job: Job) -> int:
 
 
 def refuse(database: Database, job: Job) -> None:
-    """Raise DuplicatesFound with how many there are, where their rows were looked up; nothing if all are healed."""
-    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
+    """Raise DuplicatesFound with the number of keys and rows, unless all are healed. Locates the rows first."""
+    # If the table is locked, or was renamed just now, the keys alone are reported.
     with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
         locate(connection, job.source, job.run.operation_id)
     with database.transaction() as connection:
@@ -168,7 +168,7 @@ def refuse(database: Database, job: Job) -> None:
 
 
 def locate(connection: Connection, source: Source, operation_id: int) -> None:
-    """Find out in which partitions the rows are that were found, of the first 10,000 that aren't known."""
+    """Find the partitions of recorded rows, for the first 10,000 rows without one."""
     key = source.primary_key
     rows = execute(
         connection,
@@ -193,7 +193,7 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
             values |= {f"v{n}_{i}": value for i, value in enumerate(row.primary_key)}
             listed.append(f"({', '.join(f'%(v{n}_{i})s::{type_}' for i, type_ in enumerate(source.comparands))})")
         wanted = ", ".join(listed)
-        # Row by row, so that each looks into its own partition: as one condition each would look into all of them.
+        # A subquery for each row reads only the row's partition; one condition for all rows would read all partitions.
         query = (
             f"SELECT s.* FROM (VALUES {wanted}) v ({given}), LATERAL "
             f"(SELECT s.tableoid::regclass::text, {shown} FROM {source.sql} s WHERE {compared} OFFSET 0) s"
@@ -210,9 +210,9 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
 
 
 def _scan_once(connection: Connection, job: Job) -> None:
-    """While a segment has no index, it is scanned once in a statement of this transaction, not once for each key.
+    """Makes statements of this transaction scan a segment without an index once, not once for each key.
 
-    The planner has no statistics of the delta, and takes its keys for one.
+    The planner has no statistics of the delta, and expects a single key.
     """
     execute(
         connection,
@@ -223,7 +223,7 @@ def _scan_once(connection: Connection, job: Job) -> None:
 
 
 def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str | None) -> None:
-    """Of the groups that are known: which rows share a key now, and which don't any more."""
+    """Updates the known groups: the rows that share a key now, and those that no longer do."""
     known = (
         execute(
             connection,
@@ -248,7 +248,7 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str |
 
 
 def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -> tuple[str, dict[str, Any]]:
-    """SELECT of keys that were written down, once each. Who reads them back from texts runs a domain's checks."""
+    """A SELECT of the distinct recorded keys. It runs as the owner: to read them from text runs a domain's checks."""
     entry = job.entry
     types = list(execute(connection, entries.COLUMN_TYPES, {"base": physical.base(job.generation_id)}).scalars())
     read = entries.recorded_identity(entry, "d", types)
@@ -266,6 +266,6 @@ def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -
 
 
 def groups(connection: Connection, operation_id: int) -> tuple[int, int]:
-    """How many keys several rows share that aren't healed, and how many rows that are."""
+    """The number of keys that rows share and that aren't healed, and the number of these rows."""
     row = execute(connection, UNHEALED, {"operation": operation_id}).one()
     return int(row.groups), int(row.rows)

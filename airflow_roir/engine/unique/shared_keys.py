@@ -1,4 +1,4 @@
-"""SQL that finds the live entries which share a key of a unique index: by known keys, in a segment, by hashes."""
+"""SQL that finds live entries that share a key of a unique index: by known keys, in a segment, by hashes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ REGULAR = f"state = '{EntryState.REGULAR.value}'"
 
 
 def members_of(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
-    """SQL: the live entries that share one of the keys of `candidates`, of one pattern, as `sharing` has them.
+    """SQL for the live entries that share one of the keys of `candidates`, with the columns of `sharing`.
 
-    shown: that of `visibility.shown`.
+    pattern: the NULLs that all these keys have. shown: from `visibility.shown`.
     """
     entry = job.entry
     base, delta = physical.base(job.generation_id), physical.delta(job.generation_id)
@@ -39,7 +39,7 @@ def members_of(job: Job, candidates: str, pattern: str, shown: str | None) -> st
 
 
 def in_segment(job: Job, ordinal: int, shown: str | None) -> str:
-    """As `members_of`, of all entries of a segment that the delta doesn't touch."""
+    """As `members_of`, for all entries of a segment that the delta doesn't touch."""
     entry = job.entry
     name, delta = physical.segment(job.generation_id, ordinal), physical.delta(job.generation_id)
     apart = "".join(f" AND NOT ({is_null(f'x.c{i + 1}')})" for i in entry.apart_positions)
@@ -52,7 +52,7 @@ def in_segment(job: Job, ordinal: int, shown: str | None) -> str:
 
 
 def sharing(source: Source, entry: Entry, live: str) -> str:
-    """SQL: `shared_key`, `key` and `primary_key` of those of some live entries that share a key, be it only equal."""
+    """SQL for `shared_key`, `key` and `primary_key` of live entries that share a key: equal, maybe not identical."""
     key = texts(entry, entry.key_positions, "l.")
     return (
         f"SELECT min({key}::text) OVER (PARTITION BY {key_of(entry, 'l.')})::jsonb AS shared_key, {key} AS key, "
@@ -63,12 +63,12 @@ def sharing(source: Source, entry: Entry, live: str) -> str:
 
 
 def by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
-    """As `members_of`, of the keys with some hashes among a segment's entries, at most 10,000 rows."""
+    """As `members_of`, for the entries of a segment whose keys have some hashes, at most 10,000 rows."""
     entry = job.entry
     of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
     nullable = [i for i in entry.nullable_positions if i < entry.key]
     whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
-    # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
+    # Keys without a NULL use the delta's index. A key with a NULL has no hash, unless NULLs are the same.
     seen = f" AND {shown}" if shown else ""
     no_null = dict.fromkeys(entry.key_positions, False)
     live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", no_null, seen)]
@@ -85,9 +85,9 @@ def by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
 
 
 def _live_of(job: Job, here: str, nulls: dict[int, bool], seen: str) -> str:
-    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys.
+    """SQL for the entries of the base that the delta doesn't touch, and for the delta's regular entries of their keys.
 
-    seen: SQL that a row `x` isn't hidden, after AND.
+    seen: SQL, ' AND …', true if a row `x` isn't hidden.
     """
     entry, delta = job.entry, physical.delta(job.generation_id)
     of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
@@ -127,5 +127,5 @@ def _text(entry: Entry, i: int, prefix: str) -> str:
     column, name = entry.columns[i], f"{prefix}c{i + 1}"
     if column.oid_alias:
         return f"{name}::oid::text"
-    # As `Column.text`; but a NULL stays one.
+    # As `Column.text`, but a NULL stays a NULL.
     return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END" if "." in column.cast else f"{name}::text"

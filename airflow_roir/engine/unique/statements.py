@@ -1,4 +1,4 @@
-"""Statements that select the rows which share a key: for psql, as they are."""
+"""Statements for psql that select the rows that share a key."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from airflow_roir.errors import NotFound
 
 # Rows per statement; more make a condition that the planner reads for long.
 ROWS = 500
-# What a terminal would obey, and a psql that reads line by line would take for the end of one.
+# Characters that a terminal would obey, or that psql, which reads line by line, would take for the end of a line.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def statements(of: Duplicates, group: Group) -> Iterator[str]:
-    """SELECTs of the group's rows by their primary keys, which the table's own index finds, with a comment before.
+    """A comment, then SELECTs of the group's rows by primary key.
 
-    Of an index over shards of its entries, which name the shards.
+    For an index over shards, they select the index's entries, which name the shards.
 
     Raises NotFound if the table was dropped, or has another primary key now.
     """
@@ -31,7 +31,7 @@ def statements(of: Duplicates, group: Group) -> Iterator[str]:
         listed = ", ".join(_row(source, one) for one in group.rows[start : start + ROWS])
         columns = ", ".join(identifier(name) for name in source.primary_key)
         columns = f"({columns})" if len(source.primary_key) > 1 else columns
-        # Rows in shards are seen by the index, whose columns name them.
+        # Rows in shards are selected through the index, which has a column for the shard.
         what = "*" if of.apart else "tableoid::pg_catalog.regclass AS partition, *"
         name = parse_name(of.index) if of.apart else source.name
         yield f"SELECT {what} FROM {_name(name)} WHERE {columns} IN ({listed});"
@@ -49,7 +49,7 @@ def _name(name: QualifiedName) -> str:
 
 
 def literal(value: str) -> str:
-    """A value as a string constant of SQL, whatever `standard_conforming_strings` says; of printable signs alone."""
+    """A value as a string constant of printable characters, right with standard_conforming_strings on or off."""
     text = value.replace("'", "''")
     if "\\" not in text and not _CONTROL.search(text):
         return f"'{text}'"
@@ -57,7 +57,7 @@ def literal(value: str) -> str:
 
 
 def identifier(name: str) -> str:
-    """A name, quoted, of printable signs alone."""
+    """A name, quoted, of printable characters."""
     if not _CONTROL.search(name):
         return quote(name)
     numbered = _CONTROL.sub(lambda sign: f"\\{ord(sign[0]):04x}", name.replace("\\", "\\\\"))

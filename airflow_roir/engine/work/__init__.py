@@ -1,1 +1,1 @@
-"""A phase at work: its pieces, its workers, and the pool that runs them."""
+"""The work of a phase: its pieces, its workers, and the pool that runs them."""

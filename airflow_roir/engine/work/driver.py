@@ -1,4 +1,4 @@
-"""Drives one phase of a run: keeps as many workers at its pieces as the operation is to have, and hears each out."""
+"""Drives one phase of a run: keeps as many workers at its pieces as the operation may have, and takes their results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from airflow_roir.quantity import counted, duration
 
 T = TypeVar("T")
 
-# How soon a raised parallelism, or a grant, is followed.
+# How soon the driver follows a raised parallelism, or a grant.
 WATCH_EVERY_S = 1.0
 
 
 class PhaseDriver:
-    """One phase of a run, by the workers of a pool.
+    """Drives one phase of a run, with the workers of a pool.
 
     report: takes the lines of the log.
     """
@@ -50,7 +50,7 @@ class PhaseDriver:
     def run(self) -> None:
         """Return when the phase, or a stage of it, is done. Raises OperationPaused, OperationFailed, Fenced.
 
-        Raises WorkerFailed, or what the pool made of its own trouble, once every other worker has left.
+        Raises WorkerFailed, or the pool's own error, once every other worker has left.
         """
         row = self._control()
         if row.phase != self._phase.name:
@@ -58,7 +58,7 @@ class PhaseDriver:
         if self._work_left().undone:
             self._log.begin(row.parallelism)
             if self._phase.name == Phase.BUILD:
-                # The rest is told when the options are given.
+                # The other warnings come when the options are given.
                 for line in slow(row, 0, cores=self._pool.shared_cores):
                     self._log.say(line)
             with self._phase.beside(self._database, self._run, self._log.say):
@@ -76,33 +76,33 @@ class PhaseDriver:
         row = self._control()
         # A fold has several passes, a comparison several stages.
         if row.phase != self._phase.name:
-            # As the status counts it: a clock of this stretch would count Spark's start, too.
+            # The time that the status shows: the time of this stretch would include Spark's start.
             self._log.say(f"done, worked {duration(row.phase_seconds.get(self._phase.name.value, 0))}")
 
     def _work(self) -> Any:
-        """Until nothing is left, or the operation isn't running: its row then."""
+        """Work until nothing is left, or the operation isn't running; returns its row."""
         while True:
             try:
                 self._follow()
             except HistoryChanged as error:
-                # The phase begins again, from what this server has.
+                # The phase begins again, with the state that this server has.
                 self._leave(error)
                 raise
             except BaseException as error:
-                # Written down first: else the other workers would go on to the end of the phase before this is heard
-                # of.
+                # Written down first: otherwise the other workers would work to the end of the phase before they learn
+                # of it.
                 settle(self._database, self._run, error, fatal=False)
                 if isinstance(error, KeyboardInterrupt) and self._pool.busy:
                     self._log.say(f"interrupted; waiting for the open batches of {self._busy}")
                 self._leave(error)
                 raise
             row = self._control()
-            # Paused, and resumed while its workers still left: this run works on.
+            # If it was paused, and resumed while its workers were still leaving, this run continues.
             if row.status != Status.RUNNING or row.phase != self._phase.name or not self._work_left().undone:
                 return row
 
     def _follow(self) -> None:
-        """Follow the operation's row: start workers while there is work for them, until it isn't to be worked on."""
+        """Follow the operation's row: start workers as long as there is work for them and the operation runs."""
         pool = self._pool
         while True:
             row = self._control()
@@ -116,7 +116,7 @@ class PhaseDriver:
             self._log.workers(row.parallelism)
             left = self._work_left()
             self._tell_of_one_scan(left)
-            # Under a hold none comes: those that are there wait.
+            # Under a hold no worker starts; those that have started wait.
             wanted = 0 if row.granted == 0 else granted_workers(row)
             missing = sorted(set(range(wanted)) - pool.busy)
             # A worker that is busy without a piece is starting: reserve one for it.
@@ -127,15 +127,15 @@ class PhaseDriver:
                     f"{left.free} {self._phase.noun}s unclaimed",
                 )
             if not left.undone and not (pool.busy and self._persist(self._at_work) & pool.busy):
-                # All is done: don't wait for workers that got no place or are lost. The session of a worker that has
-                # ended says nothing: a server doesn't notice for hours that its machine is gone.
+                # All is done: don't wait for workers that got no place or are lost. The session of a lost worker proves
+                # nothing: a server may take hours to notice that a machine is gone.
                 break
             pool.look(self._log, lambda: self._persist(self._at_work))
             pool.wait(WATCH_EVERY_S)
         self._leave(None)
 
     def _tell_of_one_scan(self, left: WorkLeft) -> None:
-        """Others build their indexes by the same scan: then there may be nothing to claim for workers of this one."""
+        """Report other operations that share the scan, which may leave workers of this one nothing to claim."""
         if self._phase.name != Phase.BUILD:
             return
 
@@ -148,17 +148,17 @@ class PhaseDriver:
             self._shares_scan_with |= set(names)
             self._log.say(sharing.told(names))
         if names and left.undone and not left.free and not self._pool.busy:
-            # It is worked for.
+            # Workers of other operations work for this one: its clock runs.
             self._database.retry(lambda: start_clock(self._database, self._run))
 
     def _leave(self, cause: BaseException | None) -> None:
-        """Hear out those who are still at work; raises the first error among them unless there is a `cause` already."""
+        """Wait for the workers that are still at work; raise the first error of theirs, unless there is a `cause`."""
         failures = self._hear(self._pool.leave(self._at_work, self._database.limits.outage_s), leaving=True)
         if failures and cause is None:
             raise failures[0]
 
     def _hear(self, ended: list[Ended], leaving: bool = False) -> list[BaseException]:
-        """The workers' errors. Each is kept with the operation, so that no error hides another."""
+        """The workers' errors. Records each with the operation, so that no error hides another."""
         failures = [failure for one in ended if (failure := self._pool.failure(one, self._log, leaving)) is not None]
         for failure in failures:
             self._log.say(str(failure))

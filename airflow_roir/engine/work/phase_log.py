@@ -1,4 +1,4 @@
-"""What a phase tells its user, in order and as it happens: who began, what is done, who left and why."""
+"""The log of a phase for its user: workers that begin, pieces that are done, workers that leave, with reasons."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted, shared
 
-# How often a phase tells of its pieces, however many it has: of fewer each by its name, of more how many are done.
+# The most lines that a phase logs about its pieces: one for each, or, with more pieces, a count from time to time.
 LINES = 10
 
-# How many groups of duplicates a run lists; of more it says how many there are.
+# The most groups of duplicates that a run lists; if there are more, it logs their number.
 LISTED = 20
 IS_UNIQUE = """
 SELECT FROM roir.operation o JOIN roir.index i ON i.id = o.index_id WHERE o.id = %(operation)s AND i.is_unique
 """
-# Of all operations before the run, of this one since.
+# The last duplicate of all operations when the run begins, and the newest of this operation since.
 LAST_DUPLICATE = "SELECT coalesce(max(id), 0) AS id FROM roir.duplicate"
 NEW_DUPLICATES = "SELECT max(id) AS id FROM roir.duplicate WHERE operation_id = %(operation)s AND id > %(after)s"
 COUNTS = "SELECT count(*) AS pieces, count(*) FILTER (WHERE done) AS done, sum(rows) AS rows FROM ({pieces}) p"
@@ -39,7 +39,7 @@ OF_PIECES = re.compile(r"\w+: (\w+ \d+ done, |[\d,]+ of [\d,]+ \w+ done($|, ))")
 
 
 def tells_of_pieces(line: str) -> bool:
-    """True for a line that says what is done: whoever sees a live view needs no such lines."""
+    """True for a line about pieces that are done, which a user of a live view doesn't need."""
     return OF_PIECES.match(line) is not None
 
 
@@ -64,11 +64,11 @@ class PhaseLog:
         self._away: dict[str, str] = {}
 
     def say(self, line: str) -> None:
-        """A line of this phase."""
+        """Log a line of this phase."""
         self._say(f"{self._phase.value}: {line}")
 
     def begin(self, workers: int) -> None:
-        """How many workers are wanted, and what earlier stretches have done."""
+        """Log how many workers are wanted, and how many pieces earlier runs have done."""
         self._wanted = workers
         self.say(counted(workers, "worker"))
         self._is_unique = self._phase in (Phase.BUILD, Phase.SEAL) and bool(self._read(IS_UNIQUE))
@@ -76,7 +76,7 @@ class PhaseLog:
             self._last_duplicate = self._last_group = last[0].id
         if (counts := self._count()) is None:
             return
-        # Units of a verification come in stages, each with numbers of its own.
+        # Units of a verification come in stages, each with its own numbers.
         self._is_named = counts.pieces <= LINES and not self._work.has_stages
         self._done = counts.done
         if counts.done:
@@ -84,13 +84,13 @@ class PhaseLog:
             self.say(f"{counts.done:,} of {counted(counts.pieces, self._work.noun)} done before")
 
     def workers(self, wanted: int) -> None:
-        """How many workers are wanted now; said when it changes."""
+        """Log how many workers are wanted, if that has changed."""
         if wanted != self._wanted:
             self.say(f"{counted(wanted, 'worker')} from now on, {self._wanted} before")
         self._wanted = wanted
 
     def at_work(self, count: int) -> None:
-        """So many workers are at work; said once all of them are."""
+        """Note how many workers are at work; logged once all of them are."""
         if not self.all_began and count >= self._wanted:
             self.say(f"{counted(count, 'worker')} at work")
         self._at_work = max(self._at_work, count)
@@ -101,15 +101,15 @@ class PhaseLog:
         return self._at_work >= self._wanted
 
     def pieces(self, last: bool = False) -> None:
-        """Say what was done since the last time. last: the phase is over, no later line tells what this one leaves.
+        """Log the pieces that were done since the last time. last: the phase is over, so nothing may be left out.
 
-        A database that can't be reached is no news: whoever needs it says so.
+        Says nothing if the database is out of reach: workers and driver report that.
         """
         self.duplicates()
         self.shards()
         if (counts := self._count()) is None or counts.done == self._done:
             return
-        # Units of a verification come in stages: then there are more of them than before.
+        # The share of all pieces: a verification gets more units with each stage.
         if not (last or counts.done - self._done >= counts.pieces / LINES):
             return
         self._done = counts.done
@@ -125,7 +125,7 @@ class PhaseLog:
                 self.say(f"{noun} {row.ordinal} done, {len(self._told)} of {counts.pieces}{what}")
 
     def shards(self) -> None:
-        """Say which shards can't be read, and which can again: the ranges of the others are continued."""
+        """Log shards that can't be read, and those that can be read again. Ranges of other shards continue."""
         if self._phase != Phase.BUILD:
             return
         now = {row.name: row.problem for row in self._read(AWAY)}
@@ -136,9 +136,9 @@ class PhaseLog:
         self._away = now
 
     def duplicates(self, again: bool = False) -> None:
-        """Say which rows share a key of a unique index, as they are found.
+        """Log the rows that share a key of a unique index, as they are found.
 
-        again: those of earlier runs, too. Their partitions are known at the end.
+        again: also those that were found before. At the end their partitions are known.
         """
         if not self._is_unique:
             return

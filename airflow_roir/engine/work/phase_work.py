@@ -1,7 +1,7 @@
-"""The work of a phase: pieces that workers claim, one worker's loop over them, and what ends it.
+"""The work of a phase: pieces that workers claim, one worker's loop over them, and the phase's end.
 
-Ranges of a build, segments of a seal, blocks of a fold, units of a verification and of a compaction are all such
-pieces. `lifecycle.PHASES` lists the phases; `driver.py` keeps as many workers at them as the operation is to have.
+Ranges of a build, segments of a seal, parts of a fold, units of a verification and of a compaction are all such
+pieces. `lifecycle.PHASES` lists the phases; `driver.py` keeps as many workers at them as the operation may have.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of a piece did. rest: the hold as it is now; None: the worker holds the piece no longer.
+    """The result of one step of a piece. rest: the hold as it is now; None: the worker no longer holds the piece.
 
-    rows: that were copied or read. seconds: of work. done: False if the piece is to be claimed again. paced: the rows
-    that count for the rate limit. rests: False if neither limit nor grant asks for a rest, which saves a look.
+    rows: the copied or read ones. seconds: of work. done: False if the piece must be claimed again. paced: the rows
+    that count for the rate limit. rests: False if neither a limit nor a grant can require a rest, which saves a look.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class WorkerMetrics:
-    """What a worker did on one claim of a piece. error: what ended the worker instead, of a worker on Spark."""
+    """The work of one claim of a piece. error: the error that ended the worker instead, for a worker on Spark."""
 
     worker: int
     phase: str
@@ -59,27 +59,27 @@ class Worker(ABC):
 
     @abstractmethod
     def claim(self) -> Any:
-        """A hold on the next piece, the one that an earlier try of this worker held first; or Stop. Raises Fenced."""
+        """A hold on the next piece, at first one that an earlier try of this worker held; or Stop. Raises Fenced."""
 
     @abstractmethod
     def step(self, hold: Any) -> Step | Stop:
-        """The next step of a piece. Raises Fenced, with nothing changed. On Stop the worker leaves."""
+        """Take the next step of a piece. Raises Fenced, with nothing changed. On Stop the worker leaves."""
 
     def let_go(self) -> None:
-        """Give up what must not be held while the worker waits: a snapshot. By default nothing is."""
+        """Give up a snapshot, which the worker must not hold while it waits. By default there is none."""
         return
 
     def close(self) -> None:
-        """Give up all that the worker opened. By default that is nothing."""
+        """Close all that the worker opened. By default that is nothing."""
         return
 
 
-# Makes a worker by its number, on its session: reads what it needs, and starts the operation's clock.
+# Makes a worker with a number, on its session: reads its job, and starts the operation's clock.
 MakeWorker = Callable[[Database, Connection, Run, int], Worker]
 
 
 def begin_work(connection: Connection, run: Run, load: Callable[[Connection, Run], Loaded]) -> Loaded:
-    """What a worker needs to know; the operation's clock runs from then on. Raises what `load` raises."""
+    """Load a worker's job, and start the operation's clock. Raises what `load` raises."""
     with connection.begin():
         loaded = load(connection, run)
         sign_of_life.start_clock(connection, run.operation_id, run.epoch)
@@ -87,17 +87,17 @@ def begin_work(connection: Connection, run: Run, load: Callable[[Connection, Run
 
 
 def no_values(_connection: Connection, _run: Run) -> Mapping[str, Any]:
-    """Pieces whose SQL names nothing but the operation."""
+    """No values, for pieces whose SQL needs only the operation."""
     return {}
 
 
 def nothing_before(_database: Database, _run: Run, _report: Report) -> bool:
-    """A phase that needs nothing done before its workers come."""
+    """Does nothing before the workers come."""
     return True
 
 
 def nothing_beside(_database: Database, _run: Run, _report: Report) -> AbstractContextManager[None]:
-    """A phase beside whose workers nothing runs."""
+    """Runs nothing beside the workers."""
     return nullcontext()
 
 
@@ -105,12 +105,12 @@ def nothing_beside(_database: Database, _run: Run, _report: Report) -> AbstractC
 class PhaseWork:
     """The work of one phase.
 
-    name: the phase. pieces: what workers claim. worker: makes one. finish: ends the phase, or begins its next stage,
-    once no piece is left; raises InvariantViolated where one is. listed: SQL, the pieces of `%(operation)s` as
-    (ordinal, rows, seconds, done), for the log. why: what the phase is for.
-    values: what the SQL of the pieces names beside the operation. before: is called before the workers come, each time
-    that a run enters the phase; False if it has ended the operation. beside: runs beside the workers.
-    has_stages: pieces come in stages, each with numbers of its own.
+    name: the phase. pieces: those that workers claim. worker: makes a worker. finish: ends the phase, or begins its
+    next stage, once no piece is left; raises InvariantViolated if one is. listed: SQL, the pieces of `%(operation)s` as
+    (ordinal, rows, seconds, done), for the log. why: the purpose of the phase.
+    values: those that the SQL of the pieces needs besides the operation. before: called before the workers come, each
+    time that a run enters the phase; returns False if it has ended the operation. beside: runs beside the workers.
+    has_stages: pieces come in stages, each with its own numbers.
     """
 
     name: Phase
@@ -126,11 +126,11 @@ class PhaseWork:
 
     @property
     def noun(self) -> str:
-        """What a piece is called."""
+        """The word for a piece."""
         return self.pieces.noun
 
     def left(self, connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
-        """How many pieces are left. busy: the run's workers that are alive; what others held is free again."""
+        """How many pieces are left. busy: the run's workers that are alive; pieces of others become free again."""
         return self.pieces.left(connection, run, busy, self.values(connection, run))
 
     def work(
@@ -143,12 +143,12 @@ class PhaseWork:
     ) -> Iterator[WorkerMetrics]:
         """Claim and do pieces until none is free, the operation is paused, or this worker is one too many.
 
-        Yields what was done on each piece, as it is left. wait: how to sleep under a limit. worked: called after each
-        step. Raises Fenced, SourceChanged, and whatever the database raises: `worker.work` decides what is transient.
+        Yields the metrics of each piece when the worker leaves it. wait: sleeps, under a limit. worked: called after
+        each step. Raises Fenced, SourceChanged, and errors of the database: `worker.work` decides which are transient.
         """
         with database.connect() as connection:
             with connection.begin():
-                # One that comes up after a pause leaves before it reads anything else.
+                # A worker that starts after a pause leaves before it reads anything else.
                 if why_stop(read_control(connection, run), number, self.name):
                     return
             with closing(self.worker(database, connection, run, number)) as worker:

@@ -1,6 +1,6 @@
-"""The workers of one phase of a run that are at work now, and what they run in: a pool.
+"""A pool: the workers of one phase of a run that are at work now, and the threads or tasks that run them.
 
-`driver.py` starts and follows them. Here they are threads of this process; `spark.pool` has them on Spark.
+`driver.py` starts and follows them. Here they are threads of this process; those of `spark.pool` are on Spark.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from airflow_roir.engine.work.phase_log import PhaseLog
 from airflow_roir.engine.work.phase_work import PhaseWork, WorkerMetrics
 from airflow_roir.errors import Fenced, OperationPaused
 
-# How often a worker that should be about to leave is looked for in the server.
+# While workers are leaving, how often the server is asked which are still at work.
 LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker that has ended. rows: its metrics; error: what ended it, None if it returned."""
+    """A worker that has ended. rows: its metrics; error: the error that ended it, None if it returned."""
 
     worker: int
     rows: list[WorkerMetrics]
@@ -34,7 +34,7 @@ class Ended:
 
 
 class Pool(ABC):
-    """The workers of one phase of a run. `failure` and `look` are what a pool knows of its own trouble."""
+    """The workers of one phase of a run. A subclass reports its own trouble by `failure` and `look`."""
 
     # The cores of the one machine that all workers share, if more workers than that slow each other down.
     shared_cores: int | None = None
@@ -52,11 +52,11 @@ class Pool(ABC):
         return frozenset(self._jobs)
 
     def start(self, number: int, description: str) -> None:
-        """Start a worker, which works as soon as it has a place. description: for people who look at the pool."""
+        """Start a worker, which works as soon as it has a place. description: for users who look at the pool."""
         job: Future[list[WorkerMetrics]] = Future()
         job.add_done_callback(lambda _: self._woken.set())
         self._jobs[number] = job
-        # A daemon thread: one that is never answered must not keep the process.
+        # A daemon thread: one that never gets an answer must not keep the process alive.
         threading.Thread(
             target=self._submit, args=(job, number, description), name=f"roir-worker-{number}", daemon=True
         ).start()
@@ -69,7 +69,7 @@ class Pool(ABC):
 
     @abstractmethod
     def work(self, number: int, description: str) -> list[WorkerMetrics]:
-        """Be a worker, to its end, in the thread that calls."""
+        """Run a worker to its end, in the calling thread."""
 
     def wait(self, seconds: float) -> None:
         """Wait until a worker ends, at most this many seconds."""
@@ -88,7 +88,7 @@ class Pool(ABC):
     def leave(self, at_work: Callable[[], Collection[int]], patience_s: float) -> list[Ended]:
         """Wait until all workers have left, which they do at their next step once the operation isn't running.
 
-        at_work, patience_s: for a pool that can lose workers, which would be waited for without end.
+        at_work, patience_s: for a pool that can lose workers, so that it doesn't wait for them without end.
         """
         ended = self.collect()
         while self._jobs:
@@ -97,14 +97,14 @@ class Pool(ABC):
         return ended
 
     def look(self, log: PhaseLog, at_work: Callable[[], Collection[int]]) -> None:
-        """Called at each look of the driver: tell how many workers are at work. at_work: those with a session."""
+        """Called at each look of the driver: logs how many workers are at work. at_work: those with a session."""
         if not log.all_began:
             log.at_work(len(set(at_work()) & self.busy))
 
     def failure(self, ended: Ended, log: PhaseLog, leaving: bool) -> BaseException | None:
-        """The error that ends the phase; None if the worker did as it should, or may be started again, as `log` tells.
+        """The error that ends the phase; None if the worker has ended normally, or may be started again.
 
-        leaving: all workers are to leave.
+        leaving: all workers must leave. The log says why a worker may be started again.
         """
         if isinstance(ended.error, Fenced):
             log.say(f"worker {ended.worker} stopped: a newer worker has taken its place")
@@ -113,19 +113,19 @@ class Pool(ABC):
 
 
 class Pools(Protocol):
-    """Where the workers of an operation run."""
+    """The place where the workers of an operation run."""
 
     def open(
         self, database: Database, run: Run, report: Callable[[str], None]
     ) -> AbstractContextManager[Callable[[PhaseWork], Pool]]:
-        """Open what the workers need, for the block, in which the function makes a phase's pool."""
+        """Open what the workers need, for the block. Yields a function that makes a phase's pool."""
 
 
 class ThreadPool(Pool):
     """Workers that are threads of this process: PostgreSQL does the work, they wait for it."""
 
     def work(self, number: int, description: str) -> list[WorkerMetrics]:
-        """Be a worker, to its end."""
+        """Run a worker to its end."""
         named = self.database.named(worker.session_name(self.run, number))
         return list(worker.work(named, self.run, self.phase, number))
 
@@ -137,5 +137,5 @@ class Threads:
     def open(
         self, database: Database, run: Run, report: Callable[[str], None]
     ) -> Iterator[Callable[[PhaseWork], Pool]]:
-        """Nothing is to be opened."""
+        """Opens nothing."""
         yield lambda phase: ThreadPool(database, run, phase)

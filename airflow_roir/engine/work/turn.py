@@ -1,6 +1,6 @@
-"""The workers' side: who is about to work waits while the operation is on hold, and rests after work if it is paced.
+"""The workers' side of the governor: a worker waits while the operation is on hold, and rests after work if paced.
 
-No transaction is open meanwhile, and a pause is seen within half a second.
+Meanwhile it has no open transaction, and notices a pause within half a second.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SELECT o.epoch, o.owner, o.status, o.parallelism, o.max_rows_per_second, roir.gr
 
 
 def share_of(granted: float | None, among: int = 0) -> float:
-    """Of its time, what each worker may work: a grant of 2.5 is three workers at five sixths.
+    """The part of its time that each worker may work: a grant of 2.5 is three workers at five sixths.
 
-    among: workers that stay, even if they are more than were granted.
+    among: the number of workers, if they stay even when the grant is smaller.
     """
     return 1.0 if not granted else granted / max(among, math.ceil(granted))
 
 
 class Turn:
-    """One worker's. wait: how to sleep, in seconds. letting_go: called before it waits, to give up what it holds.
+    """One worker's waits and rests. wait: sleeps for some seconds. letting_go: called before, to give up a snapshot.
 
-    among: how many share the work; if given, none of them leaves before it is done.
+    among: how many workers share the work; if given, none of them leaves before it is done.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Turn:
         self._among = among
 
     def come(self) -> None:
-        """Return when this worker may work, or is to stop, which its own look then tells. Raises Fenced."""
+        """Return when this worker may work, or must stop: its own next look finds that out. Raises Fenced."""
         self.rest(0.0)
 
     def rest(self, seconds: float, rows: int = 0) -> None:
-        """After work that took this long: rest for as long as the grant and the rate limit say. Raises Fenced.
+        """Rest after work that took this long, for as long as the grant and the rate limit require. Raises Fenced.
 
-        rows: that were copied; only they count for the rate limit.
+        rows: the copied ones, which alone count for the rate limit.
         """
         rested = 0.0
         while True:
@@ -73,7 +73,7 @@ class Turn:
                 return
             self._letting_go()
             self._wait(min(due, LOOK_EVERY_S))
-            # A hold is no rest: what is due after it is due.
+            # Time on hold doesn't count as rest.
             rested += 0.0 if row.granted == 0 else min(due, LOOK_EVERY_S)
 
     def _due(self, row: Row[Any], seconds: float, rows: int) -> float:

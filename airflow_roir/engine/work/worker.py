@@ -1,6 +1,6 @@
-"""One worker of a run, whatever it runs in: a thread of this process, or a task of Spark's.
+"""Runs one worker, in a thread of this process or in a task of Spark.
 
-It waits for what passes, and writes down what doesn't, so that the operation's other workers stop.
+It waits while an error may pass, and writes down an error that won't, so that the operation's other workers stop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airflow_roir.engine.sessions.server_timeline import one_history
 from airflow_roir.engine.work.phase_work import PhaseWork, WorkerMetrics
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationFailed, OperationPaused, RoirError, WorkerFailed
 
-# PostgreSQL cuts longer names off, so what tells sessions apart comes first.
+# PostgreSQL cuts long names off, so the numbers that identify a session come first.
 SESSION_NAME = "roir {operation}.{epoch} worker {number} {index}"
 AT_WORK = r"""
 SELECT DISTINCT substring(application_name FROM ' worker (\d+) ')::int AS worker FROM pg_stat_activity
@@ -27,7 +27,7 @@ SELECT DISTINCT substring(application_name FROM ' worker (\d+) ')::int AS worker
 
 
 def session_name(run: Run, number: int) -> str:
-    """What `pg_stat_activity.application_name` begins with for a worker."""
+    """The name of a worker's session, which PostgreSQL may cut off (`pg_stat_activity.application_name`)."""
     return SESSION_NAME.format(operation=run.operation_id, epoch=run.epoch, number=number, index=run.index)
 
 
@@ -42,9 +42,9 @@ def work(
 ) -> Iterator[WorkerMetrics]:
     """Work on a phase until nothing is left to claim; yields the metrics of each piece.
 
-    Lost connections, restarting servers and what the server ran out of are waited for. Whatever else goes wrong is
-    written to the operation, so that its other workers stop at their next step, and raised as WorkerFailed, or as
-    Fenced where a newer run, or a newer try of this worker, has taken over.
+    Waits for lost connections, restarting servers and shortages of the server. Any other error is written to the
+    operation, so that its other workers stop at their next step, and raised as WorkerFailed. Raises Fenced if a newer
+    run, or a newer try of this worker, has taken over.
     """
     patience = patience_of(database, run, wait)
     while True:
@@ -62,19 +62,19 @@ def work(
                 if patience.waits(error):
                     continue
             except OperationFailed as failed:
-                # Another worker has found why while this one waited.
+                # Another worker has failed the operation while this one waited.
                 raise OperationPaused(str(failed)) from failed
             failure = worker_failed(number, error)
             settle(database, run, failure, fatal=isinstance(error, FATAL))
             raise failure from error
         except MemoryError as error:
-            # Written down here, as any other: Spark would give up on the worker, and the others go on.
+            # Written down here, as any other error: Spark would give up this worker, while the others continue.
             failure = worker_failed(number, "out of memory on the executor. Give it more, or resume with fewer workers")
             settle(database, run, failure, fatal=False)
             raise failure from error
 
 
 def worker_failed(number: int, error: BaseException | str) -> WorkerFailed:
-    """The same words in the operation, its events and the driver's log. A statement's values are in none of them."""
+    """The error of a worker, as the operation, its events and the log show it; without a statement's values."""
     said = reason_of(error) if isinstance(error, BaseException) else error.strip().split("\n", 1)[0]
     return WorkerFailed(f"worker {number}: {said}")
