@@ -95,7 +95,7 @@ class BuildWorker(Worker):
         self._size = BatchSize(job.options.get("batch_ms", BuildOptions.batch_ms) / 1000)
 
     def claim(self) -> Claim | Stop:
-        """Claim a range, at first one that this worker's earlier try held. Raises Fenced."""
+        """Claim a range; one that this worker's earlier try held comes first. Raises Fenced."""
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)

@@ -97,7 +97,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         if duplicates.look(connection, job):
             return False
         if job.entry.enforced:
-            # Entries of a table that is being attached were copied into the delta, where they hold no key from now on.
+            # A table that is being attached must be copied again: from now on its entries in the delta hold no key.
             execute(connection, COPY_AGAIN, {"generation": job.generation_id})
         set_mode(connection, job.generation_id, CAPTURE, DIRECT)
         installation.refresh(connection, job.source)

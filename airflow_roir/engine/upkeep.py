@@ -103,7 +103,7 @@ def refresh_capture(database: Database, index_id: int, result: CleanUpReport, re
         lock()
         if not _may_refresh(connection, source):
             return False
-        # A mere change of names is harmless: the old function missed no write, it made writes fail.
+        # A mere change of names needs no warning: the old function missed no write, since writes failed.
         doubtful = installation.is_stale(connection, source, names_of_now=False)
         installation.refresh(connection, source)
         return doubtful

@@ -76,7 +76,7 @@ class Detector:
         self._resume()
 
     def step(self, everything: bool = False) -> int:
-        """Read the segments that are due, look up as many hashes as the time allows. Returns how many rows share keys.
+        """Read the segments that are due, look up as many hashes as the time allows. Returns how many rows are found.
 
         everything: read and look up all that is committed, however long it takes. Raises Fenced, and DuplicatesFound if
         the operation must stop at the first duplicate.
@@ -172,7 +172,7 @@ class Detector:
         self._heals = False
 
     def _look_up(self, everything: bool) -> int:
-        """Look up waiting hashes, in the segment with most of them first. Returns how many rows share keys.
+        """Look up waiting hashes, in the segment with most of them first. Returns how many rows are found.
 
         Then marks the segments without waiting hashes, in one transaction.
         """

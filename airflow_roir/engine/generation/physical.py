@@ -154,7 +154,7 @@ def attach_segment(
 def create_default_segment(connection: Connection, name: str, parent: str, entry: Entry) -> None:
     """Create the partition for NULLs, without its indexes. The others cover all other keys.
 
-    It gets a CHECK of that: without it an attach of another partition would read the whole default one under its lock.
+    It gets a CHECK of that: without it, each attach of a partition, also its own, would read all of it under a lock.
     """
     cut_by = entry.physical(range(entry.partition))
     execute(connection, f"CREATE TABLE {name} PARTITION OF {parent} DEFAULT {LOADED}")

@@ -219,7 +219,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
 
 
 def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
-    """Lines for faults that a rebuild, or a sync of the partitions, repairs: the source has changed since."""
+    """Lines for changes of the source's columns, types and partitions by which entries may be wrong or missing."""
     remedy = f"Rebuild it: roir build {argument(name)}"
     found = []
     for row in execute(connection, CHANGES, {"generation": generation_id}):

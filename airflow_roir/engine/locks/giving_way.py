@@ -20,7 +20,7 @@ from airflow_roir.engine.retry.trouble import CANCELED
 LOOK_EVERY_S = 0.1
 LOOK_AGAIN_S = 2.0
 
-# Without the lock modes of roir's own work: the seal of a fenced worker, or its vacuum, needs no way.
+# Without the lock modes of roir's own work: to give way to the seal or vacuum of a fenced worker gains nothing.
 WAITERS = """
 SELECT EXISTS (
   SELECT FROM (SELECT DISTINCT l.pid FROM pg_locks l

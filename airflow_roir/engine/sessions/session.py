@@ -154,5 +154,5 @@ def refuse_no_text(context: ExceptionContext) -> InvalidInput | None:
 
 
 def to_json(value: Any) -> str:
-    """JSON for a `jsonb`, without escapes: a server translates those only if its encoding is UTF8."""
+    """JSON for a `jsonb`, without escapes for characters, which an SQL_ASCII server refuses."""
     return json.dumps(value, ensure_ascii=False)

@@ -138,7 +138,7 @@ class PhaseLog:
     def duplicates(self, again: bool = False) -> None:
         """Log the rows that share a key of a unique index, as they are found.
 
-        again: also those that were found before. At the end their partitions are known.
+        again: also those of earlier runs. At the end their partitions are known.
         """
         if not self._is_unique:
             return

@@ -59,7 +59,7 @@ class Worker(ABC):
 
     @abstractmethod
     def claim(self) -> Any:
-        """A hold on the next piece, at first one that an earlier try of this worker held; or Stop. Raises Fenced."""
+        """A hold on the next piece, first on one that an earlier try of this worker held; or Stop. Raises Fenced."""
 
     @abstractmethod
     def step(self, hold: Any) -> Step | Stop:
