@@ -71,7 +71,7 @@ def finish_abort(
             conclude(connection, row, actor)
         return
     with database.transaction() as connection:
-        # Its changes are shipped from shards no more.
+        # Nothing is shipped to it from shards any more.
         ends().retire(connection, row.generation_id, actor)
 
     def remove(connection: Connection) -> list[int]:
