@@ -24,7 +24,7 @@ SELECT b.oid IS NOT NULL AS base,
            WHERE c.relpersistence = 'p') AS segments_missing,
        (SELECT count(*) FROM roir.segment s
          WHERE s.generation_id = %(generation)s
-           -- By the snapshot that has the segments: a look-up by name would see what a swap has dropped meanwhile.
+           -- By the snapshot that has the segments: a look-up by name would miss those that a swap has dropped.
            AND NOT EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = 'roir_data'::regnamespace
                               AND c.relname = {physical.SEGMENT_NAME})) AS segments_renamed,
        roir.table_additions(%(generation)s) AS additions
@@ -41,7 +41,7 @@ SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
   JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_class b ON b.oid = to_regclass(%(base)s)
   LEFT JOIN pg_class s ON s.oid = to_regclass(%(shown)s)
-  -- The owner of each of the two views is asked for what that one reads.
+  -- The owner of each of the two views needs the rights on the relations that the view reads.
   LEFT JOIN LATERAL (
        SELECT x.reader, x.relation::regclass::text AS unread
          FROM (VALUES (c.relowner, b.oid), (c.relowner, s.oid), (s.relowner, b.oid)) AS x (reader, relation)

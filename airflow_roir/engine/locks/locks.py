@@ -50,7 +50,7 @@ SELECT held.pid,
             ELSE coalesce(nullif(concat_ws(' of ', nullif(a.application_name, ''), a.usename), ''), p.gid) END AS who,
        coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::int AS age,
        coalesce(a.state, CASE WHEN held.pid IS NULL THEN 'prepared' ELSE 'active' END) AS activity,
-       -- The server doesn't cancel one that is to prevent a wraparound; neither do we.
+       -- The server doesn't cancel an autovacuum that prevents a wraparound; neither does roir.
        held.kind = 'autovacuum worker' AND a.query NOT LIKE '%%(to prevent wraparound)%%' AS autovacuum
   FROM (SELECT l.pid, l.virtualtransaction, min(l.relation::regclass::text) AS relation,
                min(coalesce(b.backend_type, CASE WHEN b.pid IS NOT NULL AND b.usesysid IS NULL
@@ -61,7 +61,7 @@ SELECT held.pid,
          WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
            AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
            AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
-                -- Not by pg_partition_tree(), which would wait for whoever is to be named.
+                -- Not by pg_partition_tree(), which would wait for the sessions that it should find.
                 OR l.relation IN (WITH RECURSIVE tree (oid) AS (
                                       SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
                                       UNION SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid)
@@ -70,7 +70,7 @@ SELECT held.pid,
   LEFT JOIN pg_stat_activity a ON a.pid = held.pid
   LEFT JOIN pg_prepared_xacts p
     ON held.pid IS NULL
-   -- It keeps the virtual transaction that it had in its session, and the lock on its own id.
+   -- A prepared transaction keeps the virtual transaction of its session, and the lock on its own id.
    AND p.transaction IN (SELECT x.transactionid FROM pg_locks x
                           WHERE x.pid IS NULL AND x.locktype = 'transactionid'
                             AND x.virtualtransaction = held.virtualtransaction)

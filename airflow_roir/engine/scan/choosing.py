@@ -41,7 +41,7 @@ ACTIVE = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status =
 NAME = "SELECT schema_name, name FROM roir.index WHERE id = %(index)s"
 DIFFERS = """
 SELECT EXISTS (SELECT FROM roir.discrepancy d JOIN roir.verification v ON v.id = d.verification_id
-                -- A copy of it is told of by the verification of the copy.
+                -- Also of a later generation: a verification of a copy finds the copied differences.
                 WHERE v.index_id = %(index)s AND v.generation_id >= %(generation)s AND d.outcome IS NULL)
 """
 
