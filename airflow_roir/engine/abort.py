@@ -113,7 +113,7 @@ def settle_pauses(
     tell: Callable[[LongPause], object] = lambda pause: None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[LongPause]:
-    """Warns of long pauses, of one operation or of all, aborts the operations whose time is over, returns all of them.
+    """Warns of long pauses, of one operation or of all, and aborts operations whose time is over. Returns all pauses.
 
     tell: called for each pause that this call has written an event of: first once, then once a day, and for an abort.
     """

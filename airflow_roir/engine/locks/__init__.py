@@ -1,1 +1,1 @@
-"""Locks on users' relations: how the engine waits for them, gives way, and names who holds them."""
+"""Locks on users' relations: how the engine waits for them, gives way, and names their holders."""
