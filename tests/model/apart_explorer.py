@@ -11,7 +11,7 @@ from tests.model.apart_state import Bounds, State, Variant, canonical, initial, 
 
 @dataclass
 class Found:
-    """What was found. reached: marks of states that the exploration must have seen, so that it can't be empty."""
+    """The result of an exploration. reached: marks of states that it must have seen, so that it can't be empty."""
 
     states: int = 0
     violation: str = ""
@@ -33,7 +33,7 @@ def broken(state: State, bounds: Bounds) -> str:
             continue
         truth, pending = set(projection(shard)), outbox(shard)
         there = {ident for n, ident in index.entries if n == number}
-        # What a TRUNCATE emptied is told by the shard, too, and not by single rows.
+        # The shard reports the entries that a TRUNCATE removed as a whole, not row by row.
         if shard.emptied <= lane.emptied:
             wrong = {ident for ident in truth ^ there if ident not in pending}
         else:

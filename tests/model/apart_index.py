@@ -1,4 +1,4 @@
-"""What happens between a shard and the index server: claims, passes, visits, applications, repairs, strict reads."""
+"""The traffic between a shard and the index server: claims, passes, visits, applications, repairs, strict reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.model.apart_state import (
     with_shard,
 )
 
-# Who compares nothing anywhere.
+# Variants that compare nothing anywhere.
 LAX = (Variant.NOTHING_CHECKED, Variant.OLD_SNAPSHOT)
 IN_THE_SHARD = (*LAX, Variant.TICK_ON_INDEX_ALONE, Variant.TICK_WITHOUT_TOKEN)
 
@@ -87,7 +87,7 @@ def _ship(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: V
     what = answer.refused or f"tick {answer.tick}: {rows or 'nothing'}"
     yield f"{name} visits S{number + 1}, {what}", visited._replace(shippers=replaced(state.shippers, place, told))
     if state.unanswered < bounds.unanswered:
-        # Who gets no answer claims anew; it may also just go on, if the shard has no objection.
+        # A shipper that gets no answer claims again; it may also continue if the shard doesn't object.
         lost = replaced(state.shippers, place, shipper._replace(first=False, early=None))
         yield (
             f"{name} visits S{number + 1}, {what}; the answer is lost",
@@ -96,7 +96,7 @@ def _ship(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: V
 
 
 def _visit(state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant: Variant) -> tuple[Answer, Shard]:
-    """One transaction of the shard. What it refuses changes nothing."""
+    """One transaction of the shard. A refused visit changes nothing."""
     stored = shard.tick
     refused = ""
     if variant not in IN_THE_SHARD:
@@ -180,7 +180,7 @@ def _apply(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: 
     if not doubt and answer.step > lane.step and variant not in LAX:
         doubt = "the index server has lost commits"
     if doubt:
-        # Whoever takes the lane next compares with what the shard has now.
+        # The next shipper that claims the lane compares with what the shard has then.
         doubtful = with_lane(
             contact.index, number, doubt=True, tick=answer.tick, step=max(lane.step, answer.step), fresh=-1,
             repaired=-1, token=max(lane.token, answer.tick[0]),

@@ -1,4 +1,4 @@
-"""What happens in a shard without a shipper: writers, the capture, TRUNCATE, copies, lost commits."""
+"""The steps within a shard that need no shipper: writers, the capture, TRUNCATE, copies, lost commits."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _with(state: State, home: int, shard: Shard, number: int, user: User) -> Sta
 
 
 def _write(shard: Shard, pk: int, value: str, me: int) -> tuple[Shard, str] | None:
-    """One statement and its capture; None where it would wait, or change nothing."""
+    """One statement and its capture; None if it would wait or change nothing."""
     seen = [v for v in shard.source if v[0] == pk and mvcc.visible(v, 0, me)]
     old = seen[0][1] if seen else ""
     if old == value:
@@ -181,7 +181,8 @@ def _build(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str
 
 
 def _loss(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
-    """A replica stands still, or a backup is taken, at any moment; later it is what is left."""
+    """At any moment, saves a side's state (a replica stops replaying, a backup is taken); later puts it in that side's
+    place."""
     saved = {kind.removeprefix("lost ") for kind, *_ in state.saved}
     for kind in bounds.saves:
         if kind in saved:

@@ -1,8 +1,8 @@
-"""What the model of an index apart from its source consists of (docs/architecture-shards.md).
+"""The state of the model of an index that is apart from its source (docs/architecture-shards.md).
 
-A shard's tables hold PostgreSQL's row versions (`mvcc.py`); what is committed has number 0, for all statements are
-READ COMMITTED and begin anew after a wait. The index server's transactions are one step each: they lock their lane.
-`past` of a shard is a ghost: what its source projected to, commit by commit, so that readers can be judged.
+A shard's tables hold PostgreSQL's row versions (`mvcc.py`). Committed versions have the number 0, since all statements
+are READ COMMITTED and begin again after a wait. Each transaction of the index server is one step: it locks its lane. A
+shard's `past` is a ghost variable: the projection of its source after each commit, by which readers are judged.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Variant(Enum):
     CAPTURE_WITHOUT_DRAIN = "the capture is installed beside writers in flight"
     EMPTIED_LAST = "a TRUNCATE's entries are deleted after the visit's rows were written"
     EMPTIED_FORGOTTEN = "a TRUNCATE deletes nothing on the index server"
-    # Of lost commits.
+    # Variants about lost commits.
     TICK_ON_INDEX_ALONE = "only the index server compares ticks, after the shard has counted"
     TICK_WITHOUT_TOKEN = "a tick doesn't hold the token, and the shard asks nobody for it"
     STEP_OVERWRITTEN = "a visit writes the step into the shard, whatever is there"
     SAME_TOKEN_TWICE = "a shipper's first visit doesn't ask whether its token is new to the shard"
-    # Of strict.
+    # Variants about strict reads.
     INTENT_AFTER_COMMIT = "the intents are put on the index server after the commit"
     INTENTS_BY_GUESS = "a transaction announces what it has read before it wrote"
     SETTLE_WITHOUT_SNAPSHOT = "a visit takes away all intents of what it has seen"
     BEYOND_THE_END_ANY = "intents beyond the snapshot's end go that came after it was taken"
     TWO_STATEMENTS = "a reader takes the entries first and the intents in another snapshot"
     NAMED_UNTRUE = "what is named is settled, and its truth isn't applied"
-    # Of an older copy of the index server.
+    # Variants about an older copy of the index server.
     START_UNNOTICED = "an older copy of the index server answers as soon as it is started"
     PROVED_BY_A_PASS = "after a start one pass is waited for, and nobody who announced before"
     HORIZON_OF_BEFORE = "who announced before a start is told by a visit that may be from before it"
@@ -147,7 +147,7 @@ class Index(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a visit found. rows: version ("" if only named), identity, whether it is in the source."""
+    """The answer of a visit. rows: version ("" if only named), identity, whether it is in the source."""
 
     rows: tuple[tuple[str, Ident, bool], ...]
     tick: tuple[int, int]
@@ -241,7 +241,7 @@ def initial(bounds: Bounds) -> State:
 
 
 def projection(shard: Shard) -> Projection:
-    """What the committed source projects to."""
+    """The projection of the committed source."""
     return tuple(sorted((v[1], v[0]) for v in shard.source if v[2] == 0 and v[3] != 0))
 
 
@@ -272,9 +272,10 @@ def replaced(whole: tuple, place: int, one: object) -> tuple:  # type: ignore[ty
 
 
 def canonical(state: State) -> State:
-    """Two states that nobody can tell apart are one: versions, ticks and steps count by their order alone.
+    """Returns one state for all states that no step can tell apart: versions, ticks and steps count by their order
+    alone.
 
-    The past that nobody asks for is forgotten, and so is what a transaction that is over had read.
+    Forgets the past that no reader will ask for, and what a transaction that is over had read.
     """
     for number in range(len(state.shards)):
         state = _renumbered(state, number)

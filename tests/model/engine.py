@@ -1,8 +1,8 @@
 """The build's side: prepare, build workers, seal, switch, fold, publish, clean up, abort, and the death of each.
 
 The counterpart of `airflow_roir/engine/`. A transaction that holds the drain lock is one step: no writer can be open,
-so nothing that it reads or writes under the lock can change or be seen before its commit; dying in it is as if it
-had not begun. What is resumed needs no step of its own, since every step starts from what was committed.
+so nothing that it reads or writes under the lock can change or be seen before its commit; dying in it is as if it had
+not begun. A resumed run needs no steps of its own, since every step starts from the committed state.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _operation(state: State, bounds: Bounds, variant: Variant, number: int, writ
     if not generation.done:
         yield from _claim(state, variant, number, generation)
     elif not generation.sealed:
-        # The index build waits for whoever has written to the base.
+        # The index build waits for open transactions that have written to the base.
         if mvcc.in_use(generation.base):
             return
         if bounds.unique:
@@ -139,7 +139,8 @@ def _seal(state: State, variant: Variant, number: int, generation: Generation) -
 
 
 def _look(state: State, variant: Variant, number: int, generation: Generation) -> tuple[unique.Groups, State]:
-    """Groups among what the delta has got since the last look, and what stands of those that were found before."""
+    """Looks for duplicate groups: among the delta's rows since the last look, and again among the groups recorded
+    then."""
     delta = mvcc.committed(generation.delta)
     new = unique.new_since_the_look(generation)
     keys = {key for key, _ in new}
@@ -280,7 +281,7 @@ def _batch(state: State, bounds: Bounds, variant: Variant, slot: int, worker: Wo
 
 
 def _entries(state: State, worker: Worker) -> tuple[tuple[unique.Ident, str], ...]:
-    """What the batch's statement reads."""
+    """The entries that the batch's statement reads."""
     rows = {
         pk: value
         for pk, value in mvcc.committed(state.source)
@@ -347,7 +348,7 @@ def _holds(state: State, variant: Variant, generation: Generation, worker: Worke
         (generation.token, generation.watermark, state.epoch) == (worker.token, worker.watermark, worker.epoch)
         and not generation.done
         and generation.status == "building"
-        # The commit waits for whoever has locked the range, and then finds it moved.
+        # The commit waits for the transaction that has locked the range, and then finds the range moved.
         and not _is_carried(state, variant, worker.generation)
     )
 
@@ -379,7 +380,7 @@ def _take(state: State, bounds: Bounds, variant: Variant, number: int, generatio
         return
     slot = state.folds.index(None)
     me = fold_mark(slot)
-    # What is read without FOR UPDATE may be locked; what is skipped may not.
+    # Without FOR UPDATE it may also read rows that others have locked; SKIP LOCKED leaves these out.
     lockable = [
         ident for ident, value in mvcc.committed(generation.delta) if value != "ghost"
         and (variant == Variant.FOLD_WITHOUT_LOCKS or _lock_rows(generation, (ident,), me)[1])

@@ -12,7 +12,7 @@ from tests.model.state import Bounds, State, Variant, canonical, initial
 
 @dataclass
 class Exploration:
-    """What was found. violation: '' where nothing was; trace: the steps that lead to it.
+    """The result of an exploration. violation: '' if none was found; trace: the steps that lead to it.
 
     reached: states by their generations' statuses. refused, duplicates, deadlocks: steps that end in 40001, in the
     capture's 23505, or end a deadlock. paused: steps in which duplicates keep the build from going on.
@@ -39,13 +39,13 @@ class Exploration:
 
 
 def successors(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
-    """What may happen next."""
+    """The steps that may follow, each with the state after it."""
     yield from engine.steps(state, bounds, variant)
     yield from writers.steps(state, bounds, variant)
 
 
 def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most_states: int = 1 << 40) -> Exploration:
-    """See every state, or all up to the first violation. most_states: stop after so many."""
+    """Sees every state, or stops at the first violation or after `most_states` states."""
     result = Exploration()
     first = canonical(initial(bounds))
     seen = {first: 0}

@@ -39,9 +39,10 @@ def _shard_lost(state: State, home: int, saved: Shard) -> State:
 
 
 def _index_lost(state: State, saved: Index) -> State:
-    """Another history: nothing is promised there, all lanes are doubtful, and whoever was at it has failed.
+    """The index server comes back with another history: nothing is promised, all lanes are doubtful, all visits, fills
+    and puts at it have failed.
 
-    What was committed there before, and isn't in its shard yet, may be what was lost.
+    unsure: users whose put was committed there and whose commit isn't in the shard yet: the put may be lost.
     """
     many = len(state.shards)
     for number, user in enumerate(state.users):

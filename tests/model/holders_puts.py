@@ -1,4 +1,4 @@
-"""What users do: they write in a shard, put their identities on the index server, and commit or roll back."""
+"""The steps of users: they write in a shard, put their identities on the index server, and commit or roll back."""
 
 from __future__ import annotations
 
@@ -247,7 +247,8 @@ def put_over(state: State, number: int, phase: str, commits: bool, variant: Vari
 
 
 def _committed(state: State, number: int, user: User, phase: str, bounds: Bounds) -> State:
-    """In its shard. What it touched gets new versions, so nobody clears it away."""
+    """Commits in the user's shard. The rows that it touched get new versions in the outbox, so no visit clears them
+    away."""
     home = bounds.users[number][0]
     shard, visit = state.shards[home], state.visits[home]
     rows = {pk: key for key, pk in shard.rows} | dict(user.changes)

@@ -1,8 +1,9 @@
-"""What the model of an index that is unique over shards consists of (docs/architecture-shards.md#unique-over-shards).
+"""The state of the model of an index that is unique over shards (docs/architecture-shards.md#unique-over-shards).
 
-A shard is what is committed there; what is in flight is its user's. The index server's statements are one step each:
-what a transaction of it has done is its own until it ends, and locks are named by their keys. How outboxes are shipped
-over a network that loses answers is the other model's (`apart_state.py`): here one shipper serves a lane, and may die.
+A shard's state is what is committed there; the user's state holds what is in flight. Each statement of the index server
+is one step: only its own transaction sees its changes until it ends, and locks are named by their keys. The other model
+(`apart_state.py`) covers how outboxes are shipped over a network that loses answers: here one shipper serves a lane,
+and may die.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Variant(Enum):
     PUTS_ALONE = "keys that a transaction leaves aren't put"
     NO_LOCAL_INDEX = "a shard has no unique index of its own"
     NULL_HELD = "rows with a NULL in the key have a holder"
-    # Of filling.
+    # Variants about filling.
     TRIGGER_WITHOUT_DRAIN = "the trigger is made beside puts in flight"
     FILL_BESIDE_VISITS = "a batch reads without the lanes' locks"
     FILL_ENTRIES_ALONE = "holders are filled from entries and not from intents"
@@ -46,7 +47,7 @@ class Variant(Enum):
     HOLDER_UNCHANGED = "a contested key that is one shard's keeps its holder"
     LISTED_EARLY = "entries in two shards are listed while intents name them"
     VISIT_FILLS = "a visit inserts the holder of an entry that has none"
-    # Of lost commits.
+    # Variants about lost commits.
     REFUSES_ON = "puts refuse on when enforcement has ended"
     DOUBT_FORGOTTEN = "a doubt that came and went before anybody looked ends nothing"
     LOST_PUT_UNDRAINED = "filling again doesn't wait for whoever announced to an index server that lost it"
@@ -87,7 +88,7 @@ class Intent(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a put with one snapshot sees. real: a ghost, the committed rows at its moment, shard and key."""
+    """The snapshot of a put that has one. real: a ghost, the committed rows at its moment, shard and key."""
 
     holders: tuple[tuple[str, int], ...]
     intents: tuple[Intent, ...]
@@ -152,7 +153,7 @@ class Index(NamedTuple):
     contested: tuple[str, ...]
     mode: str  # off, filling, enforced, refusing (REFUSES_ON)
     promised: bool
-    doubt: tuple[str, ...]  # Of each lane: "", doubtful or repairing.
+    doubt: tuple[str, ...]  # For each lane: "", doubtful or repairing.
     doubted: bool  # One was, since filling began.
     listed: tuple[str, ...]
 
@@ -224,7 +225,7 @@ def added(whole: tuple, *more: object) -> tuple:  # type: ignore[type-arg]
 
 
 def holder(index: Index, key: str) -> tuple[str, int, int] | None:
-    """Of a key there is one, committed or in flight."""
+    """The holder of a key, committed or in flight, if it has one: a key has at most one."""
     return next((one for one in index.holders if one[0] == key), None)
 
 

@@ -1,4 +1,5 @@
-"""What the index server does: visits that settle, filling the holders, switching on and off, contact after a loss."""
+"""The steps of the index server: visits that settle, filling the holders, switching on and off, contact after a
+loss."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def _lockable(state: State, number: int, visit: Visit, variant: Variant) -> tupl
 
 
 def _applied(state: State, number: int, visit: Visit, variant: Variant) -> State:
-    """The rest of the transaction: nobody waits for less of it."""
+    """The rest of the transaction, as one step: no other transaction waits for only a part of it."""
     index = state.index
     settled = {i for i in visit.named if i.user not in visit.running}
     entries = {e for e in index.entries if e[0] != number or (e[1], False) not in visit.rows}
@@ -158,7 +159,8 @@ def _met(state: State, number: int, visit: Visit, variant: Variant) -> State:
 
 
 def without_holders(state: State, keys: set[str]) -> State:
-    """Who has a snapshot that shows them gets 40001 where he locks them: he doesn't see any other one."""
+    """The state without these keys' holders. A put whose snapshot shows one would get 40001 when it locks it, so its
+    snapshot no longer shows it."""
     users = []
     for user in state.users:
         if user.put is not None and user.put.snapshot is not None:

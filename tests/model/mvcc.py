@@ -40,12 +40,12 @@ def visible(version: Version, snapshot: int, me: int) -> bool:
 
 
 def rows(table: Table, snapshot: int, me: int) -> dict[Any, Any]:
-    """What a snapshot shows: values by ident."""
+    """The rows that a snapshot shows: values by ident."""
     return {version[0]: version[1] for version in table if visible(version, snapshot, me)}
 
 
 def committed(table: Table) -> list[tuple[Any, Any]]:
-    """What a new snapshot would show, duplicates too."""
+    """The rows that a new snapshot would show, duplicates too."""
     return [(v[0], v[1]) for v in table if v[2] >= 0 and (v[3] == NEVER or v[3] < 0)]
 
 
@@ -133,7 +133,7 @@ def may_conflict(table: Table, ident: Any, me: int) -> bool:
 
 
 def own_rows(table: Table, ident: Any, me: int) -> list[Version]:
-    """What transaction `me` has written under an ident and not ended."""
+    """The versions of an ident that transaction `me` has written and not ended."""
     return [v for v in table if v[0] == ident and v[2] == me and (v[3] != me or v[4] >= LOCKED)]
 
 
@@ -205,12 +205,12 @@ def rollback(table: Table, me: int) -> Table:
 
 
 def touched(table: Table, me: int) -> bool:
-    """True where transaction `me` wrote or locked something, so that it holds a lock on the table."""
+    """True if transaction `me` wrote or locked something, so that it holds a lock on the table."""
     return any(v[2] == me or v[3] == me or _unshared(v, me) is not None for v in table)
 
 
 def in_use(table: Table) -> bool:
-    """True where any open transaction did."""
+    """True if any open transaction wrote or locked something in the table."""
     return any(v[2] < 0 or v[3] < 0 for v in table)
 
 
@@ -256,7 +256,8 @@ def _reach(
 
 
 def _lock(table: Table, version: Version, me: int, exclusive: bool) -> Table:
-    """Lock a version that nobody else has locked, or, if not exclusive, has locked more than FOR SHARE."""
+    """Locks a version: exclusively if no other transaction has locked it, else FOR SHARE if the others have only
+    that."""
     if version[2] == me or (version[3] == me and version[4] == LOCKED):
         return table  # it is its own already
     if exclusive:
@@ -279,7 +280,7 @@ def _holder(version: Version, me: int) -> int | None:
 
 
 def _unshared(version: Version, me: int) -> tuple[int, int] | None:
-    """How the version stands once `me` has given up its share of the lock. None: it has none."""
+    """The version's `ended` and `how` once `me` has given up its share of the lock. None: `me` has no share."""
     _, _, _, ended, how = version
     if how != SHARED or me <= -100 or not (_SHARED_BY - ended) & _bit(me):
         return None
@@ -288,7 +289,8 @@ def _unshared(version: Version, me: int) -> tuple[int, int] | None:
 
 
 def _conflict(table: Table, ident: Any, me: int, past_locks: bool = False) -> Version | None:
-    """What a unique index holds against an insert, whoever sees it. past_locks: a row that is only locked is there."""
+    """The version that a unique index holds against an insert, visible or not. past_locks: a row that is only locked is
+    there."""
     for version in table:
         ident_, _, created, ended, how = version
         if ident_ != ident or (ended == me and how < LOCKED) or (0 <= ended < NEVER):
@@ -305,8 +307,9 @@ def _conflict(table: Table, ident: Any, me: int, past_locks: bool = False) -> Ve
 def _end(table: Table, version: Version, me: int) -> Table:
     if version[2] != me:
         return _swap(table, version, (*version[:3], me, DELETED))
-    # Its own version: nobody else ever saw it, so that what came before was deleted. It stays to the transaction's
-    # end, since a unique index lets nobody else insert the same until then; one of them is enough for that.
+    # Its own version: no other transaction ever saw it, so the row that it replaced counts as deleted. It stays until
+    # the transaction ends, since until then a unique index lets no other transaction insert the same; one of them is
+    # enough for that.
     ident = version[0]
     trace = (ident, "", me, me, DELETED)
     kept = [(*v[:4], DELETED) if v[0] == ident and v[3] == me and v[4] < LOCKED else v for v in table if v != trace]

@@ -12,7 +12,7 @@ NEW_VALUES = ("a1", "b0")  # of the row that is there: another included value, a
 # Users alone, an index that is there and no operation: the capture in active mode.
 ACTIVE = {"built": True, "operations": 0}
 TWICE, KEYS, SWAPS = ((1, "a0"), (2, "a0")), ("a0", "b0"), ("swap",)
-# From the switch on. A copy of the base is stale, and the row that has its key now lies in the delta.
+# These begin at the switch. The base has a stale copy of an entry; the row that has this key now is in the delta.
 DIRECT = {"switched": True, "operations": 0, "held": (2,), "stale": (("a", 1),), "unique": True}
 MOVED = ((1, "b0"), (2, "a0"))
 

@@ -1,4 +1,4 @@
-"""What the model's world consists of, and its canonical form: two states that nobody can tell apart are one."""
+"""The model's state, and its canonical form: two states that no transaction can tell apart are one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.model.mvcc import DELETED, LOCKED, NEVER, UPDATED, Table, Version
 
 NO_SNAPSHOT = -1
 
-# What one statement makes of the keys, as `UPDATE … SET k = k + 1` does.
+# The new keys that one statement gives to several rows, as `UPDATE … SET k = k + 1` does.
 MAPS = {"swap": {"a": "b", "b": "a"}, "shift": {"a": "b", "b": "c"}}
 
 
@@ -46,12 +46,12 @@ class Variant(Enum):
     LOOK_ONCE = "a careful visit doesn't look again after it has taken an entry out"
     CAPTURE_MODE_TAKES_OLD_SNAPSHOTS = "with a DEFERRABLE key capture mode takes snapshots older than prepare"
     TRUNCATE_BETWEEN_READ_AND_WRITE = "a batch reads the source in one transaction and writes the base in another"
-    # Of several operations that one scan does for.
+    # Variants about several operations that share one scan.
     CARRY_WITHOUT_COMPARE = "a batch copies for another operation without a lock on its range or a compare-and-set"
     CARRY_INTO_OLD_SNAPSHOT = "a batch reads first, and then takes the operations that it copies for"
     CARRY_ABORTED = "a batch copies for an operation that is being aborted"
     CARRY_OR_FAIL = "a batch isn't done again without an operation whose tables are gone"
-    # Of a unique generation.
+    # Variants about a unique generation.
     STALE_COPY_REPORTED = "a base copy that the delta touches counts as a duplicate"
     SEAL_LEAVES_TOUCHED = "the seal leaves what the delta touches in the segment"
     ANTIMATTER_HIDES_PAIR = "antimatter hides a key's other entries from the look, and not its own alone"
@@ -76,20 +76,19 @@ class Variant(Enum):
 class Bounds:
     """How much is explored.
 
-    users: the isolation level ("RC" or "RR") and number of statements of each user transaction. rows: the source at
-    the beginning, by primary key: the first letter is the key, the rest what is included. claims, takeovers: how
-    often a range is claimed, and a run taken over. workers, folds: how many of them are open at one time.
-    operations, aborts: how many of each. built: an index is there and active, so that the first operation is a rebuild.
-    key: the primary key is checked at once ("plain"), or it is DEFERRABLE and checked at the statement's end
-    ("immediate") or at the commit ("deferred"). upserts: statements may insert or update. moves: they may give a row
-    another's primary key, one that is gone or, with a DEFERRABLE key, not yet. swaps: they may swap two rows' keys.
-    nested: they may insert a row that a trigger deletes at once. twins: how many rows with one DEFERRABLE primary key a
-    transaction may insert. fine: every SQL statement takes its
-    snapshot in one step and acts in another, and so does each of the capture function; else a user's statement runs
-    until it ends or waits. unique: the generations are. maps: one statement changes the keys of several rows, by MAPS.
-    switched: the operation has just switched to direct mode. held: primary keys whose entries lie in its delta and not
-    in its base. stale: entries that lie in its base, and whose antimatter lies in its delta. together: so many
-    operations, each of an index of its own, may be built at the same time, with one cut.
+    users: the isolation level ("RC" or "RR") and number of statements of each user transaction. rows: the source at the
+    beginning, by primary key: the first letter is the key, the rest what is included. claims, takeovers: how often a
+    range is claimed, and a run taken over. workers, folds: how many of them are open at one time. operations, aborts:
+    how many of each. built: an index exists and is active, so that the first operation is a rebuild. key: the primary
+    key is checked at once ("plain"), or it is DEFERRABLE and checked at the statement's end ("immediate") or at the
+    commit ("deferred"). upserts: statements may insert or update. moves: they may give a row another's primary key, one
+    that is gone or, with a DEFERRABLE key, not yet. swaps: they may swap two rows' keys. nested: they may insert a row
+    that a trigger deletes at once. twins: how many rows with one DEFERRABLE primary key a transaction may insert. fine:
+    every SQL statement, also each of the capture function, takes its snapshot in one step and acts in another;
+    otherwise a user's statement runs until it ends or waits. unique: the generations are. maps: one statement changes
+    the keys of several rows, by MAPS. switched: the operation has just switched to direct mode. held: primary keys
+    whose entries are in its delta and not in its base. stale: entries of its base whose antimatter is in its delta.
+    together: how many operations, each of an index of its own, may build at the same time, with one cut.
     """
 
     users: tuple[tuple[str, int], ...]
@@ -165,8 +164,8 @@ class Fold(NamedTuple):
 class Generation(NamedTuple):
     """status: building, active, retired, aborting, dropped. mode: capture, direct, active.
 
-    Of a unique one, looked: what the last look saw in the delta, as long as nobody wrote it again; recorded: the keys
-    of the groups that were found last.
+    Only if it is unique: looked, the delta's rows that the last look saw, unless written since; recorded, the keys of
+    the groups that were found last.
     """
 
     status: str
@@ -186,7 +185,7 @@ DROPPED = Generation("dropped", "none", 0)
 
 
 class Left(NamedTuple):
-    """What of the bounds is left."""
+    """The part of the bounds that is left."""
 
     claims: int
     takeovers: int
@@ -241,7 +240,7 @@ def _table(rows: Iterable[tuple[Any, Any]]) -> Table:
 
 
 def canonical(state: State) -> State:
-    """Number the commits anew, so that only what some open snapshot can tell apart differs; forget dead versions."""
+    """Renumbers the commits, so that only what some open snapshot can tell apart differs; forgets dead versions."""
     held = set()
     for user in state.users:
         held.add(user.snapshot)
@@ -281,7 +280,7 @@ def _canonical_table(table: Table, order: tuple[int, ...]) -> Table:
     kept: list[Version] = list(table)
     for version in table:
         _, _, created, ended, _ = version
-        # Nobody's snapshot lies between its beginning and its end.
+        # No snapshot was taken between its beginning and its end.
         if 0 <= ended < NEVER and created >= 0 and not (created < ended and _any_between(order, created, ended)):
             kept.remove(version)
             # A row that follows an update chain must learn here how it goes on.

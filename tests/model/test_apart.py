@@ -58,7 +58,7 @@ HARMLESS = [
 
 
 def _by_time(name: str, *values: object) -> ParameterSet:
-    """What takes more than two seconds is slow."""
+    """A case's parameters; marked slow if its scenario has 2,000 states or more (it takes more than two seconds)."""
     return pytest.param(*values, marks=[pytest.mark.slow] if ALL[name][1] >= 2_000 else [])
 
 

@@ -60,7 +60,7 @@ HARMLESS = [
 
 
 def _by_time(name: str, *values: object) -> ParameterSet:
-    """What takes more than a second is slow."""
+    """A case's parameters; marked slow if its scenario has 4,000 states or more (it takes more than a second)."""
     return pytest.param(*values, marks=[pytest.mark.slow] if ALL[name][1] >= 4_000 else [])
 
 

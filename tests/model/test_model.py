@@ -92,7 +92,7 @@ if SCENARIOS is not DEFAULT:
         (Variant.NO_PROBE, "unique: active, old snapshots"),
         (Variant.ANTIMATTER_IS_STALE, "unique: direct mode, three writers"),
     ]
-# What must be reached, so that an exploration can't become empty: states, and the statuses of the generations.
+# The least that must be reached, so that no exploration is empty: the number of states, and the generations' statuses.
 LEAST = {
     "a create": (7_000, "active"),
     "an old snapshot with two writes": (20_000, "active"),

@@ -119,7 +119,8 @@ class Schedule:
         self.watch.close()
 
     def replace(self) -> None:
-        """What chance seldom brings about: an old snapshot shows a row that is gone, and its transaction's new one."""
+        """A sequence that chance seldom produces: an old snapshot shows a row that is gone, and its transaction's new
+        one."""
         old, other = self.both
         self.begin(old, repeatable=True)
         self.begin(other, repeatable=False)
@@ -156,8 +157,8 @@ class Schedule:
             return
         if verb == "insert" and self.is_ambiguous(both, ident, at_commit=False):
             return
-        # It waits for the lock alone: deleted meanwhile, the row costs PostgreSQL's statement a 40001, while the
-        # model's begins anew and inserts. So the model allows more, never less.
+        # The model's put waits for the lock alone. If the row was deleted meanwhile, PostgreSQL's statement gets 40001,
+        # while the model's begins again and inserts. So the model allows more, never less.
         if verb == "put" and both.repeatable and self.is_locked(both, ident):
             return
         snapshot = self.state.users[both.number].snapshot if both.repeatable else self.state.now
@@ -194,7 +195,7 @@ class Schedule:
             self.seen["count"] += bool(expected)
 
     def apply(self, both: Both, verb: str, ident: int, value: str, snapshot: int) -> tuple[Any, Any]:
-        """What is to be called again after a wait, or None; and the outcome."""
+        """The arguments of the call to repeat after a wait, or None; and the outcome."""
         table, me, repeatable = self.state.source, both.me, both.repeatable
         outcome: Any = 1
         own = True if verb.endswith("own") else None

@@ -19,7 +19,7 @@ def stored(ident: Ident, included: str, unique: bool) -> tuple[object, str]:
 
 
 def entries(generation: Generation, unique: bool) -> list[tuple[Ident, str]]:
-    """What is committed in a base, duplicates too."""
+    """The committed entries of a base, duplicates too."""
     rows = mvcc.committed(generation.base)
     return [((key, int(value[0])), value[1:]) for key, value in rows] if unique else rows
 

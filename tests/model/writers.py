@@ -120,7 +120,7 @@ class _Session:
         for pk in bounds.primary_keys:
             seen = mvcc.versions(source, pk, snapshot, self.me)
             own = [version for version in seen if version[2] == self.me]
-            # What an old snapshot still shows may be gone by now, and can be inserted anew.
+            # A row that an old snapshot still shows may be gone by now, and can be inserted again.
             if not seen or (self.repeatable if bounds.key == "plain" else len(own) < bounds.twins):
                 yield from (("insert", pk, value) for value in bounds.values)
                 if bounds.nested:
@@ -161,7 +161,7 @@ class _Session:
                     said = f": {_op_text(session.user.ops[0])}" if self.bounds.fine else said
                     afters = session._run(session.user.ops[0])
             except Wait:
-                if looks:  # it goes on with the snapshot that it has taken
+                if looks:  # it continues with the snapshot that it has taken
                     session, progress = session._after(session._set(statement=session._new_snapshot())), True
                 break
             except SerializationFailure:
@@ -215,7 +215,7 @@ class _Session:
             again = met is not None  # it has locked the row before it updated it
             events.append(((pk, met[1]) if met else None, (pk, rest[0])))
         elif verb == "move":
-            # It holds the row that it moves while it waits for whoever has the key.
+            # It holds the row that it moves while it waits for the transaction that has the key.
             source, moved = mvcc.delete(source, pk, user.statement, me, self.repeatable, *rest[1:])
             if moved:
                 chosen = ("arrive", pk, rest[0], moved[0][1])
@@ -273,10 +273,8 @@ class _Session:
     # -- the capture function
 
     def _compile(self, old: tuple[int, str] | None, new: tuple[int, str] | None, again: bool) -> list[tuple[Any, ...]]:
-        """What the function does for one event, as it is rendered now: no mode changes under an open writer.
-
-        again: this transaction has locked the row or written to it once more since that event.
-        """
+        """The steps of the capture function for one event, as it is rendered now: no mode changes under an open
+        writer."""
         gone = _entry(old) if old else None
         come = _entry(new) if new else None
         deferrable = self.bounds.key != "plain"
@@ -320,7 +318,7 @@ class _Session:
         return ops
 
     def _put(self, number: int, ident: unique.Ident, included: str) -> list[tuple[Any, ...]]:
-        """What writes an entry to the base, whose own row has left the delta."""
+        """The steps that write an entry to the base, whose own row has left the delta."""
         if not self.bounds.unique:
             return [("put base", number, ident, included)]
         put = [("others", number, ident, included), ("insert", number, ident, included)]
@@ -392,7 +390,7 @@ class _Session:
             return self._answers(op, source, fitting(seen))
         if variant == Variant.LOCK_ANY_VERSION:
             if fitting(own) and fitting(others) and len(op) == 3:
-                # It takes the one that comes first, wherever that lies.
+                # It takes the version that the server finds first, which may be either.
                 return [self._set(ops=((*op, first), *self.user.ops[1:])) for first in ("own", "others")]
             if fitting(others) and op[3:] != ("own",):
                 source, others = mvcc.share(source, pk, snapshot, me, repeatable, key)
@@ -427,8 +425,8 @@ class _Session:
             then = self._put(number, ident, value[1:])
         elif not again:
             then = [("put delta", number, ident, "antimatter") if delta else ("take out", number, ident)]
-            # Between the look and the removal another transaction may have brought a row of this key. What removes
-            # the entry holds it, so that from then on nobody else can.
+            # Between the look and the removal another transaction may have brought a row of this key. The statement
+            # that removes the entry locks it, so that from then on no other transaction can.
             if self.bounds.key != "plain" and not self.repeatable and self.variant != Variant.LOOK_ONCE:
                 then.append((f"look again for {'delta' if delta else 'base'}", number, ident))
         state = self.state._replace(source=source)
@@ -517,7 +515,7 @@ class _Session:
             if any(v[1][0] == key for v in mvcc.versions(source, holder, snapshot, me, own=False)):
                 found += mvcc.key_share(source, holder, snapshot, me, repeatable)
         else:
-            # Who finds a row ends, so that the lock is not kept.
+            # If a row is found, the transaction ends, so the lock isn't kept.
             _, found = mvcc.share(source, holder, snapshot, me, repeatable, key, own=None)
         if any(version[1][0] == key for version in found):
             raise Refused(self._why_not(key))
@@ -574,7 +572,7 @@ class _Session:
         return end(self._end(), lambda table: mvcc.rollback(table, self.me))
 
     def _look_again(self, state: State) -> State:
-        """What this transaction has written to a delta is new to the next look for duplicates."""
+        """Makes the delta rows that this transaction has written new to the next look for duplicates."""
         generations = []
         for generation in state.generations:
             if generation.looked is not None:
@@ -602,17 +600,18 @@ class _Session:
 
 
 def waits(state: State, bounds: Bounds, variant: Variant, at_source: bool = False) -> dict[int, int]:
-    """Who waits inside the capture function, or at_source, by mark, and for whom."""
+    """The transactions that wait inside the capture function (at_source: at the source), each with the one that it
+    waits for."""
     users = [n for n, user in enumerate(state.users) if (user.chosen if at_source else user.ops and not user.chosen)]
     sessions = [_Session(state, bounds, variant, number) for number in users]
     return {session.me: held for session in sessions if (held := session.waits_for()) is not None}
 
 
 def would_wait(state: State, me: int, held: int) -> bool:
-    """Whether a native unique index would let `me` wait for `held`: that has written a row of the key, before or after.
+    """Whether a native unique index would let `me` wait for `held`: whether `held` has written a row of the key.
 
-    Then the index has a version of it whose transaction is in flight. A question waits at the source: if it is as
-    old as another's commit, for whoever has the row's next version in hand.
+    If so, the index has a version of the key whose transaction is in flight. A question (ask, look, check, commit)
+    waits at the source, for the transaction that is writing the row's next version.
     """
     verb, *rest = state.users[-1 - me].ops[0]
     if verb.startswith(("ask", "look", "check", "commit")):
@@ -630,7 +629,7 @@ def end(state: State, ending: Any) -> State:
 
 
 def _truncate(state: State) -> State:
-    """In its own transaction, to the commit: its locks let nobody else near these tables, so it is one step."""
+    """The whole transaction of a TRUNCATE: its locks keep all others away from these tables, so it is one step."""
     generations = tuple(
         g if g.status == "dropped" else g._replace(base=(), delta=() if g.mode != "active" else g.delta)
         for g in state.generations
