@@ -31,7 +31,7 @@ Found = tuple[str, int, str | None, int | None]
 
 @dataclass
 class Visited:
-    """What a visit found. rows: (version or None, identity texts, entry texts or None if it isn't there)."""
+    """The answer of a visit. rows: (version or None, identity texts, entry texts or None if it isn't there)."""
 
     rows: list[tuple[int | None, tuple[str | None, ...], tuple[str | None, ...] | None]]
     looked: Look
@@ -168,7 +168,7 @@ class Scene:
         return entries, [(row.shard, row.id) for row in found if row.kind == "intent"]
 
     def repaired(self, connections: dict[str, Connection], asked: Sequence[tuple[str, int]], key: str) -> set[Found]:
-        """What the shards say of those."""
+        """The rows of these shards and ids that have the key now, as their shards say."""
         found: set[Found] = set()
         for shard, id_ in asked:
             rows = execute(connections[shard], "SELECT k, v FROM t WHERE id = %(id)s", {"id": id_}).all()

@@ -22,7 +22,8 @@ Projection = dict[tuple[str | None, ...], tuple[str | None, ...]]
 
 @dataclass(frozen=True)
 class Since:
-    """What was there before a transaction: entries by their identities, the last version, that of a TRUNCATE."""
+    """The state before a transaction: entries by their identities, the last version, the version of the last
+    TRUNCATE."""
 
     entries: Projection
     version: int

@@ -22,7 +22,7 @@ def _factory(server: str, request: pytest.FixtureRequest) -> Iterator[Make]:
     made: list[Shards] = []
 
     def make(count: int = 2, *table: str) -> Shards:
-        """An index server and so many shards, s0…; `table`, by default `t (id, k, v)`, is run in each."""
+        """An index server and `count` shards, s0…; `table`, by default `t (id, k, v)`, is run in each."""
         shards = make_databases(server, f"shards_{next(_numbers)}", count, "roir_template")
         made.append(shards)
         shards.run(*(table or (TABLE,)))

@@ -47,7 +47,7 @@ class Stay:
 
 @dataclass
 class Refusal:
-    """Of a commit: what the error says, and from when to when it took."""
+    """A commit that was refused: the error's detail, and when the commit began and ended."""
 
     shard: str
     detail: str
@@ -67,7 +67,8 @@ class Contest:
     failed: list[BaseException] = field(default_factory=list)
 
     def run(self, seconds: float, writers: int = 2, shippers: int = 2, meanwhile: Any = None) -> None:
-        """Let so many writers of each shard, and shippers that are killed, run; `meanwhile` in this thread."""
+        """Runs `writers` writers of each shard and `shippers` shippers, which are killed; `meanwhile` runs in this
+        thread."""
         stop = threading.Event()
         chances = random.Random(self.seed)
         threads = [

@@ -1,4 +1,5 @@
-"""What happens to the whole meanwhile: servers die, shippers are killed, and somebody verifies, rebuilds, reverts."""
+"""The disturbances of a test with faults: servers die, shippers are killed, and an operator verifies, rebuilds,
+reverts."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Shipper:
             except (InShard, DBAPIError, RoirError) as error:
                 self.traffic.happened[f"a shipper's {type(error).__name__}"] += 1
                 self.traffic.stopped.wait(0.02)
-                # Some go on with what they remember, as the service does.
+                # Some continue with what they remember, as the service does.
                 dies = not isinstance(error, InShard) or self.chance.random() < 0.3
             if dies:
                 self._die()
@@ -119,7 +120,7 @@ class Service:
 
 
 class Killer:
-    """A server dies without a checkpoint, and comes back; some shards are told by another DSN then."""
+    """Kills a server without a checkpoint and starts it again; often registers the shards with another DSN then."""
 
     def __init__(self, traffic: Traffic, chance: random.Random) -> None:
         self.traffic, self.chance = traffic, chance
@@ -156,7 +157,7 @@ class Hands:
         work = self.revert
         while not self.traffic.stopped.wait(self.chance.uniform(0, 0.5)):
             until = self.chance.randrange(4)
-            # What fails is tried again some times, as a person would.
+            # Some failures are tried again a few times, as a person would.
             for _ in range(1 + until):
                 try:
                     done = work()
@@ -258,7 +259,7 @@ class Hands:
 
 
 def end(traffic: Traffic) -> None:
-    """What is unfinished is aborted."""
+    """Aborts an unfinished operation."""
     with suppress(IllegalTransition):
         abort.abort(traffic.made.database, INDEX, "test")
     clean_up.clean_up(traffic.made.database)

@@ -78,7 +78,7 @@ class StrictReader:
 
 
 class BoundedReader:
-    """What was committed before `fresh_at` is there."""
+    """Checks that all that was committed before `fresh_at` is in the index."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic

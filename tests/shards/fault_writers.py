@@ -111,7 +111,7 @@ class Contender(Writer):
 
 
 class Keeper(Writer):
-    """Writes rows of its own. Of a commit whose answer was lost it finds out what came of it."""
+    """Writes rows of its own. If a commit's answer is lost, it finds out whether the transaction committed."""
 
     def __init__(self, traffic: Traffic, shard: str, number: int, chance: random.Random) -> None:
         super().__init__(traffic, shard, number, chance)
@@ -163,7 +163,7 @@ class Keeper(Writer):
         changes[id_] = new
 
     def find_out(self) -> None:
-        """What came of the transaction whose answer was lost: it has ended once its lock is free."""
+        """Finds out whether the transaction whose answer was lost committed: it has ended once its lock is free."""
         if self.unsure is None:
             return
         with closing(psycopg2.connect(self.traffic.made.dsns[self.shard])) as direct, direct.cursor() as cursor:

@@ -44,7 +44,7 @@ SHOWN = """
 SELECT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
  WHERE g.status = 'active'
 """
-# Of all generations that a revert may show: each of them has them.
+# The shards that are part of every generation that a revert may show.
 KEPT = """
 SELECT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
  WHERE g.status IN ('active', 'retired') GROUP BY s.name
@@ -54,10 +54,11 @@ HAVING count(DISTINCT g.id) = (SELECT count(*) FROM roir.generation WHERE status
 
 @dataclass
 class Traffic:
-    """made: with contrib's extensions where servers announce. by: who announces at first, None: nobody.
+    """made: with contrib's extensions where servers announce. by: who announces at first ("client" or "server"), None:
+    neither.
 
-    kills: servers die. hands: somebody verifies, rebuilds and so on. service: `roir ship` runs, too.
-    wrong: what was seen that must not be. happened: what else was. said: what was refused, with its reason.
+    kills: servers die. hands: an operator verifies, rebuilds and so on. service: `roir ship` runs, too. wrong: what was
+    seen that must not be. happened: what else was. said: what was refused, with its reason.
     """
 
     made: Shards
@@ -70,8 +71,8 @@ class Traffic:
     happened: Counter[str] = field(default_factory=Counter)
     said: list[str] = field(default_factory=list)
 
-    # The ways of the network: two of shippers, two of writers, those of others. What takes many steps comes to no end
-    # where each step fails now and then.
+    # The ways of the network: two for shippers, two for writers, those of others. A work of many steps never ends if
+    # each step fails now and then.
     WRITERS, READERS, SERVICE, HANDS, SERVERS = 2, 4, 5, 6, 7
     NAMED = (SERVICE, HANDS)
     WAYS = (0.6, 0.2, 0.5, 0.5, 0.3, 0.1, 0.03, 0.3)
@@ -174,7 +175,7 @@ class Traffic:
         return self._shards(SHOWN)
 
     def shards_kept(self) -> set[str]:
-        """Of all generations that a revert may show."""
+        """The shards that are part of every generation that a revert may show."""
         return self._shards(KEPT)
 
     def _shards(self, query: str) -> set[str]:
@@ -183,7 +184,7 @@ class Traffic:
         return found
 
     def rest(self) -> None:
-        """Nothing is written any more: whoever was interrupted is finished, and all is shipped."""
+        """After the last write: aborts an unfinished operation, ships everything, and checks the index."""
         for name in self.made.names:
             registry.add(self.made.database, name, self.made.dsns[name])
         fault_hands.end(self)

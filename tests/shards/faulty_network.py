@@ -15,15 +15,15 @@ import psycopg2
 from servers.shards import Shards
 from tests.crash.network import Proxy, reset
 
-# What may happen to what is sent, in one direction, and how often in 1,000 times.
+# The faults that a piece may meet in one direction, and how often in 1,000 pieces.
 FAULTS = {"delay": 40, "cut": 4, "answer lost": 6, "half open": 1}
 
 
 class FaultyProxy(Proxy):
-    """Forwards, but delays some messages, cuts some connections before or after the server got what was sent, or
-    leaves one half open: nothing comes through any more, and the server isn't told.
+    """Forwards, but delays some messages, cuts some connections before or after the server got what was sent, or leaves
+    one half open: nothing comes through any more, and the server doesn't learn of it.
 
-    share: of the faults. happened: how often what did. faulty: False at first.
+    share: the factor on the rates in FAULTS. happened: how often each fault happened. faulty: False at first.
     """
 
     def __init__(self, server: str, seed: int, share: float) -> None:
@@ -63,7 +63,7 @@ class FaultyProxy(Proxy):
             reset(end)
 
     def _fault(self, answers: bool) -> str:
-        """What happens to this piece. An answer that is lost was of something that the server did."""
+        """Draws the fault of this piece, or "". A server has always done the work whose answer is lost."""
         if not self.faulty:
             return ""
         drawn = self._random.uniform(0, 1000)
@@ -90,7 +90,7 @@ class Network:
         }
 
     def dsn(self, name: str, way: int) -> str:
-        """Of a server, by one of the ways to it."""
+        """The DSN of a server by one of the ways to it."""
         port = self._proxies[name, way].port
         return psycopg2.extensions.make_dsn(self._dsns[name], host="127.0.0.1", port=port, connect_timeout=5)
 

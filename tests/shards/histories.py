@@ -1,4 +1,4 @@
-"""What rows were when, as far as their writers know, and whether a strict answer can be true."""
+"""The states of rows over time, as far as their writers know, and whether a strict answer can be true."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Found = tuple[int, str | None, int, str]
 
 @dataclass
 class History:
-    """Of one row: states, each with the time since which it can be seen, and that since which nothing else can."""
+    """The states of one row, each with the time since which it can be seen, and the time since which no other can."""
 
     states: list[tuple[State, float, float]] = field(default_factory=lambda: [(None, 0.0, 0.0)])
 
@@ -34,7 +34,7 @@ class History:
 
 
 class Histories:
-    """Of the rows of several writers, each of which writes rows of its own."""
+    """The histories of the rows of several writers, each of which writes rows of its own."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = {row: History() for row in rows}
@@ -59,7 +59,8 @@ class Histories:
     def wrong(
         self, key: str | None, found: Collection[Found], since: float, until: float, shards: Collection[str]
     ) -> list[str]:
-        """What an answer, which took so long, misses or makes up. shards: those that it must be complete of."""
+        """The rows that an answer, read between `since` and `until`, misses or makes up. shards: those whose rows must
+        all be in it."""
         problems = []
         by_row = {(shard, id_): (k, v) for id_, k, v, shard in found}
         if len(by_row) < len(found):

@@ -55,7 +55,7 @@ class Laid:
             shipper.release()
 
     def column(self, name: str) -> object:
-        """Of the only lane, or of the first shard's."""
+        """A column of the only lane, or of the first shard's lane."""
         return self.shards.ask(f"SELECT {name} FROM roir.lane WHERE generation_id = %s ORDER BY id", self.generation)[
             0
         ][0]
@@ -65,7 +65,7 @@ class Laid:
         return sorted(self.shards.ask(f"SELECT {columns} FROM {physical.base(self.generation)}"), key=repr)
 
     def projection(self) -> Entries:
-        """What the base must be at rest: the union of the shards' projections."""
+        """The entries that the base must have at rest: the union of the shards' projections."""
         found: Entries = []
         for name in self.shards.names:
             values = ", ".join(

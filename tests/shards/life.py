@@ -144,7 +144,7 @@ class Life(Tables):
         self.chance.choice(steps[self.phase])()
 
     def tidy(self) -> None:
-        """What is found by its name has one name in all shards."""
+        """Gives schema and table the same name in all shards, since a build finds them by name."""
         self.end_transactions()
         for name, place in self.places.items():
             if place.schema != "app":

@@ -16,7 +16,7 @@ from tests.shards import apart
 
 IDS = 60
 MOODS = "CREATE TYPE public.mood AS ENUM ('m0', 'm1')"
-# Of each leaf what it is attached by, from the beginning on or later; the default partition is always there.
+# The bounds of each leaf, attached from the beginning or later; the default partition is always there.
 RANGES = {
     "p0": "FROM (0) TO (20)",
     "p1": "FROM (20) TO (40)",
@@ -72,7 +72,7 @@ WRITES = (
     "DO $$ BEGIN UPDATE {t} SET k = NULL WHERE id = {i}; RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN "
     "UPDATE {t} SET n = n + 1 WHERE id = {j}; END $$",
 )
-# What a statement may meet that has nothing to do with the index.
+# Errors that a statement may meet and that have nothing to do with the index.
 EXPECTED = (
     psycopg2.errors.UniqueViolation,
     psycopg2.errors.CheckViolation,
@@ -89,7 +89,7 @@ EXPECTED = (
 
 @dataclass
 class Place:
-    """What a shard's table is called now, and which leaves it has. added: columns of ours that no index has."""
+    """A shard's table: its name now, and the leaves that it has. added: columns of ours that no index has."""
 
     session: psycopg2.extensions.connection
     schema: str = "app"

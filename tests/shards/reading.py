@@ -1,4 +1,4 @@
-"""What tests of reading stand on: an announced index with its view, writers who announce, and readers in steps."""
+"""The ground of tests of reading: an announced index with its view, writers that announce, and readers in steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXTENSIONS = ("CREATE EXTENSION dblink",)
 
 
 class Base(DeclarativeBase):
-    """Of the classes below."""
+    """The base of the classes below."""
 
 
 class Item(Base):
@@ -110,7 +110,7 @@ def ground(made: Shards, by: str | None = "client") -> Iterator[Ground]:
 
 
 def with_servers(ground: Ground) -> None:
-    """What strict reads in SQL need."""
+    """Creates the foreign servers that strict reads in SQL need."""
     create_servers(ground.made)
 
 

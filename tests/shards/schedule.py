@@ -74,7 +74,7 @@ class Writer:
                 cursor.execute("DELETE FROM t WHERE id = %s", (number,))
             case 7:
                 if self.rng.random() < 0.15:
-                    # While it is open nobody reads the table: so it ends at once.
+                    # While a TRUNCATE is open no other session can read the table, so it commits at once.
                     cursor.execute("TRUNCATE t")
                     self.commit()
 
@@ -149,7 +149,7 @@ class Schedule:
         self.shippers.append(shipper)
 
     def check_fresh(self) -> None:
-        """What was acknowledged before `fresh_at` is in the base, or something later."""
+        """For each row, the base has the state that was committed last before `fresh_at`, or a later one."""
         lanes = self.laid.shards.ask(
             "SELECT s.name, extract(epoch FROM l.fresh_at)::float8 "
             "FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.fresh_at IS NOT NULL AND l.doubt IS NULL"

@@ -1,4 +1,4 @@
-"""Who announces writes: the shard's server, or its clients; what is refused, and what is told."""
+"""Writes are announced by the shard's server or by its clients; the errors of both, and what the status says."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_server_announces_before_the_commit(contrib_shards: Make) -> None:
     assert found.stored() == found.truth()
 
 
-# What a transaction does, and the entries (key, id) that it announces. Each entry once.
+# The statements of a transaction, and the entries (key, id) that it announces, each entry once.
 TRANSACTIONS = {
     "insert": (["INSERT INTO t VALUES (7, 'n', 7)"], [("n", 7)]),
     "delete": (["DELETE FROM t WHERE id = 1"], [("k1", 1)]),
@@ -398,7 +398,7 @@ def test_a_client_announces_or_is_refused(shards: Make) -> None:
         with pytest.raises(DBAPIError, match="was not announced"):
             here.commit()
         here.rollback()
-        # What was announced for a transaction that was rolled back goes.
+        # The intents of a transaction that was rolled back go.
         found.rest()
         assert found.intents() == []
         here.execute(text("UPDATE public.t SET k = 'n' WHERE id = 1"))

@@ -172,7 +172,7 @@ def test_servers_that_are_killed_lose_no_announcement(pg: int) -> None:
                 writer.commit()
             made.servers["index"].start()
             assert found.intents() == before
-            # The session's connection to the index server is made anew.
+            # The session connects to the index server again.
             cursor.execute("UPDATE t SET k = 'm' WHERE id = 2")
             writer.commit()
         assert len(found.intents()) == 6

@@ -1,4 +1,4 @@
-"""What changes rows without a write, while writes are announced."""
+"""Changes of rows that are no writes, while writes are announced."""
 
 from __future__ import annotations
 

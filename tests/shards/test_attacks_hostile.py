@@ -20,7 +20,7 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 
 SONG = "1); SELECT evil.who(); --"
-# What he does once his table is captured.
+# Statements that the hostile owner runs once the table is captured.
 LATER: dict[str, tuple[str, ...]] = {
     "triggers on what captures": (
         "CREATE FUNCTION evil.also() RETURNS trigger LANGUAGE plpgsql AS "
@@ -59,7 +59,8 @@ LATER: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture
 def scene(shards: Make) -> Iterator[tuple[Shards, str]]:
-    """Shard s0 is his, and he has a plain role on the index server; the name of his role."""
+    """Shard s0 belongs to the hostile owner, whose role also exists, without rights, on the index server. Also the
+    superuser's DSN of s0."""
     made = shards(2, "SELECT 1")
     [(database,)] = made.ask("SELECT current_database()", shard="s0")
     names = {"owner": f"owner_{database}", "victim": f"victim_{database}"}
@@ -83,7 +84,7 @@ def scene(shards: Make) -> Iterator[tuple[Shards, str]]:
 
 
 def heard(made: Shards, superuser: str) -> list[str]:
-    """Where his code ran and must not have."""
+    """The places where the owner's code ran and must not have."""
     asked = f"SELECT {', '.join(f'(SELECT is_called FROM evil.{one})' for one in ('as_owner', 'as_another', 'gains'))}"
     [(index, another, gains)] = made.ask(asked)
     [(_, other, more)] = Shards(superuser, {}).ask(asked)

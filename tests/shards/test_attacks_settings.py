@@ -124,7 +124,7 @@ def test_what_databases_set_changes_no_value_and_ends_nothing(shards: Make, side
     assert pinned.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
 
 
-# What a writer's session brings along, one thing each.
+# Settings of a writer's session, one for each case.
 SESSIONS = {
     **{
         name: f"SET {name} = {value}"

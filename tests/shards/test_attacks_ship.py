@@ -1,4 +1,4 @@
-"""What was found by attacking shipping: reverts, other servers under a DSN, tables that are gone, dumps."""
+"""Faults that attacks on shipping found: reverts, other servers under a DSN, tables that are gone, dumps."""
 
 from __future__ import annotations
 

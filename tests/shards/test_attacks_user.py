@@ -1,4 +1,4 @@
-"""What a user stumbles over: what is said of shards that are away, differ, or hold what the index server can't."""
+"""Obstacles for users: messages about shards that are away, differ, or hold what the index server can't."""
 
 from __future__ import annotations
 

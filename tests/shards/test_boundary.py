@@ -29,7 +29,7 @@ from tests.shards.test_leaves import TABLE as PARTITIONED
 
 pytestmark = pytest.mark.sample(1)
 
-# What tells on the index server, and in another shard, that a text of the first one was run.
+# A sequence that shows on the index server, and in another shard, whether a text of the first shard was run.
 CANARY = (
     "CREATE SEQUENCE public.canary",
     "CREATE FUNCTION public.sing() RETURNS boolean LANGUAGE sql AS $$ SELECT nextval('public.canary') > 0 $$",
@@ -55,7 +55,7 @@ def has_sung(made: Shards, shard: str | None = None) -> bool:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("song", [3, 7])
 def test_bounds_that_are_sql_are_run_nowhere_else(shards: Make, song: int) -> None:
-    """Whoever owns a shard may write what he likes into its own registry."""
+    """The owner of a shard may write anything into the shard's own registry."""
     made = apart.add_all(shards(2, *PARTITIONED))
     made.ask("; ".join(CANARY))
     made.run(*CANARY, only="s1")
@@ -258,6 +258,6 @@ def test_every_function_of_the_small_schema_that_is_named_is_made() -> None:
     named = {name for text in texts for name in re.findall(r"roir_shard\.(\w+)\(", text)}
     assert named >= {"capture_of", "check_owners", "levels", "unannounced"}
     assert named - made == set()
-    # What they call in turn, by the names that both servers share.
+    # The functions that these call in turn, by the names that both servers share.
     shared = set(re.findall(r"\broir\.(\w+)\(", home.sql()))
     assert shared == set()

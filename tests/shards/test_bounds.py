@@ -20,7 +20,7 @@ LEVELS = """
 SELECT l.relation::regclass::text AS leaf, roir_shard.levels('public.t'::regclass, l.relation) AS levels
   FROM roir_shard.parts('public.t'::regclass) l
 """
-# What a table is cut by, its partitions, and rows at their ends.
+# A table's columns and partition key, its partitions, and rows at their ends.
 CUT = {
     "integers": (
         "id int",
@@ -75,7 +75,7 @@ def entry_of(database: Database, table: str) -> Entry:
 
 
 def levels(database: Database) -> dict[str, object]:
-    """Of each leaf, as the shard tells them."""
+    """The levels of each leaf, as the shard reports them."""
     with database.transaction() as connection:
         rows = execute(connection, LEVELS).all()
     return {row.leaf: row.levels for row in rows}

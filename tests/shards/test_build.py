@@ -38,7 +38,7 @@ def move_away(made: Shards, name: str) -> None:
 
 
 def bring_back(made: Shards, name: str) -> None:
-    """The shard answers again, and whoever waits for it need not wait longer."""
+    """Lets the shard answer again, without the rest of the wait after the failure."""
     made.ask("UPDATE roir.shard SET dsn = %s, away_until = NULL WHERE name = %s", made.dsns[name], name)
 
 
@@ -265,7 +265,7 @@ def test_paused_resumed_and_fenced(shards: Make) -> None:
         assert worker.step(first.rest) == Stop("paused")
         requests.change_options(made.database, "public.ix", actor="test", parallelism=3)
         again = start_run(made.database, "public.ix", "test", take_over=True)
-        # Whoever was cut off changes nothing.
+        # The run that was cut off can't change anything.
         with pytest.raises(Fenced):
             worker.step(first.rest)
     assert apart.build_all(made, again) == 600 - first.rows

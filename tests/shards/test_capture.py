@@ -64,7 +64,7 @@ def test_every_write_touches_what_it_changes(shards: Make, shape: str, isolation
     assert made.problem() is None
 
 
-# Broken variants of the row trigger's function: what stands there, and what they have in its place.
+# Broken variants of the row trigger's function: a piece of its text, and the replacement.
 BROKEN: dict[str, tuple[str, str]] = {
     "the entry that was is not touched by an update": (
         "*<> ROW(NEW.k, NEW.id)::record",

@@ -1,7 +1,7 @@
-"""Whatever is done to our objects in a shard, and undone or not before the next visit: nothing is lost without a word.
+"""Changes of our objects in a shard, undone or not before the next visit: nothing is lost silently.
 
-The oracle: after the visit the contents are exact, or the shard is in doubt; and each write that committed was
-announced, or strict reads, and enforcement with them, are refused until `roir announce` begins them again.
+The oracle: after the visit the contents are exact, or the shard is in doubt. Each write that committed was announced,
+or strict reads and enforcement are refused until `roir announce` begins them again.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def saved(contrib: str) -> Iterator[tuple[Shards, Callable[[], None]]]:
 
 
 def names_of(made: Shards) -> dict[str, str]:
-    """What cases call them."""
+    """The values of the placeholders in cases."""
     [(outbox,)] = made.ask("SELECT outbox FROM roir.lane")
     [(server,)] = made.ask("SELECT srvname::text FROM pg_foreign_server", shard="s0")
     there, here = (urlsplit(dsn).path[1:] for dsn in (made.dsns["s0"], made.index))

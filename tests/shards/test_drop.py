@@ -48,7 +48,7 @@ def test_a_published_index_is_dropped_with_its_shape_table_and_its_captures(made
 def test_writers_that_announce_go_on_until_their_shard_is_released(
     contrib_shards: Make, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard may be away from whoever drops, and not from its writers."""
+    """The shard may be out of reach for the command that drops, and not for its own writers."""
     made = apart.add_all(contrib_shards(1))
     made.run("INSERT INTO t VALUES (1, 1, 1)")
     made.ask("UPDATE roir.shard SET index_dsn = %s", made.index)

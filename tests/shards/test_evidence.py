@@ -1,4 +1,4 @@
-"""What is done in a shard to what captures there is noticed by the next visit, though it was put back before."""
+"""The next visit notices each change of the capture's objects in a shard, even one that was undone before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SWALLOW = (
     "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
     "CREATE TRIGGER swallow BEFORE INSERT ON roir_shard.{o} FOR EACH ROW EXECUTE FUNCTION swallow()",
 )
-# What is done, with writes that are lost by it; `{o}` is the outbox.
+# Statements that lose writes, with such writes; `{o}` is the outbox.
 DONE: dict[str, tuple[str, ...]] = {
     "a trigger on the outbox": (*SWALLOW, MISSED),
     "a rule on the outbox": ("CREATE RULE r AS ON INSERT TO roir_shard.{o} DO INSTEAD NOTHING", MISSED),
@@ -60,7 +60,7 @@ DONE: dict[str, tuple[str, ...]] = {
         "ALTER TABLE t_1 ENABLE ALWAYS TRIGGER roir_{o}",
     ),
 }
-# What is nobody's loss.
+# Statements that lose no write.
 HARMLESS: dict[str, tuple[str, ...]] = {
     "a vacuum": ("VACUUM FULL roir_shard.{o}", "VACUUM FULL t", "REINDEX TABLE roir_shard.{o}"),
     "statistics": ("ANALYZE t", "ANALYZE roir_shard.{o}", "ALTER TABLE roir_shard.{o} SET (fillfactor = 50)"),
@@ -168,7 +168,7 @@ def test_a_shard_that_tells_anything_is_doubted(shards: Make, told: str) -> None
 
 
 def test_a_database_that_pg_upgrade_made_is_not_doubted() -> None:
-    """It makes everything anew, our schema too."""
+    """pg_upgrade creates every object again, our schema too."""
     kept = {"schema": "1", "trigger 5//29": "7 700", "view": "8 700", "rules": {"k": ["C"]}}
     assert evidence.change(kept, kept | {"view": "8 701"}) is not None
     assert evidence.change(kept, {"schema": "2", "trigger 5//29": "9 3", "view": "9 3", "rules": {"k": ["C"]}}) is None

@@ -25,7 +25,7 @@ TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text, v int)", "INSERT INTO t VA
 
 @contextmanager
 def put_back(server: Server, folder: Path) -> Iterator[None]:
-    """What is done in the block the server forgets: afterwards it is what it was before."""
+    """Puts the server's data back after the block as they were before it."""
     data = server.log_file.parent
     server.close()
     subprocess.run(["cp", "-a", data, folder / "copy"], check=True)
@@ -57,7 +57,7 @@ def strict(made: Ground) -> set[tuple[int, str | None, int | None, str]] | str:
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("shipped", [False, True])
 def test_no_strict_read_misses_what_an_older_copy_does_not_know(pg: int, tmp_path: Path, shipped: bool) -> None:
-    """What was announced is lost; what was shipped, too."""
+    """After the copy is put back, announcements are lost; if they were shipped, so are the shipped entries."""
     with shard_servers(1, pg) as servers:
         servers.run(*TABLE)
         with ground(servers) as made:

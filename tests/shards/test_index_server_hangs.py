@@ -1,4 +1,4 @@
-"""An index server that hangs: its processes stand still, and the kernel goes on to answer for them."""
+"""An index server that hangs: its processes are stopped, and the kernel still accepts connections and data for them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def running(server: Server) -> list[int]:
 
 @contextmanager
 def hung(server: Server) -> Iterator[list[int]]:
-    """Every process of a server stands still; their ids."""
+    """Stops every process of a server for the block; yields their ids."""
     processes = running(server)
     for one in processes:
         os.kill(one, signal.SIGSTOP)
@@ -104,13 +104,13 @@ def is_held(made: Shards) -> bool:
 
 
 def is_free(made: Shards) -> bool:
-    """Whether nobody holds the row, and the write is undone."""
+    """Whether no transaction holds the row, and the write is undone."""
     return made.ask("SELECT k FROM t WHERE id = 2 FOR UPDATE NOWAIT", shard="s0") == [("k",)]
 
 
 @pytest.mark.parametrize("when", ["it begins", "it commits"])
 def test_a_writer_that_waits_for_a_hung_index_server_is_cancelled(made: Shards, when: str) -> None:
-    """As the docs advise: its locks are free, though the index server stands still."""
+    """As the docs advise: the writer's locks are freed, although the index server is stopped."""
     with committing(made, when=when) as (writer, came):
         assert made.ask("SELECT pg_cancel_backend(%s)", writer.info.backend_pid, shard="s0") == [(True,)]
         while not came:
@@ -156,13 +156,13 @@ def test_a_writer_is_ended_by_the_shard(made: Shards) -> None:
         assert made.ask("SELECT pg_terminate_backend(%s)", writer.info.backend_pid, shard="s0") == [(True,)]
         while not came:
             pass
-        # What the server said last isn't repeated by psycopg2.
+        # psycopg2 doesn't repeat the server's last message.
         assert "server closed the connection" in came[0] or "could not connect to server" in came[0]
         assert is_free(made)
 
 
 def test_the_servers_own_process_alone_ends_no_wait(made: Shards) -> None:
-    """Its sessions stand still, and hold their connections."""
+    """The server's sessions are stopped, and keep their connections."""
     with committing(made) as (_, came):
         root, *others = running(made.servers["index"])
         os.kill(root, signal.SIGKILL)

@@ -97,7 +97,7 @@ def test_an_open_transaction_is_beyond_the_snapshots_end(found: Scene, writer: W
         pytest.fail("the case isn't met")
     found.apply(lane, visited)
     assert found.intents("xid::text") == [(str(xid),)]
-    # What is wrong with the end as a bound.
+    # With the snapshot's end as the bound, the intent is settled wrongly.
     found.apply(lane, replace(visited, own=str(xid)))
     assert found.intents() == []
 
@@ -242,7 +242,7 @@ class Reading:
 
 
 def wander(scene: Scene, seed: int, steps: int = 150) -> str | None:
-    """What a strict reader was told wrongly, or None; at rest nothing may be left."""
+    """The first wrong answer of a strict reader, or None; at rest no intent may be left."""
     rng = random.Random(seed)
     with ExitStack() as stack:
         writers = {
@@ -339,7 +339,7 @@ def test_strict_reads_miss_nothing_and_make_nothing_up(shards: Make, seed: int) 
 
 
 def settles_all(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the snapshot says."""
+    """Settles all intents, whatever the snapshot says."""
     real = intents.settle
 
     def settle(connection: Connection, lane: Any, visited: Any, looked: Any, snapshot: str, own: Any = None) -> int:

@@ -83,7 +83,7 @@ def test_what_a_partition_brings_or_takes_is_followed(shards: Make, change: str)
     made.run(*filter(None, CHANGES[change]), only="s0")
     ship(shippers)
     assert_exact(made, generation)
-    # Who writes now is captured by the leaves that there are now.
+    # The leaves that exist now capture the writes from here on.
     made.run("UPDATE t SET k = k || '!' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 5 = 0")
     ship(shippers)
     assert_exact(made, generation)

@@ -31,7 +31,7 @@ def outboxes(made: Shards) -> list[int]:
 
 
 def left_behind(made: Shards) -> list[str]:
-    """What is in roir_data."""
+    """The relations in roir_data."""
     return [name for (name,) in made.ask("SELECT relname FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace")]
 
 
@@ -65,7 +65,7 @@ def test_from_the_build_to_the_drop(shards: Make) -> None:
     apart.finish_all(made, run)
     apart.assert_exact(made, second.generation_id)
     assert made.ask("SELECT DISTINCT shard FROM public.ix ORDER BY 1") == [("s1",), ("s2",)]
-    # What isn't named stays as it is.
+    # Settings that aren't given stay as they are.
     apart.begin(made, shards=None, keys=None, include=None, table=None)
     abort.abort(made.database, "public.ix", "test")
     assert outboxes(made) == [1, 2, 1]

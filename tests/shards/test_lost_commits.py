@@ -1,6 +1,7 @@
-"""A server that has lost its last commits, or was restored from a copy, is told from one that hasn't.
+"""A server that has lost its last commits, or was restored from a copy, is distinguished from one that hasn't.
 
-A database is copied and the copy takes its place: what a cold backup, and a failover to a replica that was behind, do.
+The tests copy a database, and the copy takes its place: as after a cold backup, or a failover to a replica that was
+behind.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Copies:
         self.made: list[str] = []
 
     def keep(self, dsn: str) -> str:
-        """Copy a database; nobody is connected to it afterwards."""
+        """Copies a database, which has no session afterwards."""
         name = _name(dsn)
         copy = f"{name}_c{len(self.made)}"
         self._alone(dsn)
@@ -223,7 +224,7 @@ def test_a_late_acknowledgement_of_what_the_index_server_lost_takes_nothing_away
 def test_without_the_tick_it_takes_away_what_nobody_ships(
     shards: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken variant: rows go whoever has visited since."""
+    """The broken variant: an acknowledgement deletes rows even if another shipper has visited since."""
     for condition in (" AND tick = %(mine)s", " AND o.tick = %(mine)s"):
         assert condition in visiting.ACKNOWLEDGE
         monkeypatch.setattr(visiting, "ACKNOWLEDGE", visiting.ACKNOWLEDGE.replace(condition, ""))
@@ -273,7 +274,7 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
 
 
 def test_an_index_server_that_lost_the_end_of_a_partition_is_named(shards: Make, copies: Copies) -> None:
-    """What it deletes then is in no outbox."""
+    """The entries that the end of a partition deletes are in no outbox."""
     made = apart.add_all(shards(1, *PARTITIONED))
     prepared, run = apart.begin(made)
     apart.finish_all(made, run)
@@ -352,7 +353,7 @@ def _tried(act: Callable[[], None], shippers: list[LaneShipper], visits: dict[in
         for n, shipper in enumerate(shippers):
             if isinstance(error, Fenced) and str(shipper.owner) not in str(error):
                 continue
-            # It goes on by itself, with a new claim.
+            # The service continues automatically, with a new claim.
             shipper.close()
             shipper.claimed = None
             visits.pop(n, None)

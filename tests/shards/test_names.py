@@ -1,4 +1,4 @@
-"""Names of shards, tables, columns and indexes that must be quoted wherever they stand."""
+"""Names of shards, tables, columns and indexes that must be quoted everywhere."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ HOSTS = {"index": "index", "db0": "s0", "db1": "s1"}
 
 
 class Base(DeclarativeBase):
-    """Of the application."""
+    """The base of the application's classes."""
 
 
 class Order(Base):
@@ -82,7 +82,7 @@ class Place:
         }
 
     def shell(self, code: str, expected: int = 0) -> str:
-        """What a block of commands says."""
+        """The output of a block of commands."""
         done = subprocess.run(
             ["bash", "-ec", self.host(code)],
             env=self.environment,
@@ -146,7 +146,7 @@ def place(pg: int, tmp_path: Path) -> Iterator[Place]:
                         server.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{role}-pw'")
                 server.execute("CREATE DATABASE app")
                 if name != "index":
-                    # As of version 15 nobody may make tables there who wasn't allowed to.
+                    # Since version 15 only roles with the right may create tables in `public`.
                     server.execute("CREATE SCHEMA IF NOT EXISTS public; GRANT CREATE ON SCHEMA public TO app", "app")
                     number = int(name[1:])
                     rows = (

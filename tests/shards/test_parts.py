@@ -1,4 +1,4 @@
-"""The parts that these tests stand on: databases as shards, servers as shards, a server with contrib."""
+"""The parts that these tests use: databases as shards, servers as shards, a server with contrib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`roir plan` over shards: each line is of shards, and each shard's objections are told with its name."""
+"""`roir plan` over shards: each line is of shards, and each shard's objections come with its name."""
 
 from __future__ import annotations
 

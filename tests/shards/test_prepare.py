@@ -103,7 +103,7 @@ def test_what_is_left_in_a_shard_that_is_away_is_removed_later(shards: Make) -> 
     bring_back(made, "s1")
     assert not clean_up.clean_up(made.database).waiting
     nothing_is_left(made)
-    # Whoever writes there meets nothing of it.
+    # Writers of that shard meet nothing of it.
     made.run("UPDATE t SET v = 0")
 
 

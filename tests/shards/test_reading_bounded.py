@@ -56,7 +56,7 @@ def test_an_answer_that_may_lack_something_is_refused_and_the_shard_named(two: G
     assert e.value.pgcode == "40R01"
     assert e.value.diag.message_hint
     assert "t_by_k" in e.value.diag.message_primary
-    # Also where the query finds nothing, and wherever the question stands in it.
+    # Also if the query finds nothing, and wherever in the query the question is.
     for query in (
         "SELECT * FROM public.t_by_k WHERE k = 'none' AND (SELECT roir.fresh('public.t_by_k', '5 s'))",
         "SELECT * FROM public.t_by_k WHERE roir.fresh('public.t_by_k', '5 s') AND k = 'none'",

@@ -1,4 +1,5 @@
-"""What `ShardedIndex` raises, whatever fails and wherever; and that it reads the right table, under the DSNs of now."""
+"""The errors that `ShardedIndex` raises, whatever fails and wherever; and that it reads the right table, under the
+current DSNs."""
 
 from __future__ import annotations
 

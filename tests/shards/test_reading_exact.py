@@ -74,11 +74,11 @@ def test_jsons_null_is_a_key_and_a_string_no_number(contrib_shards: Make) -> Non
 
 
 class Base(DeclarativeBase):
-    """Of the classes below."""
+    """The base of the classes below."""
 
 
 class Item(Base):
-    """Of any kind, told by its column v."""
+    """An item of any kind; its column v says which."""
 
     __tablename__ = "t"
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -106,7 +106,7 @@ def and_back(ground: Ground) -> None:
 
 
 ALWAYS = {(10, "a", 10, "s1")}
-# What comes between the reader's two looks, and whether row 10 of s0, and row 1, must, may or must not be found.
+# Changes between the reader's two looks, and the rows that must be found, and those that may be.
 BETWEEN: dict[str, tuple[Callable[[Ground], None], set[tuple[Any, ...]], set[tuple[Any, ...]]]] = {
     "nothing": (lambda ground: None, TENS, TENS),
     "it leaves": (leave, ALWAYS, TENS),
@@ -171,7 +171,7 @@ def test_what_is_committed_is_found_at_once_by_strict_reads_alone(both: Ground) 
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_the_grid_of_servers_and_clients(contrib_shards: Make, by: str) -> None:
-    """Who announces what is written, and who asks the shards."""
+    """All combinations: the server or clients announce writes, and the index server or clients ask the shards."""
     with ground(contrib_shards(2, *TABLE), by) as made:
         with_servers(made)
         made.write("s0", "UPDATE t SET k = 'b' WHERE id = 10", "UPDATE t SET k = 'a' WHERE id = 1")

@@ -33,7 +33,7 @@ Found = set[tuple[Any, ...]]
 
 
 class Past:
-    """What each row was from when on."""
+    """The history of each row: its values, each with a number and a time."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -45,7 +45,7 @@ class Past:
             self.rows.setdefault((shard, id_), [(0, 0.0, None)]).append((self.now, time.time(), value))
 
     def during(self, since: int, key: tuple[str, int], before: float = float("inf")) -> list[Value | None]:
-        """What the row was from then on; what it was then was committed before that moment, or it is left out."""
+        """The row's values since then. Values that were committed after `before` are left out."""
         past = self.rows[key]
         at = max(i for i, (number, _, _) in enumerate(past) if number <= since)
         return [value for _, when, value in past[at:] if when < before] if past[at][1] < before else [None]

@@ -155,7 +155,7 @@ def test_columns_that_the_index_has_not_are_refused(two: Ground) -> None:
     less = Table("t", MetaData(), Column("k", Text))
     with pytest.raises(InvalidInput, match='t is mapped without "id", a part of its primary key'):
         two.index.rows(less, less.c.k == "k1")
-    # What is mapped and not in the table is told by the shard, by its name.
+    # The shard itself refuses a column that is mapped and isn't in the table; the error has the shard's name.
     with pytest.raises(RoirError, match=r'shard "s[01]": column t\.z does not exist'):
         two.index.rows(more, more.c.k == "k1")
     assert len(two.index.rows(T, literal_column("k") == "k1")) == 4

@@ -27,7 +27,7 @@ from servers import contrib
 from servers.shards import Shards, shard_servers
 
 ROIR = Path(sys.executable).parent / "roir"
-# Of the owner on the index server, of the owner in the shard, of the login that announces.
+# The passwords of the owner on the index server, of the owner in the shard, and of the login that announces.
 MARKS = {"index": "markedforindex", "shard": "markedforshard", "announcer": "markedforannouncer"}
 RULES = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
 # All that a server can be told to write down of statements, and of those inside functions what auto_explain sees.
@@ -54,7 +54,7 @@ SELECT n.nspname, c.relname, a.attname FROM pg_class c JOIN pg_namespace n ON n.
 """
 BUILD = ("build", "i", "--table", "public.t", "--keys", "k", "--shards", "s0")
 INDEX = {"announce": ("i", "--by", "off"), "build": BUILD[1:], "change": ("i", "--parallelism", "2")}
-# What is given to each command; those that reach no database are left out.
+# The arguments of each command; those that reach no database are left out.
 COMMANDS = {
     **INDEX,
     **dict.fromkeys(("resume", "compact", "duplicates", "pause", "abort", "revert", "drop"), ("i",)),
@@ -218,7 +218,7 @@ def test_no_secret_is_where_others_can_read_it(place: Place) -> None:
     place.roir(*BUILD, "--parallelism", "1", *spark)
     assert list(events.rglob("*"))
     place.roir("announce", "i", "--by", "server")
-    # A login that changes is sent anew.
+    # A changed login is sent again.
     place.roir("shard", "add", "s0", ROIR_INDEX_DSN=place.dsn("announcer", connect_timeout="7"))
     place.roir("announce", "i", "--by", "server")
     place.roir("ship", "--once", "--json")
@@ -226,7 +226,7 @@ def test_no_secret_is_where_others_can_read_it(place: Place) -> None:
         place.roir(*command.split(), *COMMANDS[command])
     for command in ("status", "shard list"):
         place.roir(*command.split(), "--json")
-    # What fails with the login in hand: the last one is refused by the statement that has the password.
+    # Commands that fail while they have the login: the last one is refused by the statement that has the password.
     for wrong in ({"user": "nobody"}, {"sslcert": "/none", "sslkey": "/none"}):
         place.roir("shard", "add", "s0", ROIR_INDEX_DSN=place.dsn("announcer", **wrong))
         place.roir("announce", "i", "--by", "server", code=None)
@@ -257,7 +257,8 @@ UNREADABLE = (
 
 
 def in_process(place: Place, arguments: list[str], code: int | None = None, **environment: str) -> str:
-    """What a command says here, without the second that the start of a process takes; by default it must fail."""
+    """The output of a command run in this process, without the second that a process takes to start; by default it must
+    fail."""
     out = io.StringIO()
     thresholds = gc.get_threshold()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(out):

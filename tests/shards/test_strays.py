@@ -1,6 +1,6 @@
-"""What captures in a shard for an index server that knows nothing of it is found, told, and removed.
+"""Captures in a shard for an index that the index server doesn't know are found, reported and removed.
 
-It keeps writers from committing where it announces into a table that isn't there.
+Such a capture keeps writers from committing if it announces into a table that doesn't exist.
 """
 
 from __future__ import annotations

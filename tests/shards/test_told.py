@@ -1,4 +1,5 @@
-"""What `roir status` and the metrics say of an index over shards: strict reads, who ships, shards that are away."""
+"""The output of `roir status` and the metrics about an index over shards: strict reads, who ships, shards that are
+away."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def facts(database: Database) -> IndexFacts:
 
 
 def note(database: Database) -> str:
-    """What the status says of strict reads, which JSON must have, too."""
+    """The line of the status about strict reads, which JSON must have, too."""
     seen = overview(database)
     [line] = [line.strip() for line in overview_lines(seen) if "strict reads" in line]
     told = seen.as_dict()["indexes"][0]
@@ -51,7 +52,7 @@ def note(database: Database) -> str:
 
 
 def test_the_status_says_who_announces_and_whether_strict_reads_are_possible(shards: Make) -> None:
-    """In each state it says what a strict read would be told."""
+    """In each state it names the reason that a strict read would be refused with."""
     found = scene(shards(2, *TABLE))
     database, made = found.database, found.made
     assert note(database) == "no strict reads: its writes aren't announced (roir announce public.t_by_k --by server)"
@@ -180,7 +181,7 @@ def test_a_shard_that_a_running_shipper_has_not_taken_yet_is_said_to_be_so(shard
 
 
 def samples(database: Database) -> dict[str, dict[str, float]]:
-    """Of each metric of shards, the values by shard."""
+    """For each metric of shards, the values by shard."""
     return {
         family.name: {one.labels["shard"]: one.value for one in family.samples}
         for family in looking.metrics(database)[0]
@@ -189,7 +190,8 @@ def samples(database: Database) -> dict[str, dict[str, float]]:
 
 
 def test_metrics_tell_of_shards_from_the_first_build_on(shards: Make) -> None:
-    """One that is away isn't captured yet, and is told of. What nothing ships yet isn't called behind."""
+    """A shard that is away isn't captured yet, and is reported. A shard that no shipper serves yet isn't called
+    behind."""
     made = apart.add_all(shards(2, *TABLE))
     made.run("ANALYZE t")
     _, run = apart.begin(made, verify="none")

@@ -110,7 +110,7 @@ def test_duplicates_are_listed_and_keep_it_from_being_enforced(contrib_shards: M
         made.run("INSERT INTO t VALUES (60, 'both', 1)", only="s1")
 
 
-# What the table is in one shard, and what is said of it.
+# The table's definition in one shard, and the objection to it.
 REFUSED = {
     "nothing": ("CREATE TABLE t (id int PRIMARY KEY, k text, v int)", "no unique index of its own"),
     "partial": (
@@ -191,7 +191,7 @@ def test_options_that_it_cannot_have(contrib_shards: Make) -> None:
         announce.announce(made.database, "public.ix", "client")
 
 
-# What ends it, and what is said then.
+# The changes that end enforcement, and the reason that is given.
 ENDS = {
     "its own index": ("s0", "ALTER TABLE t DROP CONSTRAINT t_k_key", "no unique index of its own on the key any more"),
     "its trigger": ("s0", "ALTER TABLE t DISABLE TRIGGER USER", "don't announce"),
@@ -218,7 +218,7 @@ def test_where_it_ends_nothing_is_refused(contrib_shards: Make, what: str) -> No
     apart.ship_all(made, generation_id)
     assert said in problem(made, generation_id)
     assert made.ask("SELECT unique_mode FROM roir.generation") == [("off",)]
-    # What two shards have can be changed and deleted.
+    # Keys that two shards have can be changed and deleted.
     made.run("INSERT INTO t VALUES (100, 's0-1', 1)", only="s1")
     made.run("UPDATE t SET v = 5 WHERE id = 100; DELETE FROM t WHERE id = 100", only="s1")
 

@@ -25,7 +25,7 @@ from tests.shards.conftest import Make
 
 KEYS = tuple("abcdefghijklmnop")
 ROWS = 8
-# What a transaction takes away is logged with it, by its id.
+# Each key that a transaction removes is logged with the transaction's id.
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE DEFERRABLE INITIALLY IMMEDIATE, v int)",
     "CREATE TABLE log (k text, xid xid8 DEFAULT pg_current_xact_id())",

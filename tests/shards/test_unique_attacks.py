@@ -41,7 +41,8 @@ def enforced(made: Shards, **options: Any) -> int:
 def test_writers_of_a_dropped_index_are_refused_nothing_while_a_shard_is_away(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Away from whoever drops, and not from its writers: nobody settles there any more."""
+    """The shard is out of reach for the command that drops, and not for its writers: no visit settles there any
+    more."""
     made = contrib_shards(2, TABLE)
     made.run("INSERT INTO t VALUES (1, 'a', 0)", only="s0")
     enforced(made)
@@ -151,7 +152,7 @@ def holders_of(made: Shards, generation_id: int) -> list[str]:
 
 @pytest.mark.sample(0)
 def test_whoever_announces_may_only_insert(contrib_shards: Make) -> None:
-    """The holders are out of his reach, and his search_path, his settings and his objects change nothing."""
+    """The role that announces can't reach the holders, and its search_path, settings and objects change nothing."""
     made = contrib_shards(2, TABLE)
     made.ask("DROP ROLE IF EXISTS announcer_of_keys")
     made.ask("CREATE ROLE announcer_of_keys LOGIN PASSWORD 'x'")

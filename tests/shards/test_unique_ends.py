@@ -1,7 +1,7 @@
-"""Where a generation goes its enforcement ends, and no other one's: what it held is free, nobody is refused or stuck.
+"""When a generation ends, only its enforcement ends: the keys that it held are free, no writer is refused or stuck.
 
-Abort, failure, clean-up, revert and the removal of a shard, each also while a shard is away from us, and not from its
-writers: they announce on.
+Cases: abort, failure, clean-up, revert and the removal of a shard, each also while a shard is out of our reach. Its own
+writers still reach it and continue to announce.
 """
 
 from __future__ import annotations
@@ -277,7 +277,8 @@ def test_an_abort_in_the_middle_of_the_switch_is_not_undone(contrib_shards: Make
 @pytest.mark.parametrize("status", ["failed", "aborting"])
 @pytest.mark.parametrize("step", ["begin", "switch"])
 def test_what_is_not_shipped_is_not_enforced(contrib_shards: Make, status: str, step: str) -> None:
-    """A run that stood still goes on, while its operation has failed, or is being aborted and waits for a lock."""
+    """A hung run continues after its operation has failed, or while the operation is being aborted and waits for a
+    lock."""
     made = contrib_shards(2, *TABLE)
     first = enforced(made)
     enforcing = stepped(made, made.database)

@@ -137,7 +137,8 @@ def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make)
 def test_a_verification_finds_nothing_where_enforcement_ends_meanwhile(
     contrib_shards: Make, moment: str, again: bool
 ) -> None:
-    """Visits take entries away then and leave their holders; and where it begins anew there is none at first."""
+    """After the end, visits remove entries and leave their holders; if enforcement begins again, there is no holder at
+    first."""
     made = contrib_shards(2, TABLE)
     made.run("INSERT INTO t SELECT i, '{number}-' || i, 0 FROM generate_series(1, 9) i")
     generation_id = enforced(made)
@@ -223,7 +224,7 @@ def test_a_replica_of_the_index_server_takes_over(contrib_shards: Make, primary:
         wait_until(lambda: answers(made), "the replica")
         assert "was promoted or recovered" in problem(made, generation_id)
         apart.ship_all(made, generation_id)
-        # What was lost is free until the keys are looked over.
+        # Keys of lost commits are free until enforcement is checked again.
         made.run("INSERT INTO t VALUES (5, 'new', 0)", only="s1")
         made.run("DELETE FROM t WHERE id = 5", only="s1")
         announce.announce(made.database, "public.ix", "server")

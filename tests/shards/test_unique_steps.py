@@ -180,7 +180,7 @@ def test_a_holder_that_a_visit_could_not_look_at_goes_with_a_later_one(
     with put(made, "s0", OWN) as there:
         visits.apply(found)
         there.rollback()
-    # What told of the key is gone from the outbox.
+    # The outbox row that named the key is gone.
     visits.acknowledge()
     visits.close()
     for _ in range(2):

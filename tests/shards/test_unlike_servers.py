@@ -49,7 +49,7 @@ def finished(made: Shards) -> int:
     return apart.assert_exact(made, prepared.generation_id)
 
 
-# What no B-tree holds isn't in the plan's sample: of an included composite the build's first batch tells.
+# The plan's sample leaves out values that no B-tree can hold: the build's first batch reports an included composite.
 @pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("case", "where"),

@@ -1,4 +1,5 @@
-"""What a verification does about lanes and shards: doubt, shards that are away, removed or restored, tables dropped."""
+"""The effect of a verification on lanes and shards: doubt, shards that are away, removed or restored, tables
+dropped."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: 
     report = verify(one.made.database, "ix", REPAIR)
     assert (report.missing, report.mended, report.is_exact) == (1, 0, False)
     assert one.lane("doubt", "s1") == "lost"
-    # It was touched: shipping mends it.
+    # The row was touched, so shipping repairs its entry.
     one.ship()
     assert one.is_exact()
 
@@ -150,7 +151,7 @@ def test_no_row_crosses_the_network_where_the_sides_agree(shards: Make, monkeypa
 
 
 def _counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each statement in a shard, the rows that it sent."""
+    """Collects the number of rows that each statement in a shard returned."""
     rows: list[int] = []
     made = Shard.database
 
@@ -162,7 +163,7 @@ def _counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             if rows[-1] > 9:
                 print(rows[-1], statement[:300])
             if cursor.name is not None:
-                # Of what is streamed the number comes last.
+                # A streamed result's number of rows isn't known yet: it counts as 64.
                 rows.append(64)
 
         event.listen(opened.engine, "after_cursor_execute", after)

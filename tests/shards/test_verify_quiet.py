@@ -1,4 +1,4 @@
-"""What isn't wrong is never reported, whatever is written, shipped and shifted meanwhile."""
+"""A verification never reports a correct entry, whatever is written, shipped and shifted meanwhile."""
 
 from __future__ import annotations
 
