@@ -42,7 +42,7 @@ def compare(database: Database, index: str) -> Comparison:
             if row is None:
                 raise NotFound(f"index {index} isn't published yet; finish its operation first: roir resume")
             name = catalog.name_of(connection, found.source_oid)
-            # What readers see: without the entries of partitions that are leaving or joining.
+            # The rows that readers see: without the entries of partitions that are leaving or joining.
             shown = execute(
                 connection, "SELECT coalesce(roir.is_shown(%(id)s, 'x'), 'true')", {"id": row.id}
             ).scalar_one()

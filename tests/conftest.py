@@ -46,9 +46,9 @@ def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
 
 
 def refuse_slow_sample(node: pytest.Item | pytest.Collector) -> None:
-    """Raise pytest.UsageError if a test, its class or its file is itself marked both `slow` and `sample`.
+    """Raises pytest.UsageError if a test, its class or its file is itself marked both `slow` and `sample`.
 
-    What is slow isn't sampled, so one of the two would mean nothing. A single case may be slow in a test that has a
+    Slow tests aren't sampled, so one of the two would mean nothing. A single case may be slow in a test that has a
     sample, and so may a test in a file that has one.
     """
     for one in node.listchain():
@@ -73,13 +73,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def targets_of(items: Sequence[pytest.Item]) -> list[str]:
-    """The target that plays each case.
+    """The target that runs each case.
 
-    A case without a mark is in `make test`, of a `slow` test in `make test-all`, and one that is marked
-    `by_hand(target)` in that target. Of a family that is marked `sample(n)` n cases, evenly from all, are in `make
-    test`. Of the rest m are in `make test-all` by `sample(n, m)`, and without an m one of each test that has none in
-    `make test`; the others are in `make sweeps`. A family is the cases of a test; where a file is marked, all cases of
-    the file that have no mark of their own. By `sample(0)` a file, a test or a case is never in `make test`.
+    A case without a mark is in `make test`, a case of a `slow` test in `make test-all`, and a case that is marked
+    `by_hand(target)` in that target. If a family is marked `sample(n)`, n cases, evenly from all, are in `make test`.
+    `sample(n, m)` puts m of the rest into `make test-all`; without an m, each test that has no case in `make test` has
+    one there. The others are in `make sweeps`. A family is the cases of a test; if a file is marked, all cases of the
+    file that have no mark of their own. `sample(0)` keeps a file, a test or a case out of `make test`.
     """
     found = ["test"] * len(items)
     families: dict[str, list[int]] = defaultdict(list)
@@ -160,13 +160,13 @@ def with_template(dsn: str) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where commands leave Spark's own log: not in the home of whoever runs the tests."""
+    """The folder of Spark's own log for commands that tests run, outside the user's home."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def listeners_of_workers() -> None:
-    """Who listens to a database hears its workers, too: each has a database of its own, by another name."""
+    """Makes listeners to a database hear its workers, too: each worker has a database of its own, by another name."""
     named = Database.named
 
     def heard(database: Database, application_name: str) -> Database:

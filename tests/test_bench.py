@@ -1,4 +1,4 @@
-"""What `make bench` compares is comparable: every side makes the same entries, and the writers do write."""
+"""The sides that `make bench` compares are comparable: each makes the same entries, and the writers do write."""
 
 from __future__ import annotations
 

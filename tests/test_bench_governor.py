@@ -1,4 +1,4 @@
-"""What `make bench-governor` reads of a load and of two servers."""
+"""The readings of `make bench-governor` about a load and two servers."""
 
 from __future__ import annotations
 

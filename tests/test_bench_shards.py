@@ -1,4 +1,5 @@
-"""What `make bench-shards` compares is comparable: peers copy every row, writers write, every side is in a table."""
+"""The sides that `make bench-shards` compares are comparable: peers copy every row, writers write, every side is in a
+table."""
 
 from __future__ import annotations
 

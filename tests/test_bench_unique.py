@@ -1,4 +1,4 @@
-"""What `make bench-unique` says is so: the oracle sees what is wrong, moments come by a seed, and all of it runs."""
+"""The claims of `make bench-unique` hold: the oracle sees errors, moments come by a seed, and all of it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_oracle_sees_what_is_missing_and_what_is_invented() -> None:
     assert compared(right, {1: ONE}, set())["not found"] == [2]
     assert compared({1: ONE}, right, set())["invented"] == [2]
     assert compared(right, {1: ONE, 2: THREE}, set())["of other rows"] == [2]
-    # Of keys that were written to since the last look nothing is known; in the middle of a build not all are found.
+    # Keys that were written to since the last look aren't judged; in the middle of a build not all are found.
     assert not any(compared({1: ONE, 3: THREE}, right, {2, 3}).values())
     assert not any(compared(right, {1: ONE[:1]}, set(), all_of_them=False).values())
     assert compared({1: ONE}, {2: TWO}, set(), all_of_them=False)["invented"] == [2]

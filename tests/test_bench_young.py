@@ -1,4 +1,4 @@
-"""What `make bench-young` says is so: each side gets the same writes, vacuums come when due, and all of it runs."""
+"""The claims of `make bench-young` hold: each side gets the same writes, vacuums come when due, and all of it runs."""
 
 from __future__ import annotations
 

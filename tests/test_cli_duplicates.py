@@ -1,4 +1,4 @@
-"""What a user of the command sees of rows that share a key: the list, statements to select them, JSON, exit codes."""
+"""The command's output about rows that share a key: the list, statements to select them, JSON, exit codes."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_census_is_told_after_its_index_is_gone(database: Database, dsn: str) 
 
 
 def test_a_large_group_is_read_in_pieces(database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 700,000 rows with one key the command took 1.4 GB, and the page five seconds."""
+    """A list of 700,000 rows with one key took 1.4 GB in the command, and five seconds on the page."""
     monkeypatch.setattr(duplicate_report, "ROWS", 3)
     of_key = {1: 7, 2: 2, 3: 3, 4: 1, 5: 2}
     run_sql(
@@ -230,7 +230,7 @@ def test_a_large_group_is_read_in_pieces(database: Database, dsn: str, monkeypat
 
 
 def test_a_row_is_looked_for_in_its_own_partition_alone(database: Database, dsn: str) -> None:
-    """Of 10,000 rows, each in all of 50 partitions, took 24 s."""
+    """A list of 10,000 rows, each looked for in all of 50 partitions, took 24 s."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int, day int, k int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",

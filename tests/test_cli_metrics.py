@@ -76,7 +76,7 @@ def test_the_file_is_replaced_at_once(dsn: str, index: None, tmp_path: Path, mon
     assert "No space left on device" in said
     assert path.read_text() == first
     assert list(tmp_path.iterdir()) == [path]
-    # What a process that was killed has left.
+    # A file that a killed process has left is removed.
     ended = subprocess.Popen(["true"])
     ended.wait()
     left = tmp_path / f".roir.prom.{ended.pid}.x"
@@ -146,7 +146,7 @@ def test_however_many_ask_one_looks() -> None:
     for one in asking:
         one.join(30)
     assert (looks, found) == ([0], [1.0] * 8)
-    # Who comes later gets a look of his own, also after one that failed.
+    # A later caller gets a look of its own, also after one that failed.
     assert [one.samples[0].value for one in one_look.collect()] == [2.0]
 
 

@@ -139,7 +139,7 @@ TRICKY = 'public."it\'s; $(exit 9) \x1b[2J\u202e\\n"'
 
 
 def output_of(dsn: str, command: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
-    """Of a line in a shell, as a user pastes it."""
+    """The output of a line in a shell, as a user pastes it."""
     folder = Path(sys.executable).parent
     environment = {
         **os.environ,

@@ -39,7 +39,7 @@ def test_three_indexes_by_one_command_of_which_one_pauses(dsn: str) -> None:
     assert "roir: public.b: compared with the table" in done.stderr
     for index in ("a", "b"):
         steps.assert_exact(Database(dsn), index)
-    # One cut, and what each worker read it wrote for all that stood there.
+    # There is one cut, and a worker writes what it reads to all operations that share it.
     [(cuts,)] = sql(steps.session(dsn), "SELECT count(DISTINCT coalesce(scan_of, id)) FROM roir.operation")
     assert cuts == 1
 

@@ -36,7 +36,8 @@ SHOWN = 'public."a\\x1b[2J\\u202e漢"'
 
 
 def hear_ctrl_c() -> None:
-    """In a process of the tests' own: whoever is started in the background inherits that SIGINT is ignored."""
+    """Runs in a process that a test starts: a process that is started in the background inherits that SIGINT is
+    ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

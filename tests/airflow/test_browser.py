@@ -31,7 +31,7 @@ DAG, INDEX = "rebuild_index", "public.item_by_price"
 ROWS, RATE = 300_000, 2_500
 PATIENCE_S = 180
 WIDTHS = (400, 800, 1400)
-# Of a picture in the docs.
+# The size of a picture in the docs, and the most bytes of its file.
 WIDTH, HEIGHT, MOST_BYTES = 1320, 1040, 150_000
 # The sections of the form, of which one is open at a time.
 FORM = {
@@ -120,7 +120,7 @@ class Tab:
                 wider = frame.locator("html").evaluate("html => html.scrollWidth - html.clientWidth")
                 assert wider <= 0, (name, theme, width)
             self.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
-            # What moves, such as the bars, comes to rest.
+            # Moving parts, such as the bars, come to rest.
             self.page.wait_for_timeout(2_000)
             file = IMAGES / f"{name}_{theme}.png"
             self.page.screenshot(path=file, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
@@ -146,7 +146,7 @@ def tab(airflow: StandaloneAirflow) -> Iterator[Tab]:
 
 @pytest.fixture
 def form(airflow: StandaloneAirflow, shop: Any) -> Iterator[dict[str, Any]]:
-    """What a form says of a build of a table that takes a while."""
+    """The values of the form for a build of a table that takes a while."""
     shop.run(f"INSERT INTO public.item SELECT n, 'k' || n % 97, n % 1000 FROM generate_series(20001, {ROWS}) n")
     airflow.add_connection("warehouse", "postgres", **{key: value for key, value in shop.fields.items() if value})
     yield {"index": INDEX, "batch_rows": 1_000, "ranges": 60, "postgres_conn_id": "warehouse"}
@@ -273,7 +273,7 @@ def test_a_throttle_tells_why_and_its_limits_change_on_the_page(
 def test_shards_from_the_form_to_a_server_that_is_down(
     airflow: StandaloneAirflow, tab: Tab, shop: Any, orders: dict[str, str], tmp_path: Path
 ) -> None:
-    """What the pages show is drawn beside the test's own files."""
+    """Draws the pages, and leaves the pictures beside the test's own files."""
     index = "public.orders_by_email"
     about = {"index": index, "table": "public.orders", "keys": "email", "batch_rows": 1_000, "ranges": 8}
     # A line that is empty names no shard.

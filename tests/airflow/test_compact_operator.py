@@ -1,4 +1,4 @@
-"""The task that compacts, on a real PostgreSQL: chosen, begun once, waited for, gone on with; and what a night does."""
+"""The task that compacts, on a real PostgreSQL: it chooses, begins once, waits, continues; and the work of a night."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.sample(1)
 
 __all__ = ["context", "driver_code"]  # fixtures
 ROWS = 20_000
-# What the driver does, without Spark.
+# The driver's work, without Spark.
 COMPACT = """
 import os, sys
 from airflow_roir.engine.compact import worker
@@ -61,7 +61,7 @@ def built(shop: Any, index: str = INDEX, keys: str = "kind", include: str | None
 
 
 def age(shop: Any, left: int = 10) -> None:
-    """All but one of so many entries go, their room doesn't."""
+    """Deletes all but one of `left` entries; their space isn't freed."""
     shop.run(f"DELETE FROM public.item WHERE id % {left} <> 0")
     for (name,) in shop.run("SELECT c.oid::regclass::text FROM pg_class c WHERE c.relname ~ '^g[0-9]+_s[0-9]+$'"):
         run_sql(shop.dsn, f"VACUUM ANALYZE {name}")

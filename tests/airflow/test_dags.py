@@ -67,7 +67,7 @@ def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
     shipped.add("keep_indexes_young")
     examples = {"rebuild_bloated_indexes", "verify_indexes_weekly"}
     assert set(bag.dags) == shipped | examples
-    # Whoever copies the whole folder has not asked for builds at night.
+    # A user who copies the whole folder hasn't asked for builds at night.
     assert all(bag.dags[name].is_paused_upon_creation and bag.dags[name].max_active_runs == 1 for name in examples)
 
 
@@ -84,7 +84,7 @@ def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
     ],
 )
 def test_a_run_with_a_key_that_is_no_parameter_fails(bag: DagBag, dag: str, given: str, meant: str) -> None:
-    """Before any of its tasks begins. What Airflow itself adds passes."""
+    """Before any of its tasks begins. Keys that Airflow itself adds pass."""
     assert all(task._pre_execute_hook is refuse_unknown_keys for task in bag.dags[dag].roots)
     refuse_unknown_keys({"dag": bag.dags[dag], "dag_run": SimpleNamespace(conf={meant: 1, "openlineage": {}})})
     refuse_unknown_keys({"dag": bag.dags[dag], "dag_run": SimpleNamespace(conf=None)})
@@ -335,7 +335,7 @@ def test_a_runs_note_names_its_index(bag: DagBag) -> None:
     assert note(rebuild, {"index": "public.f"}) == "`public.f`"
     assert note(bag.dags["control_index"], {"index": "public.f", "action": "pause"}) == "pause `public.f`"
     assert note(rebuild, {"index": '"`<b>\n`"' + "x" * 2000}) == "`" + ('" <b>  "' + "x" * 2000)[:200] + "`"
-    # What a user has written stays, and other DAGs are no business of ours.
+    # A note that a user has written stays, and notes of other DAGs aren't touched.
     assert note(rebuild, {"index": "public.f"}, "mine") == "mine"
     assert note(clean_up, {}) is note(rebuild, {}) is note(rebuild, {"index": 7}) is None
     with DAG("theirs") as theirs:

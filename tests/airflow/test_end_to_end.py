@@ -57,7 +57,7 @@ with DAG("follow_index", schedule=[index_asset("public.item_by_price", "{FOLLOWE
 
     heard()
 """
-# What the Task State Store shows of options that have no value.
+# The values that the Task State Store shows for options without a value.
 WORK_SEEDED = {"throttle": "off", "windows": "off", "max_duration_s": 0, "priority": 0}
 
 
@@ -130,7 +130,7 @@ def writing(shop: Any) -> Iterator[list[int]]:
 
 
 def everything_said(airflow: StandaloneAirflow, run: str) -> Iterator[tuple[str, str]]:
-    """Whatever Airflow keeps or shows of a run, by where it was found."""
+    """Everything that Airflow keeps or shows of a run, with the place where it was found."""
     for path in airflow.home.rglob("*"):
         if path.is_file() and path.suffix in (".log", ".txt", ".json", ".db"):
             yield str(path), path.read_text(errors="replace")
@@ -273,7 +273,7 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
     report = compare(shop.database, "item_by_price")
     assert (report.missing, report.extra, report.different) == (0, 0, 0)
 
-    # Whoever follows that index was told.
+    # The DAG that follows this index was triggered.
     def heard() -> list[dict[str, Any]]:
         runs = airflow.call("GET", "/api/v2/dags/follow_index/dagRuns")["dag_runs"]
         return [one for one in runs if one["state"] == "success"]
@@ -315,7 +315,7 @@ def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
     assert airflow.get_stored(DAG, run, "build") == of_work | WORK_SEEDED | {"in_effect": of_work | WORK_SEEDED}
     airflow.put_stored(DAG, run, "build", "parallelism", 4)
     airflow.put_stored(DAG, run, "build", "shard_parallelism", 2)
-    # What is written in a pause, in the range of what was read and beyond.
+    # Writes during the pause, to rows that were read and to rows that weren't.
     for dsn in orders.values():
         run_sql(dsn, "UPDATE orders SET email = 'moved' WHERE id % 1000 = 1", "DELETE FROM orders WHERE id % 1000 = 2")
     airflow.unpause(DAG)
@@ -385,7 +385,7 @@ def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
 
 
 def in_shards(orders: dict[str, str]) -> list[tuple[Any, ...]]:
-    """What the index over both must be."""
+    """The rows that the index over both shards must have."""
     found = []
     for name, dsn in orders.items():
         with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:

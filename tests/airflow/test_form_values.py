@@ -55,7 +55,7 @@ def test_what_is_neither_is_refused_by_name(bad: object) -> None:
 
 
 def test_an_endless_value_is_not_repeated_whole() -> None:
-    """The Task State Store takes sixty thousand characters, and what is said of a value stands in log and status."""
+    """The Task State Store takes sixty thousand characters, and messages about a value are shown in log and status."""
     for read in (whole_number, number, yes_or_no):
         with pytest.raises(InvalidInput) as refusal:
             read("parallelism", "x" * 60_000)

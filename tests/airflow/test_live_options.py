@@ -58,7 +58,7 @@ def test_the_newest_change_wins_whoever_made_it(meanwhile: Any) -> None:
         (lambda: sides.values.update(parallelism=6), 6),
         (lambda: sides.row.update(parallelism=2), 2),
         (lambda: None, 2),
-        # Both meanwhile: nobody knows which came first.
+        # Both changed meanwhile: it is unknown which came first.
         (lambda: (sides.row.update(parallelism=3), sides.values.update(parallelism=4)), 4),
         (lambda: (sides.row.update(parallelism=7), sides.values.update(parallelism=7)), 7),
         (lambda: sides.values.pop("parallelism"), 7),

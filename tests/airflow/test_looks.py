@@ -169,7 +169,7 @@ def test_a_look_that_takes_longer_than_anybody_waits_is_seen_by_who_asks_again()
 
 
 def test_a_change_that_nobody_waits_for_does_not_begin() -> None:
-    """Who was told that the database doesn't answer may want something else by the time it does."""
+    """The user has seen that the database doesn't answer, and may want something else by the time it does."""
     looks, freed, begun = Looks(), threading.Event(), threading.Event()
 
     async def ask() -> int:

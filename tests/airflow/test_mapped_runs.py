@@ -78,9 +78,10 @@ def rebuilds(shop: Any) -> list[tuple[str, str]]:
 def test_mapped_builds_find_their_own_operations_where_the_xcom_is_gone(
     airflow: StandaloneAirflow, shop: Any, dsn: str
 ) -> None:
-    """Deleted while both are paused: each continues its own index's. After the end: cleared, each fails.
+    """If the XComs are deleted while both builds are paused, each continues its own index's operation. If they are
+    cleared after the end, each fails.
 
-    What the group is mapped over stands in the DAG: where it is a task's XCom Airflow itself needs that.
+    The DAG itself has the list that the group is mapped over: if it were a task's XCom, Airflow itself would need it.
     """
     run = airflow.trigger("mine", {"rate": 1000})
 

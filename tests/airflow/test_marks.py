@@ -238,7 +238,7 @@ class Case:
             case ["cleared", *how]:
                 self.clear(task, downstream=not how)
             case ["timed", "out"]:
-                # What the clock of execution_timeout sends.
+                # The signal that execution_timeout sends.
                 self.process().send_signal(signal.SIGALRM)
             case ["run", "timed", "out"]:
                 # As if dagrun_timeout were over.

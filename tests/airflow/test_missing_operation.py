@@ -1,4 +1,5 @@
-"""What a build's tasks take for their own: each way an id may come × what the index's newest operation is.
+"""The operation that a build's tasks take for their own: each way an id may come × each state of the index's newest
+operation.
 
 A task must not succeed having done nothing, and must not drive what another run began for something else. The id comes
 by the XCom of `prepare`, which may have been deleted (`airflow db clean`, a user), or never written (prepare was marked
@@ -33,7 +34,7 @@ TASKS: dict[str, Any] = {"build": BuildIndexOperator, "finalize": FinalizeIndexB
 IDS = ("gone", "None", "unset", "given")
 PHASES = {kind.value: phases[0].value for kind, phases in PHASES_OF.items()}
 STATES = ("running", "paused", "failed", "aborting", "completed", "aborted")
-# Who began the operation, and who drives it.
+# The run that began the operation, or that has adopted it.
 PARTS = ("own", "other", "adopted")
 CASES = [
     (task, given, kind, status, part)

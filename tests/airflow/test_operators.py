@@ -1,4 +1,4 @@
-"""The operators on a real PostgreSQL. Only Airflow's own side of a running task is stood in for."""
+"""The operators on a real PostgreSQL. Only Airflow's own side of a running task is replaced."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def prepare(context: dict[str, Any], **more: Any) -> int:
 
 @pytest.fixture
 def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]]]:
-    """Lets a few lines of Python stand in for the Spark driver; returns the command lines that were asked for."""
+    """Replaces the Spark driver by a few lines of Python; returns the command lines that were asked for."""
 
     def replace(code: str) -> list[list[str]]:
         import sys
@@ -132,7 +132,7 @@ def when_driven(context: dict[str, Any], shop: Any, act: Callable[[], None]) -> 
     context["ti"].meanwhile = look
 
 
-# What a driver does that finds the operation paused in its first batch, and one that seals.
+# A driver that finds the operation paused in its first batch, and one that seals.
 TAKE_UP = """
 import os, sys
 from airflow_roir.engine.control import operations
@@ -307,7 +307,8 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
 def test_a_task_that_airflow_ends_leaves_with_its_driver_and_without_a_try(
     context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    """By SIGTERM, of a shutdown. One whose supervisor has died reaches nobody any more, and fails."""
+    """SIGTERM, as at a shutdown: the task is rescheduled. If its supervisor has died, it can't report that, and
+    fails."""
     from airflow_roir.spark import driver_process
 
     ended: list[int | None] = []
@@ -482,7 +483,7 @@ def test_limits_are_edited_whole_in_the_store_and_the_servers_refusal_is_told(
     look(context, operation)
     store = context["task_state_store"].values
     assert store["throttle"] == "commit_latency=20ms replica_lag=100MB"
-    # What was deleted from the text has no limit any more, and the store shows it as the server writes it.
+    # A limit that was deleted from the text is off, and the store shows the text as the server writes it.
     store |= {"throttle": " replica_lag=51200kB", "max_duration_s": "3600", "windows": "0 * * * * for 1h in UTC"}
     look(context, operation)
     row = operations.find_operation(shop.database, INDEX)

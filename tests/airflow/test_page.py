@@ -76,7 +76,7 @@ def test_every_route_but_the_files_asks_for_a_right_on_a_dag() -> None:
 
 
 class Page:
-    """What users get of a server, all of it kept to be searched for secrets."""
+    """A client of the server that keeps all answers, to search them for secrets."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
@@ -86,7 +86,7 @@ class Page:
     def ask(
         self, user: str | None, method: str, path: str, *, headers: dict[str, str] | None = None, **more: Any
     ) -> httpx.Response:
-        """Ask the page's app as a user; None: as nobody."""
+        """Asks the page's app as a user; None: without a login."""
         signed = {} if user is None else {"Authorization": f"Bearer {self.server.token(user)}"}
         answer = self.client.request(method, f"/roir{path}", headers=signed | (headers or {}), **more)
         self.seen.append(f"{answer.headers} {answer.text}")
@@ -253,7 +253,7 @@ def test_no_other_site_changes_anything(page: Page, shop: Any, build: tuple[str,
         for headers in ({}, {"X-Roir": "1", "Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-origin"}):
             refused = page.ask("admin", "POST", path, headers=headers, params=about, json=body)
             assert refused.status_code == 403, (path, headers)
-        # What a form of another site can send.
+        # A request that a form of another site can send.
         as_form = page.ask("admin", "POST", path, params=about, data={"connection": "c", "operation": "1"})
         assert as_form.status_code == 422 or as_form.status_code == 403
         assert page.ask("admin", "GET", path, params=about).status_code == 405
@@ -376,7 +376,8 @@ def test_what_has_not_changed_is_not_sent_again(page: Page, shop: Any, build: tu
 
 
 def troubles(page: Page, found: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What the page Indexes says of each connection, once that is found: a look is given to others for some seconds."""
+    """The trouble of each connection on the page Indexes, once `found` accepts it: a look is shared for some
+    seconds."""
     deadline = time.monotonic() + 60
     while True:
         answer = page.ask("admin", "GET", "/api/indexes").json()
@@ -411,7 +412,7 @@ def test_a_database_that_is_down_is_said_to_be_and_nothing_more(page: Page, shop
 
 @pytest.mark.sample(0)
 def test_no_answer_has_a_secret(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
-    """Of all that the tests of this server were answered, errors included."""
+    """Searches all answers of the tests of this server, errors included."""
     run, named = build
     for path in READS:
         page.ask("admin", "GET", file_of(path), params={"dag_id": DAG, "run_id": run})

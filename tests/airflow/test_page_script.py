@@ -226,7 +226,7 @@ def test_a_run_that_ended_before_it_began_says_with_which_index(airflow: Airflow
 
 
 def sent(airflow: Airflow, tab: Any, count: int) -> list[tuple[str, Any]]:
-    """What the page has sent, once there is so much of it."""
+    """The requests that the page has sent, once there are `count` of them."""
     for _ in range(600):
         if len(airflow.sent) >= count:
             break
@@ -270,7 +270,7 @@ def test_the_keyboard_and_a_screen_reader_are_enough(airflow: Airflow, tab: Any)
     bar = tab.get_by_role("progressbar", name="Work done")
     assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == ("12", "100")
     tab.get_by_role("status").filter(has_text="public.i: Running, phase build").wait_for(state="attached")
-    # What has the focus is seen to have it.
+    # The element that has the focus shows it.
     outlines = []
     for name in ("Pause", "Throttle", "Abort", "One worker fewer", "One worker more"):
         tab.keyboard.press("Tab")
@@ -303,7 +303,7 @@ def test_duplicates_are_asked_for_when_somebody_looks_and_again_once_some_are_he
     airflow.progress |= unique
     panel.locator("summary", has_text="9 rows share 3 keys").wait_for()
     assert tab.locator(".eyebrow").text_content() == "First build of unique index"
-    # It runs: nobody is to do anything yet.
+    # The build runs: there is nothing to do yet.
     assert airflow.asked == []
     panel.locator("summary").click()
     panel.locator("th[scope=rowgroup]").nth(1).wait_for()
@@ -402,7 +402,7 @@ def test_the_throttle_tells_why_what_it_cost_and_how_each_signal_is(airflow: Air
     panel.get_by_role("button", name="Change limits").click()
     assert tab.get_by_label("Limits", exact=True).input_value() == THROTTLE["limits"]
     tab.get_by_role("button", name="Cancel").click()
-    # What can't be read says why, whatever it is called.
+    # A signal that can't be read says why, whatever it is called.
     hostile = "<img src=x onerror=alert(1)>" + "x" * 400
     airflow.progress["governor"] = THROTTLE | {
         "limits": f"lock_waits=30 replicas={hostile}",

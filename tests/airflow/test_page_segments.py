@@ -1,4 +1,4 @@
-"""What the page Indexes gets of an index's segments."""
+"""The answer that the page Indexes gets about an index's segments."""
 
 from __future__ import annotations
 

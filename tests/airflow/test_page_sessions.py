@@ -1,4 +1,4 @@
-"""The session that the pages keep: taken again by the next look, gone when nobody looks, never out of date."""
+"""The session that the pages keep: the next look reuses it, it ends when no page looks, and it is never out of date."""
 
 from __future__ import annotations
 

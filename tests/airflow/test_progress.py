@@ -22,7 +22,7 @@ STATUS: Any = SimpleNamespace(
     seconds_left_high=13.0,
     throttled=None,
 )
-# Neither seen of late nor estimated.
+# Neither seen recently nor estimated.
 NOTHING = {"rows_per_second_now": None, "rows_estimate": 0}
 
 

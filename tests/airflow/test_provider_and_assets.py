@@ -1,4 +1,4 @@
-"""What Airflow is told about the package."""
+"""The package's metadata for Airflow: the provider and its assets."""
 
 from __future__ import annotations
 

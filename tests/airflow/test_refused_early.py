@@ -209,7 +209,7 @@ TASK: Mapping[str, Any] = {
 SHIP: Mapping[str, Any] = {
     "postgres_conn_id": NO_CONNECTION,
     **dict.fromkeys(("ship_for", "warn_age"), (*NO_SPAN, -1)),
-    # What is never reached is no wrong value.
+    # A threshold that is never reached is no wrong value.
     "warn_rows": [one for one in NO_NUMBER if one != "9" * 30],
 }
 BUILD = {**WHAT, "table": "item", "keys": "kind", "include": "price", "batch_rows": "1000", "max_lag_s": ""}

@@ -100,7 +100,7 @@ class Deployment:
                     continue
                 names = [sql.Identifier(one) for one in (column, schema, table)]
                 cursor.execute(sql.SQL("SELECT {}::text FROM {}.{}").format(*names))
-                # What Airflow pickles or packs is bytes, shown as hexadecimal digits.
+                # Values that Airflow pickles or packs are bytes, shown as hexadecimal digits.
                 text = str(cursor.fetchall())
                 if any(mark in text or mark.encode().hex() in text for mark in MARKS.values()):
                     found.add(f"{table}.{column} of Airflow's database")

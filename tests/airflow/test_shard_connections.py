@@ -20,7 +20,7 @@ from tests.conftest import run_sql
 
 
 class Connections:
-    """What Airflow knows."""
+    """The connections that Airflow knows."""
 
     def __init__(self) -> None:
         self.known: dict[str, Connection] = {}
@@ -103,7 +103,7 @@ def test_a_connection_is_kept_with_whatever_is_in_it(database: Database, shard: 
     assert found["password"] == shard.password
     assert (found["application_name"], found["connect_timeout"]) == ("it's \\ here", "7")
     assert "cursor" not in found
-    # What is listed has no secret.
+    # The list of shards has no secret.
     assert "word" not in repr(registry.listed(database))
     assert registry.probe(database, "orders_0") is None
 
@@ -116,7 +116,7 @@ def test_a_connection_that_changes_is_followed_by_the_next_task(
     shard.password = "changed since"
     keep_connections(database, warned)
     assert kept(database)["password"] == "changed since"
-    # What can't be used leaves the last one in place, and is named.
+    # A connection that can't be used leaves the last one in place, and is named.
     shard.conn_type = "mysql"
     keep_connections(database, warned)
     shard.conn_type = "postgres"
@@ -142,7 +142,7 @@ def test_a_connection_that_leads_to_another_database_since_is_not_worked_with(
     assert "another database" in (registry.probe(database, "orders_0") or "")
 
 
-# Each is a name of a connection whose password the database's owner, or whoever triggers, would like to read.
+# Each is a way to name a connection whose password the database's owner, or the user who triggers, would like to read.
 def by_a_row(database: Database, name: str) -> None:
     with database.transaction() as connection:
         execute(connection, "INSERT INTO roir.shard (name, dsn) VALUES (%(name)s, '')", {"name": name})

@@ -1,4 +1,4 @@
-"""What the pages say of shards, in Chromium, with answers of the test's own. By hand, `make test-browser`."""
+"""The pages' text about shards, in Chromium, with answers of the test's own. By hand, `make test-browser`."""
 
 from __future__ import annotations
 

@@ -146,6 +146,6 @@ def test_what_another_tab_did_before_is_told(shop: Any) -> None:
     assert one.abort("") == (
         "Aborted: no worker commits any more. A run of clean_up_indexes for connection shop removes what was built."
     )
-    # By the engine's own function, which knows what other callers are told, too.
+    # The engine's own function refuses it, as for other callers.
     with pytest.raises(OperationRunning, match="run r1 of DAG nightly doesn't drive operation"):
         another.abort("")

@@ -1,4 +1,4 @@
-"""The task that verifies, on a real PostgreSQL: begun once, waited for, gone on with, and what it says."""
+"""The task that verifies, on a real PostgreSQL: it begins once, waits, continues, and logs its result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.sample(1)
 __all__ = ["context", "driver_code"]  # fixtures
 ROWS = 20_000
 
-# What the driver does, without Spark.
+# The driver's work, without Spark.
 COMPARE = """
 import os, sys
 from airflow_roir.engine import lifecycle
@@ -216,7 +216,7 @@ def test_before_a_build_there_may_be_nothing_to_verify(context: dict[str, Any], 
         with pytest.raises(AirflowSkipException):
             verified(context, mode=mode)
     built(shop)
-    # The build goes on with it; to wait for it would be to wait for the tasks that follow.
+    # The build continues it; to wait for it would be to wait for the tasks that follow.
     with pytest.raises(AirflowSkipException, match="the build continues an unfinished one"):
         verified(context, mode="before")
     steps.finish_all(shop.database, start_run(shop.database, INDEX, "test"))

@@ -111,7 +111,7 @@ def test_a_write_reaches_the_store_at_the_next_look_unless_the_user_was_there_fi
     task.switch = API_DOWN
     watcher.look()
     task.switch = False
-    # What is found is never older than what was written.
+    # The values that it finds are never older than those that were written.
     assert watcher.found() is None or watcher.found() == {"parallelism": 5, "batch_rows": 2000}
     watcher.look()
     assert watcher.found() == store.values == {"parallelism": 5, "batch_rows": 2000}

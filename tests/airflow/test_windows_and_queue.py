@@ -1,4 +1,4 @@
-"""What tasks do outside of a window, in the queue, and while a pause lasts: they wait, rescheduled, and tell."""
+"""Tasks outside of a window, in the queue, and during a pause wait, rescheduled, and say so."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_build_waits_for_its_window_without_spark_and_goes_on_inside(
     found = row(shop)
     assert (found.status, found.paused_by) == ("paused", "window")
     assert (found.max_duration_s, found.priority) == (21_600, 3)
-    # A user makes the pause his own: no window ends it.
+    # A user takes over the pause: no window ends it.
     requests.pause(shop.database, INDEX, "ann", "month's end")
     requests.change_options(shop.database, INDEX, actor="ann", windows=OPEN)
     assert leaves(context, operation) == pytest.approx(30, abs=10)

@@ -70,7 +70,7 @@ class Server:
             self._said.notify_all()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match of a pattern in a line of its log. Raises RuntimeError where it ends without one."""
+        """The first match of a pattern in a line of its log. Raises RuntimeError if the process ends without one."""
 
         def found() -> re.Match[str] | None:
             return next((match for line in self.log if (match := re.search(pattern, line))), None)
@@ -127,7 +127,7 @@ class Cluster:
         return worker
 
     def executors(self) -> list[psutil.Process]:
-        """The executors that run now, on whichever worker, whoever their application is."""
+        """The executors that run now, of any worker and any application."""
         return [child for worker in self.workers for child in executors_of(worker.pid)]
 
     def stop(self) -> None:
@@ -155,7 +155,7 @@ def _is_executor(process: psutil.Process) -> bool:
 def ui_of(pid: int) -> str:
     """The address of the UI of the Spark application in this process, or in a child of it, once it answers.
 
-    Its first answer takes long on a busy machine. Raises RuntimeError where there is none for GIVE_UP_S.
+    The first answer takes long on a busy machine. Raises RuntimeError if there is none for GIVE_UP_S.
     """
     deadline = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline:

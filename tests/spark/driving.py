@@ -1,4 +1,4 @@
-"""What the tests of the Spark application share: a table, a prepared operation, a driver, and committed state."""
+"""The common parts of the tests of the Spark application: a table, a prepared operation, a driver, committed state."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def lift_rate(database: Database) -> None:
 
 
 def events(database: Database) -> list[tuple[str, str | None]]:
-    """What happened to the index: action and detail."""
+    """The index's events: action and detail."""
     return [(event.action, event.detail) for event in operations.events(database, "ix")]
 
 

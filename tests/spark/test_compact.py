@@ -1,4 +1,4 @@
-"""A compaction on Spark: a lock that can't be had pauses it, a revert fails it, and it is gone on with."""
+"""A compaction on Spark: a lock that it doesn't get pauses it, a revert fails it, and a later run continues it."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_a_session_of_a_worker_that_has_ended_holds_nobody_up(database: Database
     waits: list[int] = []
 
     def on_wait(_these: Workers) -> None:
-        # What is left was read before the worker began.
+        # The ranges that are left were read before the worker began.
         waits.append(len(waits))
         assert len(waits) < 3, "the driver waits for nobody"
 

@@ -1,4 +1,4 @@
-"""Duplicates of a unique index are told by the driver while its workers copy."""
+"""The driver reports duplicates of a unique index while its workers copy."""
 
 from __future__ import annotations
 

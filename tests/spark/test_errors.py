@@ -38,7 +38,7 @@ FULL = "worker 3: could not extend file: Input/output error"
 
 
 def fail_in_batches(dsn: str, code: str, message: str, workers: str = "3", gate: bool = False) -> None:
-    """From now on batches of these workers end with an error. gate: they first wait for whoever holds GATE."""
+    """From now on batches of these workers end with an error. gate: they first wait until GATE is free."""
     run_sql(
         dsn,
         f"""CREATE FUNCTION public.break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -47,7 +47,7 @@ def fail_in_batches(dsn: str, code: str, message: str, workers: str = "3", gate:
                 RAISE EXCEPTION USING ERRCODE = '{code}', MESSAGE = '{message}';
             END IF;
             RETURN NULL; END $$""",
-        # A trigger on the entries' table would be told as such.
+        # An error of a trigger on the entries' table would be reported as such.
         "CREATE TRIGGER break AFTER UPDATE OF watermark ON roir.scan_range EXECUTE FUNCTION public.break()",
     )
 

@@ -39,7 +39,7 @@ def test_what_spark_prints_goes_to_a_file_of_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "spark-5.log"
     for times in (1, 2):
         assert divert(path) == path
-        # What is there stays: stretches of an operation share the file.
+        # Earlier contents stay: stretches of an operation share the file.
         assert path.read_text().splitlines() == ["ours", "of a child", "and its errors", "1"] * times
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from airflow_roir.spark.package import write_package
 
-# What docs/spark.md tells users to install, and what these bring along.
+# The packages that docs/spark.md tells users to install, and those that they bring along.
 HEAVY = {"alembic", "airflow", "typer", "rich", "pyspark", "pyarrow", "pandas"}
 
 

@@ -1,4 +1,4 @@
-"""What a phase tells its user, line by line, from committed state."""
+"""The lines that a phase logs for its user, from committed state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(6)]
 
 
 class Told:
-    """The news of a build that has so many ranges."""
+    """The news of a build that has `ranges` ranges."""
 
     def __init__(self, database: Database, ranges: int) -> None:
         self.operation = prepared(database, ranges=ranges).operation_id
@@ -34,7 +34,7 @@ class Told:
         )
 
     def new(self, last: bool = False) -> list[str]:
-        """What is told now."""
+        """The new lines."""
         del self.lines[:]
         self.news.pieces(last)
         return list(self.lines)

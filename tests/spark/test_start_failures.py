@@ -37,7 +37,7 @@ def waiting(code: str) -> Driver:
     [("sys.exit(3)", "exit code 3"), ("sys.exit(0)", "exit code 0"), ("os.kill(os.getpid(), 9)", "killed by signal 9")],
 )
 def test_a_driver_that_ends_before_its_operation_is_a_failure(code: str, how: str) -> None:
-    """Seen to fail: exit code 0 with the operation `running` and nobody at work, or 247 without a word."""
+    """Seen to fail: exit code 0 while the operation is `running` without a worker, or 247 without a message."""
     driver = waiting(code)
     driver.order(["--index", "ix"])
     with pytest.raises(SparkFailed, match=how):
@@ -67,7 +67,7 @@ def test_a_full_disk_takes_no_mark_and_ends_nothing(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sys, "stderr", full)
         mark("driver")
         monkeypatch.undo()
-        # What is buffered can't be written at the end, either.
+        # The buffered mark can't be written at the end, either.
         with pytest.raises(OSError, match="No space"):
             full.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())

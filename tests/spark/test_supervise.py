@@ -32,13 +32,13 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
     operation = prepared(database, rate=10_000)
     log = tmp_path / "spark.log"
     driver = Running(database, log=log)
-    # It is told as it is done, and not when its worker leaves.
+    # The range is reported when it is done, and not when its worker leaves.
     driver.wait_for(lambda: " done, 1 of 8: 5,000 rows in " in driver.said)
     assert f"roir: Spark's pages: {one(database, 'SELECT spark_ui FROM roir.operation')}" in driver.lines
     requests.pause(database, "ix", "me", "a look")
     assert driver.wait() == 3, driver.said
     assert one(database, "SELECT spark_ui FROM roir.operation") is None
-    # What Spark prints, that all is well, is nothing for the user.
+    # Spark's own messages that all is well aren't shown to the user.
     assert f"roir: Spark's own log: {log}" in driver.lines
     assert {line.split(":")[0] for line in driver.lines} == {"roir"}, driver.said
     assert "log4j" in log.read_text()

@@ -50,7 +50,7 @@ def base(dsn: str, database: Database) -> str:
 
 
 def compared(database: Database) -> dict[int, set[tuple[str, int, int]]]:
-    """Of each epoch the units that were compared, and by which worker."""
+    """The units that were compared in each epoch, and by which worker."""
     found: dict[int, set[tuple[str, int, int]]] = {}
     with database.transaction() as connection:
         for row in execute(connection, "SELECT * FROM public.compared").all():
@@ -113,7 +113,7 @@ def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Da
         list(units(database, run))
         comparing.finish(database, run)
     both = compared(database)
-    # What was compared stays compared; what was open when the driver died was rolled back.
+    # A compared unit stays compared; a unit that was open when the driver died was rolled back.
     assert both[first] == done
     assert len(both) == 2
     assert twice(database) == 0
