@@ -111,7 +111,7 @@ with DAG(
 
     @task
     def choose(params: dict[str, Any], ti: Any) -> list[dict[str, str]]:
-        """Index and budget of each compaction, the worst index first. Of others it says why they are left out."""
+        """Index and budget of each compaction, the worst index first. It logs why the others are left out."""
         from airflow_roir.task.ranked_indexes import ranked_indexes
 
         return ranked_indexes(params, ti)

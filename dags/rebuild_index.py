@@ -130,7 +130,7 @@ with DAG(
         task_id="verify_before",
         mode="{{ 'before' if params.verify in ('before', 'both') else 'none' }}",
         spark="{{ params.spark }}",
-        # What is wrong is what the rebuild is for.
+        # The rebuild is there to repair differences.
         fail_on_difference=False,
         **templates_of(("parallelism", *WORK_OPTIONS)),
     )

@@ -36,7 +36,7 @@ from servers.postgres import start_postgres
 ROOT = Path(__file__).parent.parent
 STATE = ROOT / ".demo" / "state.json"
 DAG = "rebuild_index"
-# What the forms name if nothing else is filled in, so that a newcomer's first own run finds the data.
+# The connection that the forms name if nothing else is filled in, so that a newcomer's first own run finds the data.
 CONNECTION = "postgres_default"
 FIRST_PARALLELISM, SECOND_PARALLELISM = 2, 4
 # So slow that a person can watch it and pause it; the small table would else be done before the page is loaded.
@@ -49,7 +49,7 @@ console = Console(highlight=False)
 
 @dataclass
 class Story:
-    """What happened, for the report, and what of it didn't hold."""
+    """The events of the demo, for the report, and the expectations that didn't hold."""
 
     dataset: Dataset
     rows: int
@@ -61,7 +61,7 @@ class Story:
     comparison: VerifyReport | None = None
     lookup_rows: int = 0
     lookup_ms: tuple[float, float] = (0.0, 0.0)
-    # Of the unique index: how it compares, and what PostgreSQL's own and a second row of a key are refused with.
+    # The unique index: its comparison, and the errors that refuse PostgreSQL's own index and a second row of a key.
     unique: VerifyReport | None = None
     refusals: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -153,7 +153,7 @@ def tell(dataset: Dataset, dsn: str, airflow: StandaloneAirflow, connection: dic
 
 
 def in_red(airflow: StandaloneAirflow) -> list[str]:
-    """What Airflow's UI shows in red: runs and tasks that failed, a DAG file that can't be imported."""
+    """The failures that Airflow's UI shows in red: runs and tasks that failed, a DAG file that can't be imported."""
     runs = airflow.call("GET", "/api/v2/dags/~/dagRuns?state=failed")["dag_runs"]
     tasks = airflow.call(
         "GET", "/api/v2/dags/~/dagRuns/~/taskInstances?state=failed&state=upstream_failed&state=up_for_retry"

@@ -59,7 +59,7 @@ CREATE TABLE public.flights_ewr PARTITION OF public.flights FOR VALUES IN ('EWR'
 CREATE TABLE public.flights_jfk PARTITION OF public.flights FOR VALUES IN ('JFK');
 CREATE TABLE public.flights_lga PARTITION OF public.flights FOR VALUES IN ('LGA')
 """
-# What the writer brings are flights that aren't in the data: a carrier's number leaves once in an hour.
+# The flights that the writer inserts aren't in the data: a carrier's number leaves once in an hour.
 _numbers = itertools.count(10_000)
 
 

@@ -58,12 +58,12 @@ console = Console(highlight=False)
 
 @dataclass
 class Story:
-    """What happened, for the report, and what of it didn't hold."""
+    """The events of the demo, for the report, and the expectations that didn't hold."""
 
     shards: Shards
     told: dict[str, str] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
-    # What the index server said when it refused to answer, the last time.
+    # The error with which the index server last refused to answer.
     refusal: str = ""
 
     @cached_property
@@ -289,7 +289,7 @@ def insert(story: Story, shard: str, plane: str) -> None:
 
 
 def strictly(story: Story, plane: str = PLANE) -> int | None:
-    """How many rows a strict read finds, asking the shards for what is being written; None where it is refused."""
+    """How many rows a strict read finds, asking the shards for what is being written; None if it is refused."""
     try:
         return len(story.reader.rows(FLIGHT, FLIGHT.c.tailnum == plane, "strict"))
     except (NotStrict, StaleAnswer) as error:
@@ -298,7 +298,7 @@ def strictly(story: Story, plane: str = PLANE) -> int | None:
 
 
 def answers(story: Story, query: str, plane: str = PLANE) -> int | None:
-    """How many rows the index server finds; None where it refuses to answer."""
+    """How many rows the index server finds; None if it refuses to answer."""
     try:
         return len(story.shards.ask(query, plane))
     except psycopg2.Error as error:
@@ -376,7 +376,7 @@ def started(story: Story, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def ended(command: subprocess.Popen[str]) -> str:
-    """What a command said until it ended by itself."""
+    """The output of a command until it ended without being stopped."""
     said, _ = command.communicate(timeout=PATIENCE_S)
     return said
 

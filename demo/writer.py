@@ -49,7 +49,7 @@ class Writer(threading.Thread):
             self.error = error
 
     def take(self) -> Felt:
-        """What was felt since the last take."""
+        """The latencies that were felt since the last take."""
         taken, self._latencies = sorted(self._latencies), []
         if not taken:
             return Felt(0, 0.0, 0.0)

@@ -23,7 +23,7 @@ from airflow_roir.provider import get_provider_info
 ROOT = Path(__file__).parents[1]
 SQL = ROOT / "migrations" / "sql"
 PLACE = re.compile(r"<!-- from the code: ([a-z-]+)(?: ([^>]+?))? -->")
-# What users, and not our own code, call from SQL. The rest is listed by its file.
+# The functions that users, and not our own code, call from SQL. The rest is listed by its file.
 FOR_USERS = (
     "pause",
     "resume",
@@ -125,7 +125,7 @@ WORKING = {one.value for one in Phase if one is not Phase.DONE}
 
 
 def transitions() -> Iterator[str]:
-    """What may happen to an operation, with the reasons."""
+    """The transitions of an operation, with the reasons."""
     yield "| verb | from | to | because |\n| --- | --- | --- | --- |"
     for (verb, was, target, reason), phases in _grouped().items():
         phase = "any phase" if {*phases} == WORKING else ", ".join(f"`{one}`" for one in phases)
@@ -264,7 +264,7 @@ def as_list(_app: Sphinx, _what: str, _name: str, _obj: object, _options: object
     within = False
     for index, line in enumerate(lines):
         match = PARAMETER.match(line)
-        # What is continued is indented; a sentence with a colon isn't, and has more words than a name.
+        # A continuation is indented; a sentence with a colon isn't, and has more words than a name.
         if match and (not lines[index - 1].strip() or within):
             if not within and made and made[-1].strip():
                 made.append("")

@@ -1,4 +1,4 @@
-"""What a page needs here that a code host does by itself: pictures for light and dark, files, languages of blocks."""
+"""Adds to a page what a code host does by itself: pictures for light and dark, files, languages of blocks."""
 
 from __future__ import annotations
 

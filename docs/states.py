@@ -1,7 +1,7 @@
 """Draws the docs' pictures of states, from the code's own tables: `make charts`. Each for light and for dark pages.
 
-Where a box stands is written here; which boxes and arrows there are is the code's. An arrow without a place here ends
-it. An arrow keeps what it stands for as `data-arrow`, so that a test can read the picture.
+The places of the boxes are written here; the code decides which boxes and arrows there are. The program fails if an
+arrow has no place here. An arrow keeps its meaning as `data-arrow`, so that a test can read the picture.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Line:
 
 @dataclass
 class Picture:
-    """What is drawn, in that order. title: for who can't see it."""
+    """The parts that are drawn, in that order. title: for readers who can't see the picture."""
 
     name: str
     title: str
@@ -231,11 +231,11 @@ def statuses() -> Picture:
     return picture
 
 
-# What the words on an arrow stand for.
+# The happenings that the words on an arrow name.
 WRITTEN = {Happening.WRITE, Happening.COPY}
 REMOVED = {Happening.REMOVE}
 FOLDED = {Happening.FOLD_MATCHED, Happening.FOLD_UNMATCHED}
-# What any state does alike, so that one arrow from the box around all shows it.
+# Happenings that have the same effect in any state, so that one arrow from the box around all shows them.
 FOR_ALL = {Happening.WRITE_DIRECT, Happening.REMOVE_DIRECT, Happening.COPY_DIRECT, Happening.TRUNCATE}
 
 

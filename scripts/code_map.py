@@ -49,7 +49,7 @@ def code_map() -> str:
 
 
 def files() -> dict[Path, str]:
-    """What is made: texts by their files."""
+    """The generated files, with their texts."""
     return {ROOT / "docs" / "code-map.md": code_map()}
 
 

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Rule:
-    """What is found, and what to write in its place. at_start: only at the beginning of a
-    sentence, and neither in a question nor before a list."""
+    """A pattern to find, and what to write in its place. at_start: only at the beginning of a sentence, and neither in
+    a question nor before a list."""
 
     name: str
     pattern: re.Pattern[str]
@@ -110,7 +110,7 @@ def sentences_of_page(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _sentences(text: str) -> list[str]:
-    # The first words of an item that are set off are its title. What is code may hold any word; it counts as one.
+    # The first words of an item that are set off are its title. Code may hold any word, so it counts as one.
     text = re.sub(r"^\s*\*+[^*]+[.:]\*+|^\s*\*+[^*]+\*+(?=[.:])", "", text)
     text = re.sub(r"`[^`]*`", "X", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
@@ -119,7 +119,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def findings_in(place: str, sentences: Iterator[tuple[int, str]], page: bool = True) -> Iterator[Finding]:
-    """What the rules find. page: also the terms of the glossary, and sentences that are too long."""
+    """The findings of the rules. page: also the terms of the glossary, and sentences that are too long."""
     for line, one in sentences:
         at = f"{place}:{line}"
         for rule in (*RULES, *(TERMS if page else ())):
@@ -135,7 +135,7 @@ def findings_in(place: str, sentences: Iterator[tuple[int, str]], page: bool = T
 
 
 def texts_of_code(path: Path) -> Iterator[tuple[int, str]]:
-    """What Python says to users: texts of errors, helps of commands and options, descriptions of forms."""
+    """The texts in Python that users read: errors, helps of commands and options, descriptions of forms."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Raise) and node.exc is not None:
             yield from _texts(node.exc)
@@ -168,7 +168,7 @@ def _texts(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def texts_of_sql(path: Path) -> Iterator[tuple[int, str]]:
-    """What SQL says to users: every text between single quotes that has words, comments left out."""
+    """The texts in SQL that users read: every text between single quotes that has words, comments left out."""
     text = re.sub(r"--.*", "", path.read_text())
     for found in re.finditer(r"'((?:[^']|'')*)'", text):
         if found[1].count(" ") > 2:
@@ -176,7 +176,7 @@ def texts_of_sql(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def notes_of_code(path: Path) -> Iterator[tuple[int, str]]:
-    """What Python says to maintainers: docstrings and comments."""
+    """The texts in Python that maintainers read: docstrings and comments."""
     text = path.read_text()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -187,7 +187,7 @@ def notes_of_code(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def notes_of_sql(path: Path) -> Iterator[tuple[int, str]]:
-    """What SQL says to maintainers: its comments."""
+    """The texts in SQL that maintainers read: comments."""
     lines = enumerate(path.read_text().splitlines(), 1)
     yield from _joined((number, line.split("--", 1)[1].strip()) for number, line in lines if "--" in line)
 

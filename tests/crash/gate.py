@@ -55,7 +55,7 @@ class Gate:
         return [row[0] for row in self._run(WAITING, self.key)]
 
     def reached(self, at_least: int = 1) -> list[int]:
-        """Wait until so many processes wait at the gate; their pids."""
+        """Waits until at least `at_least` processes wait at the gate; returns their pids."""
         deadline = time.monotonic() + PATIENCE_S
         while len(waiting := self.waiting()) < at_least:
             assert time.monotonic() < deadline, f"nobody came to gate {self.name}"

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 class Proxy:
-    """Forwards connections to a server until it is told otherwise.
+    """Forwards connections to a server until a test interferes.
 
     stall: nothing is forwarded in either direction any more, not even the end of a connection, until `heal`; so
     neither side can know. cut: connections end with a reset, and new ones are refused.
@@ -83,7 +83,7 @@ class Proxy:
                     data = source.recv(65_536)
                     if not data:
                         return self._end(client, upstream)
-                    # What arrived while the network was stalled is held back, and delivered when it is healed.
+                    # Data that arrived while the network was stalled is held back, and delivered when it is healed.
                     self._flowing.wait()
                     other[source].sendall(data)
         return self._end(client, upstream)
@@ -95,7 +95,7 @@ class Proxy:
 
 
 def reset(end: socket.socket) -> None:
-    """End a connection so that the other side is told at once."""
+    """Ends a connection by a reset, so that the other side notices at once."""
     with suppress(OSError):
         # Lingering for no time means a reset instead of an orderly end.
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")

@@ -69,8 +69,9 @@ class PgBouncer:
 class SmallPool:
     """A pooler of a hundred lines for clients that send simple queries. mode: session or transaction.
 
-    in_turn: whose turn it is gets a session, instead of the one that was used last. It tells clients another number
-    than the server's, as poolers do, leaves settings where they are, and lets whoever finds no session wait for ever.
+    in_turn: clients get the sessions in turn, instead of the one that was used last. As poolers do, it gives clients
+    another number than the server's. It leaves settings in the sessions, and a client that finds no session waits for
+    ever.
     """
 
     def __init__(self, server: int, mode: str, size: int, in_turn: bool = False) -> None:

@@ -38,7 +38,7 @@ DEFINITION = ("--table", "t", "--keys", "k", "--include", "v")
 BUILD = ("build", "ix", *DEFINITION, "--batch-rows", str(BATCH_ROWS), "--ranges", "8", "--segments", "3")
 _numbers = itertools.count(1)
 
-# Whatever is committed shows in one of these.
+# Each commit of a run changes one of these.
 PROGRESS = """
 SELECT o.status, o.phase, (SELECT sum(batches) FROM roir.scan_range WHERE operation_id = o.id),
        (SELECT string_agg(status, ',' ORDER BY ordinal) FROM roir.segment WHERE generation_id = o.generation_id),
@@ -56,7 +56,7 @@ SELECT coalesce(sum(pg_stat_get_tuples_inserted(s.inhrelid)), 0),
 class Application(Writer):
     """A writer that opens a new session when the server has dropped its own.
 
-    It leaves a core to whoever comes up again: a whole Airflow, for one.
+    It leaves a core to processes that start again, such as a whole Airflow.
     """
 
     rest_s = 0.01

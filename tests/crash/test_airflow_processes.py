@@ -60,7 +60,8 @@ def trigger(airflow: StandaloneAirflow, scene: Scene) -> str:
 
 
 def task_process(scene: Scene, airflow: StandaloneAirflow) -> psutil.Process:
-    """The process that runs the task now: whoever has a session with the database, or started the driver."""
+    """The process that runs the task now: the parent of the driver, or the process that has a session with the
+    database."""
     # Looked for first: the driver and its workers have sessions, too, and are of the same home.
     drivers = [one for one in processes_of(airflow.home) if is_driver(one)]
     if drivers:
@@ -226,7 +227,7 @@ def executor_processes(airflow: StandaloneAirflow) -> list[psutil.Process]:
 
 @contextmanager
 def scheduler_again(airflow: StandaloneAirflow) -> Iterator[None]:
-    """What supervises Airflow starts it again; the log goes where that of the first went."""
+    """Starts the scheduler again, as Airflow's supervisor would; it appends to the log of the first."""
     with airflow.log_file.open("ab") as log:
         again = subprocess.Popen(
             [sys.executable, "-m", "airflow", "scheduler"],

@@ -28,7 +28,7 @@ def table(dsn: str) -> None:
 
 
 def jump(database: Database, seconds: int) -> None:
-    """The server's clock jumps forward by so many seconds: all that it wrote is so much older."""
+    """The server's clock jumps forward by `seconds`: all that it wrote is older by that much."""
     with database.transaction() as connection:
         execute(
             connection,
@@ -70,7 +70,7 @@ def test_after_a_jump_who_lives_beats_again_and_who_died_is_replaced(database: D
         assert sign_of_life.tick(connection, first.operation_id, first.epoch)
     with pytest.raises(OperationRunning, match="test"):
         start_run(database, "ix", "another")
-    # And where there is no next one, nobody waits for a day that went twice.
+    # Without a next heartbeat, another run takes over at once, also after a jump back by a day.
     jump(database, seconds)
     second = start_run(database, "ix", "another")
     # The run that was taken for dead does no harm, and no more than the other wants.

@@ -1,4 +1,4 @@
-"""A lost connection, and a server that restarts, are waited for by the run itself: nobody needs to resume anything."""
+"""The run itself waits for a lost connection, and for a server that restarts: no user needs to resume anything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_server_that_dies_and_recovers_is_waited_for(scene: Scene, phase: str)
     runner.stopped()
     scene.killed("PostgreSQL server", phase)
     scene.server.kill()
-    # While it is down: the run finds nobody there, and asks again.
+    # The server is down: the run can't connect, and tries again.
     runner.go()
     scene.server.start()
     assert runner.ended() == "ended: completed"

@@ -32,7 +32,7 @@ from tests.test_cli import here
 pytestmark = pytest.mark.sample(2)
 _numbers = itertools.count(1)
 SHARED = "gives the server's session to others after each transaction or statement"
-# What each command is called with; each fails or does something on a database with one index being built.
+# The arguments of each command; each fails or does something on a database with one index being built.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "abort": ("ix",),
     "announce": ("ix", "--by", "server"),
@@ -135,7 +135,7 @@ SELECT pg_backend_pid(), (SELECT jsonb_object_agg(name, setting) FROM pg_setting
 
 
 def sessions(dsn: str, size: int) -> dict[int, Any]:
-    """What an application finds in all of a pool's sessions, by the server's processes."""
+    """The settings and objects that an application finds in all of a pool's sessions, by the server's processes."""
     found = {}
     with ExitStack() as stack:
         for _ in range(size):

@@ -1,7 +1,7 @@
-"""Each process of a build ended by each signal, while each of the others is healthy, stopped or deaf: nobody is left,
-nobody's heart beats, and nobody that is dead is named as the driver.
+"""Each process of a build ended by each signal, while each of the others is healthy, stopped or deaf: no process is
+left, no heartbeat continues, and no dead process is named as the driver.
 
-The JVM is a stand-in: it is asked nothing before it is up, and so a build waits for it as for one that hangs.
+The JVM is a substitute: it is asked nothing before it is up, and so a build waits for it as for one that hangs.
 `test_a_real_build_ends` has a real one.
 """
 
@@ -187,7 +187,7 @@ def test_nobody_is_left_and_nobody_dead_is_named(family: Family, victim: str, nu
         beats = sign_of_life.heart_beats(row, connection)
     if told:
         assert (row.status, beats) == ("paused", False), family.said()
-    # Whatever nobody could write down is known by the heart that has stopped.
+    # If no process could write down the end, the heartbeat that has stopped shows it.
     wait_until(lambda: _can_be_taken_up(database), "the end of its heartbeat")
 
 

@@ -1,4 +1,4 @@
-"""Whatever dies, at whatever statement of whatever phase, and again: by printed seeds, in the long run only."""
+"""Deaths at random: any process, at any statement of any phase, and again, by printed seeds; in the long run only."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_whatever_dies_at_whatever_moment(scene: Scene, seed: int) -> None:
             said = runner.ended()
             break
         else:
-            # It comes back while the next one starts: whoever is the later to take the operation carries it on.
+            # The zombie comes back while the next run starts: the later of the two to take the operation completes it.
             scene.read(SESSIONS)
             heir = Runner(scene.dsn, "", "resume" if begun else "operation")
             runner.go()
@@ -60,7 +60,7 @@ def test_whatever_dies_at_whatever_moment(scene: Scene, seed: int) -> None:
             break
         program = "resume" if scene.read("SELECT FROM roir.operation") else "operation"
     if said.startswith("failed: OperationalError") and not scene.read(BEGUN):
-        # It had not begun yet, and a command says at once that it can't: whoever sent it sends it again.
+        # The operation had not begun. The command fails at once if it can't connect, and its user runs it again.
         said = Runner(scene.dsn, "", "resume" if scene.read("SELECT FROM roir.operation") else "operation").ended()
     assert said == "ended: completed", (said, scene.read("SELECT status, phase, pause_reason FROM roir.operation"))
     if not kills:

@@ -95,7 +95,7 @@ def test_an_error_of_any_kind_leaves_the_operation_paused_with_its_reason(databa
 
 @pytest.mark.usefixtures("table")
 def test_a_try_that_was_taken_for_dead_is_fenced_and_not_an_error_of_the_operation(database: Database) -> None:
-    """Of the same run: Spark starts a task anew on another executor, while the first is only cut off."""
+    """Two tries of the same run: Spark starts a task again on another executor, while the first is only cut off."""
     _, run = steps.begin(database, ranges=1, segments=1)
     zombie, claim = steps.claimed(database, run)
     for _ in build.PHASE.work(database, run, 0):

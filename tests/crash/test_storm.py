@@ -1,4 +1,4 @@
-"""Whatever two operators do at random beside users, old readers see what the table shows them; in the long run only."""
+"""Two operators work at random beside users: old readers still see what the table shows them; in the long run only."""
 
 from __future__ import annotations
 

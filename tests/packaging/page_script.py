@@ -11,7 +11,7 @@ from servers.postgres import programs
 
 
 def run_script(script: str, folder: Path, environment: dict[str, str], timeout: float, *options: str) -> str:
-    """What a script says, in a folder, with our `roir` and the server's `psql`; it must end well.
+    """The output of a script that is run in a folder with our `roir` and the server's `psql`; it must end well.
 
     environment: beside that of the tests. timeout: seconds. options: of bash.
     """

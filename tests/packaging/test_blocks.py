@@ -77,7 +77,7 @@ BUILD = "roir build shop.orders_by_customer --table shop.orders --keys customer_
 PAUSED = (
     "roir build shop.orders_by_customer --max-duration 1s --max-rows-per-second 100 --batch-rows 1000 || [ $? = 3 ]"
 )
-# What the text of a page takes for granted, before its first block, or before the block that begins so.
+# Commands that the text of a page takes for granted, before its first block, or before the block that begins so.
 FIRST = {
     "application": {"": BUILD},
     "compact": {"": BUILD},
@@ -120,7 +120,7 @@ def as_script(page: str) -> str:
         script += [before.pop(begin) for begin in list(before) if text.startswith(begin)]
         script.append(text if language == "sh" else f"psql <<'END'\n{text}END")
     assert not before, f"{page}.md has no block that begins with {list(before)}"
-    # What a page leaves running.
+    # Commands that a page leaves running.
     return "\n".join([*script, "wait || true"])
 
 

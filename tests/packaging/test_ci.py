@@ -15,7 +15,7 @@ PARTS = ("lint", "test", "test-all")
 
 @pytest.mark.parametrize("failing", [(), *((part,) for part in PARTS), ("lint", "test")], ids=str)
 def test_its_exit_code_is_that_of_its_parts(tmp_path: Path, failing: tuple[str, ...]) -> None:
-    """With a stand-in for make that fails as told, and says so as make does."""
+    """A fake make fails for these targets, with make's own message."""
     make = tmp_path / "make"
     make.write_text(
         f"""#!/bin/bash

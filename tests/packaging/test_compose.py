@@ -60,7 +60,7 @@ def example() -> dict[str, str]:
 
 
 def filled_in(text: str) -> str:
-    """A value as compose would hand it to the container, with a stand-in for each secret."""
+    """A value as compose would hand it to the container, with a placeholder for each secret."""
     values = {name: value or f"secret{name.lower()}" for name, value in example().items()}
     return VARIABLE.sub(lambda found: values[found["name"]], str(text)).replace("$$", "$")
 
@@ -84,7 +84,7 @@ def dockerfile() -> list[tuple[str, str]]:
 
 
 def image_environment() -> dict[str, str]:
-    """What ENV sets in the image's last stage."""
+    """The variables that ENV sets in the image's last stage."""
     last = max(place for place, (keyword, _) in enumerate(dockerfile()) if keyword == "FROM")
     settings = [rest for keyword, rest in dockerfile()[last:] if keyword == "ENV"]
     return dict(word.split("=", 1) for rest in settings for word in shlex.split(rest))
@@ -186,7 +186,7 @@ def test_every_image_is_pinned_and_every_service_has_limits(name: str) -> None:
 
 
 def test_a_stop_reaches_the_tasks_and_leaves_them_time() -> None:
-    """The container's first process hands a signal to its child alone, unless it is told otherwise."""
+    """By default the container's first process hands a signal to its child alone."""
     scheduler = SERVICES["airflow-scheduler"]
     assert scheduler["init"] is True
     assert scheduler["environment"]["TINI_KILL_PROCESS_GROUP"] == "1"
@@ -195,7 +195,8 @@ def test_a_stop_reaches_the_tasks_and_leaves_them_time() -> None:
 
 
 def test_nothing_logs_in_as_a_superuser() -> None:
-    """But for whoever knows the password. The role that builds is made when the server first starts."""
+    """No service connects as a superuser; only the servers' own containers have that password. The role that builds is
+    made when the server first starts."""
     users = {
         json.loads(value)["login"]
         if name.startswith("AIRFLOW_CONN_")
@@ -338,7 +339,7 @@ def test_executors_reach_the_driver() -> None:
 
 
 def test_spark_cannot_reach_the_metadata_database() -> None:
-    """Users and tasks are authorised by what stands in it."""
+    """The database holds the permissions of users and tasks."""
     spark = {network for name in ("spark-master", "spark-worker") for network in SERVICES[name]["networks"]}
     assert not spark & set(SERVICES["airflow-db"]["networks"])
 

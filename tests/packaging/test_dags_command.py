@@ -15,7 +15,7 @@ NAMES = sorted(file.name for file in DAGS.glob("*.py"))
 
 
 def roir_dags(*arguments: object) -> list[str]:
-    """What it says; raises what the command raises."""
+    """The lines that the command prints; raises what the command raises."""
     result = CliRunner().invoke(cli.app, ["dags", *map(str, arguments)], catch_exceptions=False, standalone_mode=False)
     return result.stdout.splitlines()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ensure-java"
-# What the script needs of a machine, Java and apt-get apart.
+# The programs that the script needs, besides Java and apt-get.
 TOOLS = ("bash", "cat", "sed")
 
 

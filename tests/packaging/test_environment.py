@@ -54,7 +54,7 @@ def test_the_pyspark_folder_belongs_to_one_distribution() -> None:
 
 
 def test_pyspark_is_as_it_was_installed() -> None:
-    """Every file is the one that RECORD lists, and no module lies there that it doesn't list."""
+    """Every file is the one that RECORD lists, and pyspark has no module that RECORD doesn't list."""
     pyspark = distribution("pyspark")
     recorded = {path for path in pyspark.files or () if path.parts[0] == "pyspark" and path.hash is not None}
     changed = []

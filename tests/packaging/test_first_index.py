@@ -13,7 +13,7 @@ from tests.packaging.page_script import run_script
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "first-index.md"
-# What the text asks the reader to wait for, between the blocks.
+# The wait that the text asks of the reader, between the blocks.
 COPYING = """
 copying="SELECT count(*) FROM roir.resumable_operations WHERE state = 'running' AND phase = 'build' AND rows > 0"
 for _ in $(seq 240); do
@@ -50,13 +50,13 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     java = subprocess.run([JAVA], capture_output=True, text=True, check=True).stdout.strip()
     with embedded_postgres(18) as dsn:
         said = run_script(as_script(PAGE.read_text()), tmp_path, {"ROIR_DSN": dsn, "JAVA_HOME": java}, 600)
-    # What the page shows is what comes, but for the spaces around it.
+    # The page shows the real output, except for the spaces around it.
     for shown in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         assert unspaced(shown) in unspaced(said)
     # The plan and the seal count alike.
     assert re.search(r"^segments +2, and one for keys that are NULL$", said, re.MULTILINE)
     assert "seal: segment 2 done, " in said
-    # Of the table every partition is looked into, of the index none.
+    # A query of the table looks into every partition, a query of the index into none.
     assert "\n120\n" in said
     plan = said[said.index("Index Only Scan") :]
     assert "orders_20" not in plan[: plan.index(" rows)")]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def commands(target: str) -> list[str]:
-    """What `make` would run for a target, by this interpreter."""
+    """The commands that `make` would run for a target, by this interpreter."""
     # Not with what the `make` that runs these tests was given.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "ARGS"))}
     said = subprocess.run(

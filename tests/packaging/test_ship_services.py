@@ -36,7 +36,7 @@ def unit() -> Unit:
 
 
 def here(made: Shards, text: str) -> str:
-    """What names the composed servers, as it is here. There each shard is a host, here a database."""
+    """The text with the composed servers' addresses replaced: a shard is a host there, and a database here."""
     given = parse_dsn(made.index)
     server = f"host={given['host']}" + (f" port={given['port']}" if "port" in given else "")
     text = text.replace("host=shard-$n port=5432 dbname=$POSTGRES_DB", f"{server} dbname=composed_s$n")
@@ -44,7 +44,7 @@ def here(made: Shards, text: str) -> str:
 
 
 def environment(made: Shards, home: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Of a container, or of a service of systemd: what it is given, and nothing of this session's."""
+    """The environment of a container or a systemd service: the given variables, and none of this session's."""
     own = {name: here(made, value) for name, value in given.items()}
     return {"PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}", "HOME": str(home), **own}
 

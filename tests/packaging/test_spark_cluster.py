@@ -90,7 +90,7 @@ def assert_healthy(service: str, address: str) -> None:
 
 @pytest.mark.slow
 def test_the_cluster_runs_a_job(tmp_path: Path, environment: dict[str, str]) -> None:
-    """A driver that knows the secret gets its rows counted; the secret itself stands in no setting."""
+    """A driver that knows the secret gets its rows counted; no setting contains the secret itself."""
     master_changes = {"spark-master": "127.0.0.1", "7077": "0", "8080": "0"}
     master_ready = (
         r"Starting Spark master at (spark://127\.0\.0\.1:\d+)\n.*Bound MasterWebUI [^\n]*:(\d+)\n.*elected leader"

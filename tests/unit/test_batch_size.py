@@ -56,13 +56,13 @@ def paced(seconds_per_row: float, batches: int = 10) -> int:
 
 
 def test_paced_batches_grow_to_their_part_of_the_target_time() -> None:
-    """They stood at 4,000 rows, ten milliseconds of work, and a build took ten times as long as it was allowed to."""
+    """They stayed at 4,000 rows, ten milliseconds of work, and a build took ten times as long as its limit allowed."""
     assert paced(1e-6) == 100_000
     assert paced(1e-5) == 10_000
 
 
 def test_paced_batches_of_few_rows_are_learned_from() -> None:
-    """Of wide rows the tenth of a batch may be fewer rows than are believed elsewhere."""
+    """If rows are wide, a tenth of a batch may have fewer rows than the least that is otherwise learned from."""
     assert paced(1e-3) == 100
     size = BatchSize(1.0)
     size.took(FEWEST_ROWS, 3.0)

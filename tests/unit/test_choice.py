@@ -27,7 +27,7 @@ pytestmark = pytest.mark.sample(4)
 
 
 def segment(ordinal: int, place: int | None = None, *, of: int = 10, mb: float = 100, **given: Any) -> Segment:
-    """A fresh segment of an index with so many: three fifths table, two fifths B-tree. place: in key order."""
+    """A fresh segment of an index with `of` segments: three fifths table, two fifths B-tree. place: in key order."""
     place = ordinal - 1 if place is None else place
     heap, tree = int(mb * MB * 0.6), int(mb * MB * 0.4)
     facts: dict[str, Any] = {
@@ -52,7 +52,7 @@ def segment(ordinal: int, place: int | None = None, *, of: int = 10, mb: float =
 
 
 def bloated(one: Segment, tree: float = 1.0, heap: float = 1.0) -> Segment:
-    """The same with a B-tree and a table so many times as big."""
+    """The same segment with a B-tree that is `tree` times as big, and a table that is `heap` times as big."""
     return replace(one, tree_bytes=int(one.tree_bytes * tree), heap_bytes=int(one.heap_bytes * heap))
 
 
@@ -334,7 +334,7 @@ def test_what_isnt_known_is_left_out_with_its_reason() -> None:
 def test_reads_since_nobody_knows_when_count_for_nothing() -> None:
     unknown = bloated(segment(1, since=None, sealed_at=None), tree=3)
     assert known(unknown).scans == 0
-    # Of the last hour: not 24 times as many for a day.
+    # One hour's reads aren't multiplied by 24 for a day.
     assert known(replace(unknown, since=NOW - timedelta(hours=1))).scans == unknown.scans
 
 

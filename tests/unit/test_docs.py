@@ -76,7 +76,7 @@ def rows_of(first_cell: str) -> list[list[str]]:
 
 
 def options_of(command: str) -> set[str]:
-    # Of a group those of its commands.
+    # A group has the options of its commands.
     commands = getattr(COMMANDS[command], "commands", {command: COMMANDS[command]}).values()
     return {
         name
@@ -108,7 +108,7 @@ def test_every_command_and_option_exists(document: Path) -> None:
 
 
 def test_every_command_that_code_names_exists() -> None:
-    """In docstrings, messages and comments, where it stands as code or is told to be run."""
+    """In docstrings, messages and comments: as code, or after "run"."""
     for folder in ("airflow_roir", "dags", "demo", "migrations"):
         for file in (file for file in (ROOT / folder).rglob("*.*") if file.suffix in (".py", ".sql", ".js", ".html")):
             named = set(re.findall(r"(?:`|\brun )roir ([a-z][a-z-]*)", file.read_text()))
@@ -270,7 +270,7 @@ NOT_FOR_USERS = {
 
 
 def called_in(file: Path) -> set[str]:
-    """What a file takes from the engine and uses, by full names."""
+    """The full names of what a file imports from the engine and uses."""
     tree = ast.parse(file.read_text())
     known = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
@@ -287,7 +287,7 @@ def called_in(file: Path) -> set[str]:
 
 
 def referred_to(page: str) -> set[str]:
-    """What a page of the reference takes from the code, by full names."""
+    """The full names of the objects of the code that a page of the reference includes."""
     text = (ROOT / "docs" / "reference" / page).read_text()
     return set(re.findall(r"^\.\. auto\w+:: airflow_roir\.([\w.]+)$", text, re.MULTILINE))
 

@@ -42,7 +42,8 @@ class Queue:
 
 
 class SmallServer(Queue):
-    """One worker is half of it. What it can't do in time queues up, and is slow after the worker has gone."""
+    """A server of which one worker uses half. Work beyond its capacity queues up, so commits stay slow after the worker
+    has gone."""
 
     queued_s = 0.0
 

@@ -33,7 +33,7 @@ def test_the_code_map_names_every_room_of_the_engine() -> None:
 
 
 def imported_by_texts() -> Iterator[tuple[str, str, str]]:
-    """What programs that tests hold as texts import of the package, which no type check sees: file, module, name."""
+    """The package's names that programs in tests' strings import, which no type check sees: file, module, name."""
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

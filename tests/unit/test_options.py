@@ -1,4 +1,4 @@
-"""What is made from the declared options is what lies in the repository."""
+"""The files that are made from the declared options are up to date."""
 
 from __future__ import annotations
 
