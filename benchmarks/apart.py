@@ -23,7 +23,7 @@ KEY, PK, INCLUDE = "email", "id", "at"
 COLUMNS = f"{KEY}, {PK}, {INCLUDE}"
 
 TABLE = "CREATE TABLE orders (id bigint, email text, at timestamptz NOT NULL, total numeric(12,2), note text)"
-# Shard n of so many has the rows whose number leaves n: an e-mail's rows are in several shards. {first} and {step}.
+# A shard has every {step}-th row from {first} on: an e-mail's rows are in several shards.
 FILL = """
 INSERT INTO orders SELECT i, 'user' || i * 7919 % {emails} || '@example.org',
        '2026-01-01'::timestamptz + i * interval '1 s', (i % 100000) / 100.0, repeat('x', 60)
@@ -38,7 +38,7 @@ def email(number: int) -> str:
 
 
 def emails(rows: int) -> int:
-    """How many different ones so many rows have."""
+    """The number of different e-mails in a table of `rows` rows."""
     return max(rows // ROWS_PER_EMAIL, 1)
 
 
@@ -92,7 +92,7 @@ def value(dsn: str, query: str, *values: Any) -> Any:
 
 @contextmanager
 def apart(count: int, version: int, shared_buffers: str, of_one_server: bool = False) -> Iterator[Apart]:
-    """An index server and so many shards, s0…; of_one_server: the shards are databases of one other server."""
+    """An index server and `count` shards, s0…; of_one_server: the shards are databases of one other server."""
     with ExitStack() as stack:
 
         def server() -> BenchServer:

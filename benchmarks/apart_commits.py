@@ -1,4 +1,4 @@
-"""What an index apart adds to a writer's commit: none, an outbox, intents announced by the server, or by the client."""
+"""The cost of an index apart for a writer's commit: no index, an outbox, announced by the server or by the client."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Writer:
 
 
 def measure(scene: Apart, rounds: int, commits: int) -> list[dict[str, Any]]:
-    """Milliseconds of a transaction with one UPDATE, in turns of so many commits each; ratios are within a round."""
+    """Milliseconds of a transaction with one UPDATE, in turns of `commits` commits each; ratios are within a round."""
     writers = {way: Writer(scene, way, number) for number, way in enumerate(WAYS)}
     taken: dict[str, list[float]] = {way: [] for way in WAYS}
     medians: dict[str, list[float]] = {way: [] for way in WAYS}

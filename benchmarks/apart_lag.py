@@ -17,7 +17,7 @@ from benchmarks.apart_index import INDEX, roir
 from benchmarks.quantile import quantile
 from benchmarks.writers import pgbench
 
-# What an application asks that waits for its own write.
+# The pace at which an application looks that waits for its own write.
 LOOK_EVERY_S = 0.005
 # At random: a probe that follows the last one would always fall into the same moment of the shipper's rest.
 PROBE_EVERY_S = (0.05, 0.35)
@@ -48,7 +48,8 @@ def shipping(scene: Apart, every_s: float = 1.0) -> Iterator[subprocess.Popen[by
 
 @contextmanager
 def writing(scene: Apart, version: int, per_second: int, told: dict[str, float]) -> Iterator[None]:
-    """So many writes per second, over all shards; how many there were is told as `written_per_second`."""
+    """Writes at this rate over all shards during the block; afterwards `told` has the real rate as
+    `written_per_second`."""
     program, share = pgbench(version), per_second / len(scene.dsns)
     with tempfile.TemporaryDirectory(prefix="roir-load-") as folder, ExitStack() as stack:
         loads = []
@@ -98,7 +99,7 @@ def measure(scene: Apart, version: int, per_second: int, every_s: float, seconds
 
 
 def _probe(scene: Apart, seconds: float) -> list[float]:
-    """Rows that nobody else writes, one shard after the other."""
+    """The lags of rows that only the probe writes, one shard after the other."""
     shards, index = [connect(dsn) for dsn in scene.dsns.values()], connect(scene.index)
     lags: list[float] = []
     chance = random.Random(7)

@@ -1,4 +1,4 @@
-"""What a lookup by e-mail costs over several shards: by the index server at each level, and by asking all shards."""
+"""The cost of a lookup by e-mail over several shards: by the index server at each level, and by asking all shards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ask = Callable[[str], list[Any]]
 
 
 class Shards:
-    """A session in each shard. All are asked at the same time, and no thread stands in between."""
+    """A session in each shard. All are asked at the same time, without threads."""
 
     def __init__(self, scene: Apart) -> None:
         self._sessions = [psycopg2.connect(dsn, async_=1) for dsn in scene.dsns.values()]
@@ -77,7 +77,7 @@ class SlowShards:
 
 
 def _reachable_from_sql(scene: Apart) -> None:
-    """What `roir.strict` asks the shards by."""
+    """Creates the foreign servers by which `roir.strict` asks the shards."""
     run(scene.index, "CREATE EXTENSION IF NOT EXISTS dblink")
     for name, dsn in scene.dsns.items():
         options = ", ".join(f"{option} '{value}'" for option, value in parsed(dsn).items())
@@ -95,7 +95,7 @@ def _wait(session: Any) -> None:
 
 
 def _wait_until_strict(ask: Ask) -> None:
-    """What was written before the announcing must have been shipped."""
+    """Waits until the writes from before the announcing are shipped."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -62,7 +62,8 @@ def chosen_sides(scene: Scene, wanted: list[str]) -> tuple[list[Side], dict[str,
 
 
 def play(scene: Scene, found: list[Side], chance: random.Random, every: int, check: bool) -> list[dict[str, Any]]:
-    """One round in a random order; what was measured, in that order. every: so many sides between two limits."""
+    """Plays one round in a random order; returns the results in that order. every: the limit is measured after this
+    many sides."""
     sides_of_round = chance.sample(found[1:], len(found) - 1)
     told: list[dict[str, Any]] = []
 

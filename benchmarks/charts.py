@@ -20,7 +20,7 @@ mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "roir", "font.family": 
 OURS, OTHERS, BATCHES, SPREAD = "#b5562a", "#999999", "#1d3b63", "#333333"
 COLOURS = (OURS, "#e0a070", "#777777", "#bbbbbb", "#4a78b5", BATCHES)
 BINS = 40
-# Of light and of dark pages (the theme's): ground, text, what is faint, and the colours of series.
+# The colours for light and for dark pages (the theme's): ground, text, faint text, series.
 PAGES = {
     False: ("white", "#1f2733", "#5b6675", (OURS, BATCHES, "#777777", "#3f8f63", "#8a6bbf", "#b39020")),
     True: ("#14181e", "#e4e9f0", "#a3aebd", ("#e0a070", "#7fa8dd", "#bbbbbb", "#7cc79a", "#b9a3e3", "#e3cf6a")),

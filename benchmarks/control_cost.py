@@ -1,4 +1,4 @@
-"""What a batch costs beyond its copy: the claim's checks, its last key, the watermark, the operation's row."""
+"""The cost of a batch beyond its copy: the claim's checks, its last key, the watermark, the operation's row."""
 
 from __future__ import annotations
 

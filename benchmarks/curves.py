@@ -49,7 +49,7 @@ Table = list[dict[str, Any]]
 
 @contextmanager
 def scene_of(chosen: argparse.Namespace, rows: int) -> Iterator[Scene]:
-    """A fresh server with so many rows."""
+    """A fresh server whose table has `rows` rows."""
     with bench_server(chosen.pg, chosen.shared_buffers) as server:
         data = DATASETS[chosen.data]
         yield Scene(server, data, rows, chosen.parallelism, chosen.writes, dict(chosen.option))

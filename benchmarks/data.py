@@ -14,7 +14,7 @@ from airflow_roir.definition import IndexDefinition
 from benchmarks.steady_writer import Write
 from demo.dataset import LINEITEM
 
-# TPC-H's lineitem has so many rows at scale factor 1, give or take a few thousand.
+# The rows of TPC-H's lineitem at scale factor 1, give or take a few thousand.
 ROWS_PER_SCALE = 6_000_000
 
 
@@ -22,7 +22,7 @@ ROWS_PER_SCALE = 6_000_000
 class Dataset:
     """A table, and its columns as the index has them.
 
-    load: fills it with about so many rows. write: what the n-th write is, for so many rows.
+    load: fills it with about this many rows. write: returns the n-th write's statement, given the number of rows.
     """
 
     name: str
@@ -77,7 +77,7 @@ def _write_lineitem(rows: int) -> Write:
 
     def write(n: int) -> tuple[str, Any]:
         order = n * 104_729 % orders + 1
-        # Of each 32 order keys TPC-H uses the first eight.
+        # TPC-H uses the first eight of each 32 order keys.
         values = {"order": order // 8 * 32 + order % 8, "move": n % 2}
         return (
             "UPDATE lineitem SET l_quantity = l_quantity + 1, l_partkey = l_partkey + %(move)s "

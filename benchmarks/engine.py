@@ -1,4 +1,4 @@
-"""The engine without Spark: the same workers, as threads of this process. What Spark adds is measured elsewhere."""
+"""The engine without Spark: the same workers, as threads of this process. Other benchmarks measure Spark's share."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LOOK_EVERY_S = 0.01
 
 
 def build_index(database: Database, definition: IndexDefinition, pauses: int = 0, **options: Any) -> dict[str, float]:
-    """Build or rebuild an index to its publish; returns the seconds of each phase and of `all`.
+    """Builds or rebuilds an index to its publish; returns the seconds of each phase and of `all`.
 
-    pauses: how often the build is paused, evenly over its rows, and gone on with at once in a new run; how many there
-    were is returned as `pauses`. options: of `BuildOptions`. What it replaced is cleaned up afterwards, which isn't
+    pauses: how often the build is paused, evenly over its rows, and continued at once in a new run; the real number is
+    returned as `pauses`. options: of `BuildOptions`. The replaced generation is cleaned up afterwards, which isn't
     counted.
     """
     wanted = BuildOptions(revert_window_s=0, **options)

@@ -1,11 +1,12 @@
-"""How good `seconds_left` is: builds that are looked at all the time, and the errors of what was told.
+"""The quality of `seconds_left`: builds that are looked at all the time, and the errors of their estimates.
 
 make bench-estimate
 make bench-estimate ARGS="--rows 1000000 --builds quiet writer"    # a quick look
 
-Each build is kept in benchmarks/results/estimate as what the estimate was made from, look by look, so that a test tries
-another way to estimate on the same builds. A build that nobody limits is over soon: what else the machine does shows.
-Figures: the errors from a fifth of the work on, in per cent of what was left, or in seconds where less than four were.
+benchmarks/results/estimate keeps the inputs of the estimates of each build, look by look, so that a test can try
+another way to estimate on the same builds. A build without a limit is over soon, so other work of the machine shows in
+it. Figures: the errors from a fifth of the work on, in per cent of the seconds that were left, or of four if fewer
+were.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RESULTS = Path(__file__).parent / "results" / "estimate"
 DATA = DATASETS["item"]
 INDEX = "item_by_part"
 LOOKS = 45
-# What the estimate is made from. roir.operation has more, which doesn't matter to it.
+# The columns that the estimate reads.
 OPERATION = (
     "kind",
     "status",
@@ -104,7 +105,7 @@ CASES = (
 
 
 class Looker(threading.Thread):
-    """Looks at an operation as often as it is told, until it has ended."""
+    """Looks at an operation every `every_s` seconds, until it is halted."""
 
     def __init__(self, database: Database, operation_id: int, every_s: float) -> None:
         super().__init__(daemon=True)
@@ -119,7 +120,7 @@ class Looker(threading.Thread):
 
 
 def look(connection: Any, values: dict[str, int]) -> dict[str, Any]:
-    """What the estimate is made from now."""
+    """The inputs of an estimate now."""
     row = execute(connection, LOOK, values).one()
     operation = {name: row.operation[name] for name in OPERATION}
     operation["options"] = {"verify": row.operation["options"].get("verify", "after")}
@@ -217,14 +218,14 @@ def estimates(connection: Any, recorded: dict[str, Any]) -> list[tuple[str, floa
 
 
 def error(left: float, likely: float | None) -> float:
-    """Of an estimate, to what was left; a second is forgiven."""
+    """The error of an estimate, relative to what was left; at least four seconds count as left."""
     if likely is None:
         return 1.0
     return abs(likely - left) / max(left, 4.0)
 
 
 def errors(connection: Any, recorded: dict[str, Any]) -> list[float]:
-    """Of all looks from a fifth of the work on."""
+    """The errors of all looks from a fifth of the work on."""
     return [
         error(left, likely)
         for _, worked, left, likely, _, _ in estimates(connection, recorded)

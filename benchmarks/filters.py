@@ -1,11 +1,12 @@
-"""What the early detection of duplicates could keep of the hashes of keys: filters of two libraries, or the hashes.
+"""Ways to remember the hashes of keys for the early detection of duplicates: filters of two libraries, or the hashes.
 
 make bench-filters
 make bench-filters ARGS="--keys 100000 --rounds 1"    # a quick look
 
-Each side takes so many random hashes, and is asked for as many others. Processor time of one thread, the least of some
+Each side takes `--keys` random hashes, and is asked for as many others. Processor time of one thread, the least of some
 rounds. `one by one` is the library's own way, a call per key; `in bulk` is one call for all: pyfusefilter's C functions
-fill a filter from an array, and numpy probes its fingerprints. What sorted hashes are asked, they are merged with.
+fill a filter from an array, and numpy probes its fingerprints. Sorted hashes are merged with the hashes that are asked
+for.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def hashes(keys: Hashes, others: Hashes, rounds: int) -> dict[str, float]:
 
 
 def measure(count: int, rounds: int) -> dict[str, dict[str, float]]:
-    """All sides, of so many keys."""
+    """All sides, with `count` keys."""
     chance = np.random.default_rng(count)
     keys, others = (chance.integers(0, 2**64, count, dtype=np.uint64) for _ in range(2))
     listed, asked = keys.tolist(), others.tolist()

@@ -8,7 +8,7 @@ entries that the base has or hasn't, antimatter that annihilates or becomes a gh
 and two included columns. Each fold begins with the same tables.
 
 `0` workers are the limit: the server applies the whole delta in one transaction, in the order of the base's index, and
-truncates it, for which nobody may write to it.
+truncates it. No other session may write to it meanwhile.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ TABLE = """
 CREATE TABLE item (id bigint PRIMARY KEY, part int, quantity numeric(12, 2), price numeric(12, 2));
 INSERT INTO item SELECT i, i * 7919 % 200003, i % 50, (i % 100000) / 7.0 FROM generate_series(1, {base}::bigint) i;
 """
-# Of ten rows: entries that change, new entries, deleted ones, and deleted ones that no batch has copied.
+# Ten rows each. r: entries that change; n, u: new entries; a: deleted entries; g: deleted ones that no batch has
+# copied.
 MIXES = {"regular": "rruurrurru", "mixed": "rrrrunaaag", "antimatter": "aaaaaaaaag"}
 DELTA = """
 INSERT INTO {delta} (c1, c2, c3, c4, state)
@@ -62,7 +63,7 @@ SELECT CASE WHEN kind IN ('n', 'u') THEN i.part + 1 ELSE i.part END, CASE kind W
 
 
 def apply_at_once(connection: Connection, generation_id: int, entry: Entry) -> Folded:
-    """What a fold comes to, by one statement for each state."""
+    """The same changes as a fold's, by one statement for each state."""
     base, delta = physical.base(generation_id), physical.delta(generation_id)
     columns = ", ".join(entry.physical())
     in_order = ", ".join(entry.physical(entry.identity_positions))

@@ -1,12 +1,12 @@
-"""What a build does to an application and to a replica, and what the governor makes of it: pgbench at 60 % of its
-capacity on a primary, a hot standby behind a slow link, and `roir build` beside them.
+"""The effect of a build on an application and a replica, with and without the governor.
 
 `make bench-governor`, or `make bench-governor ARGS="--rows 2000000 --calm 15"` for a quick look. It starts both
-servers. Results: benchmarks/results/governor.json, governor-….svg, and a table.
+servers: a primary, and a hot standby behind a slow link. Results: benchmarks/results/governor.json, governor-….svg, and
+a table.
 
-pgbench runs at one rate all the time, by itself and beside builds in turns: calm, a build without limits, calm, a build
-with `--throttle`. What is asked for is relative to the calm. Latencies are pgbench's own, by the second, from the
-moment at which a transaction was due. The lag is what both servers say of their positions. A build counts from its
+pgbench runs at 60 % of its capacity all the time, by itself and beside builds in turns: calm, a build without limits,
+calm, a build with `--throttle`. The goals are relative to the calm. Latencies are pgbench's own, by the second, from
+the moment at which a transaction was due. The lag is computed from both servers' own positions. A build counts from its
 first row to its end. Its Spark runs at the lowest priority of the system: it would have a machine of its own.
 """
 
@@ -71,7 +71,7 @@ class Bench:
 
     @property
     def p99(self) -> float:
-        """What is asked for, in milliseconds."""
+        """The goal for the p99, in milliseconds."""
         return float(self.chosen.slower * statistics.median(calm["p99_ms"] for calm in self.calms))
 
     def throttle(self) -> str:
@@ -119,7 +119,7 @@ class Bench:
             try:
                 process.wait(chosen.patience)
             except subprocess.TimeoutExpired:
-                # The rest is told by its rows.
+                # The build is judged by the rows that it has copied.
                 pass
             finally:
                 # It takes its driver with it.
@@ -147,7 +147,7 @@ class Bench:
             drop.drop_index(self.database, INDEX, "bench")
 
     def told(self, operation: int) -> dict[str, Any]:
-        """What the operation itself knows of its time."""
+        """The operation's own record: the seconds that each limit cost, and the samples of the signals."""
         lost = self.sql("SELECT cause, seconds::float FROM roir.throttle_time WHERE operation_id = %s", operation)
         signals = self.sql(
             "SELECT extract(epoch FROM at)::float, granted, readings FROM roir.signal_sample "
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--pg", type=int, default=18, help="the servers' major version")
     chosen = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Whoever ends it ends its servers, too; a shell lets what runs in its background ignore the first.
+        # A signal to the bench ends its servers, too; a shell lets its background processes ignore SIGINT.
         signal.signal(number, signal.default_int_handler)
     program = pgbench(chosen.pg)
     programs(chosen.pg)

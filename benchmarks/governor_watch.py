@@ -1,4 +1,4 @@
-"""What is read once a second beside a build under a governor: the replica's lag, by both servers' own positions."""
+"""Readings once a second beside a build under a governor: the replica's lag, by both servers' own positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.probe import Probe
 
 EVERY_S = 1.0
-# The operation as it stands, and how many of its workers are at work.
+# The operation's state, and how many of its workers are at work.
 OPERATION = """
 SELECT o.id, o.phase, o.status, o.granted, o.throttled,
        (SELECT coalesce(sum(rows), 0)::bigint FROM roir.scan_range WHERE operation_id = o.id) AS rows,
@@ -35,7 +35,7 @@ class Watch(threading.Thread):
         self._sessions = [psycopg2.connect(dsn, application_name="bench watch") for dsn in (primary, standby)]
         for session in self._sessions:
             session.autocommit = True
-        # What the governor would measure, also where there is none.
+        # The governor's signals, measured also if there is no governor.
         self._probe = Probe(Database(primary, "bench probe"))
         self._halt = threading.Event()
         self.samples: list[Sample] = []

@@ -1,12 +1,12 @@
-"""What the build's locks cost writers: their statements' latency without a build, in each phase, paused and after.
+"""The cost of the build's locks for writers: statements' latency without one, in each phase, paused and after.
 
 `make bench-locks`, or `python -m benchmarks.locks --rows 300000 --idle 60 --rebuilds 5`. It starts a PostgreSQL of its
 own. Results: benchmarks/results/locks.json, and two tables.
 
 Four writers, each a process, send short transactions of one to three statements, 2 ms apart. An index is created under
 them, with a transaction that stays idle for a minute before each of the three drains, and is paused once; then it is
-rebuilt a few times without anybody idle. A statement (a COMMIT is one) counts in every phase that it overlaps. An
-attempt lasts from its LOCK to the end of its transaction, which is how long a writer may have queued behind it.
+rebuilt a few times without an idle transaction. A statement (a COMMIT is one) counts in every phase that it overlaps.
+An attempt lasts from its LOCK to the end of its transaction, which is how long a writer may have queued behind it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Bench:
         return result
 
     def sleep_in_transaction(self) -> None:
-        """A transaction that writes one row, which nobody else does, and then nothing for long."""
+        """A transaction that writes one row, which no other session writes, and then does nothing for long."""
         connection = psycopg2.connect(self.dsn)
         with connection, connection.cursor() as cursor:
             cursor.execute("UPDATE t SET v = 'idle' WHERE id = 0")

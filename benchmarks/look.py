@@ -1,4 +1,4 @@
-"""What a look at an operation of many ranges costs the server: the processor time of its session, from the kernel.
+"""The server's cost of a look at an operation of many ranges: the processor time of its session, from the kernel.
 
 make bench-page
 make bench-page ARGS="--ranges 1000"

@@ -3,8 +3,8 @@
 make bench-scan
 make bench-scan ARGS="--rows 300000 --rounds 1"    # a quick look
 
-Each round builds the same indexes in all three ways, in an order of its own, with as many workers in all. Of each way:
-seconds to the last publish, seconds to the last batch, and how many times the table's blocks were read.
+Each round builds the same indexes in all three ways, in an order of its own, with as many workers in all. Figures for
+each way: seconds to the last publish, seconds to the last batch, and how many times the table's blocks were read.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def measure(scene: Scene, way: str, count: int, workers: int) -> dict[str, float
         for thread in threads:
             thread.join()
     ended = time.perf_counter()
-    # What a session has read is told when it ends.
+    # A session reports its reads when it ends.
     time.sleep(1.5)
     reads = (scene.value(READ, scene.data.table) - before) / blocks
     for one in found:

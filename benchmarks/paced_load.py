@@ -33,7 +33,7 @@ class PacedLoad:
 
     @contextmanager
     def running(self, rate: float) -> Iterator[PacedLog]:
-        """At so many transactions per second, for as long as the block lasts."""
+        """Runs the load at `rate` transactions per second, for as long as the block lasts."""
         with tempfile.TemporaryDirectory(prefix="roir-load-") as folder:
             process = subprocess.Popen(
                 [*self._command, "-R", f"{rate:.1f}", "-T", "36000", "-l", "--log-prefix", f"{folder}/log", self.dsn],
@@ -50,7 +50,7 @@ class PacedLoad:
 
 
 class PacedLog:
-    """What pgbench has written so far. It writes when its buffer is full, so the last second may lack some."""
+    """pgbench's log so far. pgbench writes when its buffer is full, so the last second may lack some transactions."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ class PacedLog:
 
 
 def over(seconds: Seconds, begin: float, end: float) -> dict[str, float]:
-    """Of the whole seconds between two moments: transactions per second, median and p99 in milliseconds."""
+    """Figures of the whole seconds between two moments: transactions per second, median and p99 in milliseconds."""
     taken = [one for second, ones in seconds.items() if begin <= second and second + 1 <= end for one in ones]
     whole = sum(1 for second in seconds if begin <= second and second + 1 <= end)
     if not taken:

@@ -40,9 +40,10 @@ INSERT INTO orders SELECT i * 7919 % 1000, i, i * 104729 % {customers}, repeat('
 CREATE INDEX ON orders (customer);
 """
 
-# What is measured, planned anew each time and prepared: a lookup by PostgreSQL's local indexes; by ours; ours with the
-# rest of the row by a join, which opens every partition, since none can be left out before the entries are known; and
-# ours with the rest of the row by a second statement, whose primary keys leave out all partitions but theirs.
+# The measured lookups, each planned every time, and prepared: a lookup by PostgreSQL's local indexes; by ours; ours
+# with the rest of the row by a join, which opens every partition, since none can be left out before the entries are
+# known; and ours with the rest of the row by a second statement, whose primary keys leave out all partitions but
+# theirs.
 LOOKUPS = {
     "local indexes": "SELECT day, id, note FROM orders WHERE customer = $1",
     "ours": "SELECT day, id FROM orders_by_customer WHERE customer = $1",

@@ -1,4 +1,4 @@
-"""What `benchmarks.pause` pauses: a build by the real Spark driver; and what is left once its workers are gone."""
+"""The build that `benchmarks.pause` pauses, by the real Spark driver; and what is left once its workers are gone."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Bench:
         return status in ("running", "paused") and phase == "build"
 
     def pause_driver(self) -> dict[str, Any] | None:
-        """Start the driver, pause it at a random moment; None where the build was over before."""
+        """Starts the driver, pauses it at a random moment; None if the build was over before."""
         if not self.building():
             self.begin()
         command = [sys.executable, "-m", "airflow_roir.spark", "--index", "ix", "--owner", "bench", "--take-over"]

@@ -11,14 +11,14 @@ from servers.airflow import StandaloneAirflow, wait_until
 
 
 def pauses_by_switch(bench: Bench, pauses: int) -> list[dict[str, Any]]:
-    """Pause and unpause the DAG until so many pauses were measured; each is a dict as of `Bench.stopped`."""
+    """Pauses and unpauses the DAG until `pauses` pauses were measured; each is a dict as of `Bench.stopped`."""
     with bench_airflow(bench.server) as airflow:
         measured: list[dict[str, Any]] = []
         while len(measured) < pauses:
             bench.begin()
             run = airflow.trigger(DAG, {"index": "ix", "postgres_conn_id": CONNECTION, "parallelism": 2})
             measured += _pauses_of_a_run(bench, airflow, run, pauses - len(measured))
-            # What is left of it is thrown away with its operation.
+            # The rest of the run is thrown away with its operation.
             airflow.call("PATCH", f"/api/v2/dags/{DAG}/dagRuns/{run}", {"state": "failed"})
             airflow.unpause(DAG)
             wait_until(lambda: bench.run("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'roir%%"

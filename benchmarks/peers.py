@@ -1,4 +1,4 @@
-"""What ours is compared with: the limit, PostgreSQL's own commands, pg_repack, Spark by JDBC, the paper's scheme."""
+"""The peers that ours is compared with: the limit, PostgreSQL's own commands, pg_repack, Spark by JDBC, the paper's."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def _reindex_entries(scene: Scene) -> Result:
 
 
 def index_of_entries(scene: Scene, more_processes: int) -> Result:
-    """One unique index on a table of entries in the source's order, with so many processes besides the session's."""
+    """One unique index on a table of entries in the source's order, by the session and `more_processes` more
+    processes."""
     session = scene.connect(more_processes + 1)
     with session.cursor() as cursor:
         cursor.execute(f"CREATE TABLE peer.entries AS SELECT {scene.data.columns} FROM {scene.data.table}")
@@ -162,7 +163,7 @@ def _repack_ordered(scene: Scene) -> Result:
 
 
 def lacks_java() -> str | None:
-    """Why Spark can't run here; None where it can."""
+    """The reason that Spark can't run here; None if it can."""
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") or (home and (Path(home) / "bin" / "java").exists()):
         return None

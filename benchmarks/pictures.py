@@ -1,4 +1,4 @@
-"""Every chart of the docs, drawn from the results that it lies beside: `make charts`. The benchmarks call this, too."""
+"""Every chart of the docs, drawn from the results beside it: `make charts`. The benchmarks call this, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.charts import Bar, Shade, Strip, bars, histogram, lines, save, strips
 
 RESULTS = Path(__file__).parent / "results"
-# Of a lookup, by what it asks, in the legend's order; prepared or not.
+# The lines of lookups, in the legend's order: which lookup, and whether it is prepared.
 LOOKUPS = (
     ("local indexes", False),
     ("local indexes", True),
@@ -105,7 +105,7 @@ def of_young(path: Path) -> None:
     """A year of each side: the indexes' size, the pages that lookups touch, what was written; for both pages."""
     found = json.loads(path.read_text())
     arms = [one["arm"] for one in found["arms"]]
-    # What it is about comes first, in our colour, beside what it is compared with.
+    # The sides that compact or vacuum come first, in our colours, beside those that they are compared with.
     arms.sort(key=lambda arm: ("compact" not in arm, "vacuum" not in arm, arm != "rebuild", arm != "none"))
 
     def points(name: str, scale: float = 1) -> dict[str, list[tuple[float, float]]]:

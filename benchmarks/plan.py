@@ -26,7 +26,7 @@ PARTITIONED = "CREATE TABLE t (id bigint PRIMARY KEY, k text, v text) PARTITION 
     f"CREATE TABLE t{n} PARTITION OF t FOR VALUES WITH (MODULUS 100, REMAINDER {n});" for n in range(100)
 )
 LONG = "(SELECT string_agg(md5((i + j)::text), '') FROM generate_series(1, 100) j)"
-# What makes them, their rows, a share of the rows that were asked for, the columns of the index.
+# A table's statement, a row's values, a share of the rows that were asked for, the columns of the index.
 SHAPES: dict[str, tuple[str, str, float, str, str | None]] = {
     "narrow": ("CREATE TABLE t (id bigint PRIMARY KEY, k int)", "i, i::bigint * 7919 % 100003", 1, "k", None),
     "text": ("CREATE TABLE t (id bigint PRIMARY KEY, k text, v text)", "i, md5(i::text), repeat('x', 50)", 1, "k", "v"),

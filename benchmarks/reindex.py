@@ -1,10 +1,10 @@
-"""What REINDEX INDEX CONCURRENTLY of a partition's index does to those who write by INSERT … ON CONFLICT.
+"""The errors that REINDEX INDEX CONCURRENTLY of a partition's index causes for writers by INSERT … ON CONFLICT.
 
 make bench-reindex
 make bench-reindex ARGS="--pg 16 --seconds 5"
 
-Two writers upsert into a table of four partitions, each rows of its own, while the partitions' indexes are made again
-one after the other. No writer should ever notice. What they are refused with is counted.
+Two writers upsert into a table of four partitions, each rows of its own, while the partitions' indexes are rebuilt one
+after the other. No writer should ever notice. The bench counts the writers' errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a removed row costs in active mode, by parts, at 1, 8 and 64 segments; and what it cost by the way before.
+"""The cost of a removed row in active mode, by parts, at 1, 8 and 64 segments; and its cost by the way before.
 
 Run by `make bench-writers ARGS="--parts"`. Each side is the capture function of a published index, cut short: it
 returns before the next part begins. So a part is the difference of two sides. The way before is rendered without the
@@ -71,14 +71,14 @@ def by_parts(taken: dict[str, list[float]]) -> dict[str, float]:
 
 
 class Table:
-    """A table with a published index of so many segments, one without, and how long the sides take."""
+    """A table with a published index of `segments` segments, one without an index, and the times of the sides."""
 
     def __init__(self, database: Database, dsn: str, segments: int) -> None:
         self.dsn, self.name = dsn, f"item_{segments}"
         with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
             for name in (self.name, self.bare):
                 cursor.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, k int, v int)")
-                # Neighbours by id lie in different segments.
+                # Neighbours by id are in different segments.
                 rows = f"SELECT i, i * 7919::bigint % 200003, i FROM generate_series(1, {ROWS}) i"
                 cursor.execute(f"INSERT INTO {name} {rows}")
                 cursor.execute(f"ANALYZE {name}")

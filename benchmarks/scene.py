@@ -19,7 +19,7 @@ from benchmarks.server import BenchServer
 
 INDEX = "public.bench_index"
 NATIVE = "public.bench_native"
-# A worker of ours seals with so much; whoever else builds an index gets as much for each of its processes.
+# The memory with which a worker of ours seals; another side gets as much for each process that builds its index.
 MEMORY_PER_WORKER_MB = 256
 SAMPLED_ROWS = 30_000
 
@@ -50,7 +50,8 @@ class Scene:
         self.load_s = time.perf_counter() - begun
 
     def connect(self, parallelism: int = 0) -> Any:
-        """A session outside any transaction block; one that builds an index with so many processes has our memory."""
+        """A session outside any transaction block. parallelism: it may use this many processes, and has as much memory
+        as ours."""
         connection = psycopg2.connect(self.dsn)
         connection.autocommit = True
         if parallelism:
@@ -59,7 +60,7 @@ class Scene:
         return connection
 
     def memory(self, parallelism: int) -> dict[str, str]:
-        """The settings of a session that works in parallel: all the memory that so many workers of ours have."""
+        """The settings of a session that works in parallel: all the memory that `parallelism` workers of ours have."""
         return {
             "max_parallel_maintenance_workers": str(parallelism),
             "max_parallel_workers_per_gather": str(parallelism),
@@ -108,8 +109,8 @@ class Scene:
 class Side:
     """One that is measured.
 
-    run: does it, and returns the seconds of `all`, and of its parts. ready: what comes before and isn't timed. lacking:
-    why it can't run here, None where it can. title: for the table.
+    run: does it, and returns the seconds of `all`, and of its parts. ready: the preparation, which isn't timed.
+    lacking: why it can't run here, None if it can. title: for the table.
     """
 
     name: str

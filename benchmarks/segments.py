@@ -30,7 +30,7 @@ from servers import contrib
 from servers.postgres import CELERP, embedded_postgres
 
 RESULTS = Path(__file__).parent / "results" / "segments.json"
-# Below this a page more or less is an error of percents, and nobody compacts a segment for it.
+# Below this a page more or less is an error of percents, and such a segment isn't worth a compaction.
 ENOUGH_ROWS = 1_000
 SEGMENTS = 6
 # The expression of a key by the row's number i and a random one r; included columns; whether the key is unique.
@@ -74,7 +74,7 @@ def tables(name: str, rows: int) -> list[str]:
 
 
 def changes(name: str, rows: int) -> dict[str, list[str]]:
-    """What is done to the source before each look; the index's tables are vacuumed after a statement `VACUUM`."""
+    """The changes of the source before each look; the index's tables are vacuumed after a statement `VACUUM`."""
     columns, values, _, _ = KEYS[name]
     names = [one.split()[0] for one in columns.split(", ")]
     by = "(SELECT id AS i, random() AS r FROM public.t) s"
@@ -144,7 +144,7 @@ def compare(database: Database, generation: int) -> list[dict[str, float]]:
 
 
 def figures(segment: Segment) -> tuple[int, int, float]:
-    """What its table and its trees need, and how full their leaves are."""
+    """The bytes that its table and its trees need, and how full their leaves are."""
     if segment.heap_needed is None or segment.tree_needed is None or segment.leaf_density is None:
         raise ValueError(f"{segment.name}: {segment.note}")
     return segment.heap_needed, segment.tree_needed, segment.leaf_density
@@ -172,7 +172,7 @@ def run(database: Database, statements: Sequence[str], base: str = "") -> None:
     with database.autocommit() as connection:
         for statement in statements:
             if statement in ("VACUUM", "ANALYZE"):
-                # What was counted is on its way.
+                # The session's own counts must arrive first.
                 execute(connection, "SELECT pg_stat_force_next_flush()")
                 parts = execute(
                     connection,
@@ -213,7 +213,7 @@ def row(name: str, state: str, errors: list[dict[str, float]], figures: Sequence
 
 
 def extremes(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
-    """Of each figure, over all segments: its least and greatest error, and how many are within 3 %."""
+    """The least and the greatest error of each figure over all segments, and how many are within 3 %."""
     errors = [one for states in found.values() for of in states.values() for one in of]
     lines = ["| figure | least | greatest | within 3 % |", "| --- | --- | --- | --- |"]
     for figure in errors[0]:

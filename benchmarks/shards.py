@@ -75,7 +75,7 @@ def lag(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def commits(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """What each way adds to a transaction of one UPDATE."""
+    """The time that each way adds to a transaction of one UPDATE."""
     with apart(len(apart_commits.WAYS), chosen.pg, chosen.shared_buffers, of_one_server=True) as scene:
         scene.load(chosen.rows)
         add_shards(scene)
@@ -100,7 +100,7 @@ def lookups(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def tables(results: dict[str, Any]) -> Iterable[str]:
-    """What was measured, as the docs have it."""
+    """The measurements as tables for the docs."""
     if built := results.get("build"):
         yield f"\nBuild, {built['rows']:,} rows from one server to another\n"
         yield "| side | rows/s of the copy | seconds | in ours, with Spark's workers |"

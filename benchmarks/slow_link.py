@@ -1,7 +1,7 @@
 """A network of limited bandwidth, as to a replica far away: a TCP proxy in a process of its own.
 
-`python -m benchmarks.slow_link PORT BYTES_PER_SECOND` prints the port that it listens on. What the server at PORT sends
-is slowed down, what its clients send isn't.
+`python -m benchmarks.slow_link PORT BYTES_PER_SECOND` prints the port that it listens on. It slows down the data that
+the server at PORT sends, and not the data of its clients.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _forward(source: socket.socket, sink: socket.socket, bytes_per_s: float | No
     with suppress(OSError):
         while data := source.recv(piece):
             if bytes_per_s:
-                # What wasn't used before is gone: a link doesn't save its bandwidth up.
+                # Bandwidth that wasn't used is gone: a link doesn't save it up.
                 due = max(due, time.monotonic() - SLICE_S) + len(data) / bytes_per_s
                 time.sleep(max(0.0, due - time.monotonic()))
             sink.sendall(data)

@@ -17,7 +17,7 @@ from servers.airflow import StandaloneAirflow, wait_until
 PATIENCE_S = 240
 # At this rate a build lasts so long that it is paused after its first batches.
 LASTS_S = 60
-# A task that has left isn't started again for 16 seconds, and whoever pauses a build does that for longer.
+# A task that has left isn't started again for 16 seconds, and a user who pauses a build does that for longer.
 PAUSED_S = 20
 COPIED = "SELECT coalesce(sum(rows), 0) > 0 FROM roir.scan_range WHERE operation_id = %s"
 
@@ -58,7 +58,7 @@ def unpaused(bench: Bench, airflow: StandaloneAirflow) -> Result:
 
 
 def conf(bench: Bench) -> dict[str, Any]:
-    """What the form would hold."""
+    """The values that the form would have."""
     data = bench.scene.data
     return {
         "index": INDEX,

@@ -1,4 +1,4 @@
-"""What `benchmarks.start` times: the real commands, and what they leave to be read of when they did what."""
+"""The commands that `benchmarks.start` times, and the logs that show when they did what."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Bench:
         scene.run("SELECT pg_reload_conf()")
 
     def begin(self) -> float:
-        """What is logged from now on is read; the time."""
+        """Notes where the logs end now, from where they are read later; returns the time."""
         logs = [self.scene.server.log_file, *self.logs.glob("*.log")]
         # By its number too: a log of the same name that is new is read whole.
         self._read_from = {(log, log.stat().st_ino): log.stat().st_size for log in logs}
         return time.time()
 
     def result(self, begin: float, asking: str | None, building: str | None = None, **known: float) -> Result:
-        """Of the newest operation since `begin`. asking, building: see `points`; known: more points."""
+        """The parts of the newest operation since `begin`. asking, building: see `points`; known: more points."""
         operation = self.operation()
         with self.scene.session.cursor() as cursor:
             cursor.execute(EVENTS, (operation,))

@@ -50,7 +50,7 @@ PARTS = (
     Part("published", "fold, verification, publish", "published", True),
     Part("ended", "until the end", "the end of the command or the run"),
 )
-# Points that nobody waits for: the fold may begin before.
+# Points that no later part waits for: the fold may begin before.
 BESIDE = {"done": "the last worker is heard out", "stopped": "Spark has ended"}
 SUMS = {
     "all": "all of it",
@@ -70,7 +70,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Event:
-    """Of the operation, in `roir.event`. at: seconds since 1970."""
+    """An event of the operation, in `roir.event`. at: seconds since 1970."""
 
     at: float
     action: str

@@ -40,7 +40,7 @@ from benchmarks.unique_writers import INSERT, MOVE, REMOVE, SWAP, Writer
 
 RESULTS = Path(__file__).parent / "results" / "unique.json"
 WRITERS = 2
-# Of the groups, so many are in the table before; the rest is made by the writers.
+# The share of the groups that are in the table before; writers make the rest.
 LOADED = 0.7
 RECORDED = """
 SELECT (key ->> 0)::bigint, array_agg(ARRAY[(primary_key ->> 0)::bigint, (primary_key ->> 1)::bigint]
@@ -176,7 +176,7 @@ class Show:
         self.check(f"paused in {phase}", all_of_them=False)
 
     def check(self, where: str, exactly: bool = False, all_of_them: bool = True) -> None:
-        """What is written down against the oracle. exactly: nobody has written since the operation looked."""
+        """Compares the recorded groups with the oracle. exactly: no writer has written since the operation looked."""
         with self.one_snapshot() as cursor:
             cursor.execute(GROUPS)
             oracle: Groups = dict(cursor.fetchall())
@@ -205,7 +205,7 @@ class Show:
         )  # fmt: skip
 
     def tell_when_known(self, begun: float, paused: float) -> None:
-        """How early the groups that are left were told."""
+        """Reports how early the groups that are left were found."""
         with self.connection.cursor() as cursor:
             cursor.execute(KNOWN)
             found = dict(cursor.fetchall())

@@ -1,4 +1,4 @@
-"""What a unique build costs over a plain one, and a plain one over what it was before: rounds in turns on one server.
+"""The cost of a unique build over a plain one, and of a plain one over an earlier commit's, in turns on one server.
 
 `make bench-unique ARGS="--cost 5"`; with `--before FOLDER`, a checkout of another commit (`git worktree add`), the
 plain build of that commit is one more side, on a copy of the database. Each build is a process of its own, its workers
@@ -30,12 +30,12 @@ HERE = Path(__file__).parent.parent
 RESULTS = HERE / "benchmarks" / "results" / "unique-cost.json"
 PARTS = ("prepare", "build", "seal", "look", "finalize")
 PLAIN, UNIQUE, WITHOUT_EARLY, BEFORE = "plain", "unique", "unique, told by the seal alone", "plain, before"
-# What each is held against.
+# The side that each is compared with.
 AGAINST = {PLAIN: PLAIN, UNIQUE: PLAIN, WITHOUT_EARLY: PLAIN, BEFORE: PLAIN}
 
 
 def has_early() -> bool:
-    """Whether duplicates are told during the build."""
+    """Whether the build reports duplicates while it copies."""
     return importlib.util.find_spec("airflow_roir.engine.early") is not None
 
 

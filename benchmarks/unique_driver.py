@@ -1,6 +1,6 @@
 """A driver of an operation and its workers, each a process of its own, so that each can be killed by itself.
 
-`python -m benchmarks.unique_driver INDEX PARALLELISM`, the DSN in ROIR_DSN: from where the operation stands to its end.
+`python -m benchmarks.unique_driver INDEX PARALLELISM`, with the DSN in ROIR_DSN, continues the operation to its end.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from airflow_roir.operation import BY_DUPLICATES
 from benchmarks.unique_table import INDEX
 
 WATCH_EVERY_S = 0.02
-# Who hasn't ended it after so many drivers never will.
+# An operation that this many drivers haven't ended never will.
 MOST_DRIVERS = 60
 STATE = """
 SELECT o.status, o.phase, o.paused_by IN (o.owner, %(duplicates)s), o.pause_reason,
@@ -39,7 +39,8 @@ SELECT o.status, o.phase, o.paused_by IN (o.owner, %(duplicates)s), o.pause_reas
 
 @dataclass(frozen=True)
 class Moment:
-    """When something happens: at this share of a phase's ranges or segments; in the fold, so many seconds after."""
+    """The moment of an event: at this share of a phase's ranges or segments; in the fold, this many seconds after its
+    begin."""
 
     phase: str
     share: float

@@ -35,7 +35,7 @@ SELECT number, array_agg(ARRAY[day, id] ORDER BY day, id) FROM customer
 
 @dataclass(frozen=True)
 class Table:
-    """It, of so many rows and partitions."""
+    """The table, with its number of rows and of partitions."""
 
     rows: int
     partitions: int

@@ -1,7 +1,7 @@
 """Writers who make duplicates of a key and heal them, and keep a log of it.
 
 Some of what they do looks like a duplicate and never is one in any snapshot: a key that goes from one row to another in
-one transaction, a row that is deleted and inserted again, a pair that is rolled back. None of these may be told.
+one transaction, a row that is deleted and inserted again, a pair that is rolled back. None of these may be reported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Event:
 
 @dataclass
 class Log:
-    """What writers did, and keys that never were a duplicate of theirs."""
+    """The changes that writers made, and keys that never were a duplicate of theirs."""
 
     events: list[Event] = field(default_factory=list)
     never: set[int] = field(default_factory=set)
@@ -49,7 +49,7 @@ class Log:
 
 
 class Writer(threading.Thread):
-    """One of them. standing: so many duplicates it makes and leaves. given: the rows that are its own to change.
+    """standing: the number of duplicates that this writer makes and leaves. given: the rows that are its own to change.
 
     loaded: duplicates of the table that it may heal, as (key, row). While `honest` is set it makes none; while `still`
     is set it does nothing.
@@ -202,7 +202,7 @@ class Writer(threading.Thread):
         return "deleted and inserted again"
 
     def _roll_back(self) -> str:
-        """A pair that nobody else sees, or, once it is enforced, one that is refused."""
+        """A pair that no other session sees, or, once the key is enforced, one that is refused."""
         if not (victim := self._victim()):
             return NOTHING
         self.log.never.add(victim[2])

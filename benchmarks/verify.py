@@ -1,4 +1,4 @@
-"""What a verification costs: beside the build of the same index, quiet and under a writer, by the same two workers.
+"""The cost of a verification: beside the build of the same index, quiet and under a writer, by the same two workers.
 
 make bench-verify
 make bench-verify ARGS="--rows 500000 --rounds 1"    # a quick look

@@ -1,4 +1,4 @@
-"""What is looked at beside a build: the age of its transactions, and the memory of its processes."""
+"""Samples beside a build: the age of its transactions, and the memory of its processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::flo
 """
 
 
-# What each session of ours does just now, and in which phase the operation is. Parallel workers have its name too.
+# The current wait of each session of ours, and the operation's phase. Parallel workers have its name too.
 WAITS = """
 SELECT coalesce(wait_event_type || ': ' || wait_event, 'computes') AS does,
        coalesce((SELECT phase FROM roir.operation WHERE status = 'running' ORDER BY id DESC LIMIT 1), 'prepare')
@@ -37,7 +37,7 @@ SELECT coalesce(wait_event_type || ': ' || wait_event, 'computes') AS does,
  WHERE pid <> pg_backend_pid() AND application_name LIKE 'roir %' AND state <> 'idle'
    AND wait_event IS DISTINCT FROM 'ClientRead'
 """
-# Of the sessions and their helpers, in blocks; since 16.
+# The blocks that the sessions and their helpers read and write; since PostgreSQL 16.
 IO = """
 SELECT context || ': ' || what, sum(blocks)::bigint
   FROM pg_stat_io i
@@ -49,7 +49,8 @@ SELECT context || ': ' || what, sum(blocks)::bigint
 
 
 class Sampler(threading.Thread):
-    """Calls something every so many seconds until it is left; keeps when, counted from its begin, and the answers."""
+    """Calls `look` every `every_s` seconds until the block ends; keeps the answers, with their times since its
+    begin."""
 
     def __init__(self, look: Callable[[Any], Any], dsn: str, every_s: float) -> None:
         super().__init__(daemon=True)

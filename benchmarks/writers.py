@@ -1,4 +1,4 @@
-"""What an index costs writers: pgbench without it, with a native one of the same columns, and with ours in each phase.
+"""The cost of an index for writers: pgbench without it, with a native one of the same columns, with ours in each phase.
 
 `make bench-writers`, or `make bench-writers ARGS="--scale 5 --seconds 3 --rounds 1"` for a quick look. It starts a
 PostgreSQL of its own. Results: benchmarks/results/writers.json, and a table.
@@ -10,14 +10,15 @@ latencies mean something. `cpu_us` is what the server's sessions computed per tr
 more than tps. In state `build` one worker copies at a pace that lasts for as long as the measurement, in `fold` the
 delta's blocks are folded at such a pace.
 
-`--indexes N` gives the table so many other indexes beforehand, on columns that never change: what a change of an
-indexed column costs in all of them is part of the yardstick.
+`--indexes N` gives the table N other indexes beforehand, on columns that never change: the cost of a change of an
+indexed column in all of them is part of the yardstick.
 
 `--cases plain unique "unique, stays"` are of a unique column: the yardstick is a native unique index then, ours a plain
 one or a unique one. Workload `rekey` gives an account another number.
 
-With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with a native one, and
-with the capture in each mode. With `--parts` it measures what a removed row costs, by parts, at 1, 8 and 64 segments.
+With `--bulk ROWS` it measures statements that write that number of rows instead: without an index, with a native one,
+and with the capture in each mode. With `--parts` it measures the cost of a removed row, by parts, at 1, 8 and 64
+segments.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ WORKLOADS = {
     "paced": ["-b", "simple-update"],
     "rekey": [],
 }
-# Of what goes without any index.
+# The fixed rate, as a share of the rate without any index.
 PACE = 0.4
 SETTINGS = """
 shared_buffers = 512MB
@@ -125,7 +126,7 @@ class Bench:
             self.sql(NUMBER)
             self.sql("CREATE SEQUENCE fresh START 1000000000 CACHE 1000")
             self.sql("VACUUM FULL ANALYZE pgbench_accounts")
-        # Of the postmaster, which knows how long its children have computed.
+        # The id of the postmaster, which knows how long its children have computed.
         self.process = int(self.sql("SELECT pg_read_file('postmaster.pid')")[0].split()[0])
         self.rate: int | None = None
         self.measured: list[dict[str, Any]] = []
@@ -264,7 +265,7 @@ class Bench:
         drop.drop_index(database, "ours", "bench")
 
     def fold(self, run: Run, lasts: float, halt: threading.Event) -> None:
-        """Fold the delta, evenly over so many seconds."""
+        """Folds the delta, evenly over `lasts` seconds."""
         with self.database.connect() as connection:
             with connection.begin():
                 job = load_job(connection, run)
@@ -345,7 +346,7 @@ def summary(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) -> float | None:
-    """The median over the rounds; None where the other state wasn't measured."""
+    """The median over the rounds; None if the other state wasn't measured."""
     return (
         round(statistics.median(row[name] / other[name] for row, other in pairs), 2)
         if all(other[name] for _, other in pairs) and pairs

@@ -42,7 +42,7 @@ Rows = list[dict[str, Any]]
 RESULTS = Path(__file__).parent / "results" / "young.json"
 ARMS = ("none", "vacuum", "vacuum+reindex/7", "rebuild", "compact/7", "vacuum+compact/7")
 SIZE = "SELECT sum(pg_total_relation_size(inhrelid))::bigint FROM pg_inherits WHERE inhparent = %s::regclass"
-# Each lookup counts with the best of so many: on a machine that is shared, others are what the rest is made of.
+# Each lookup counts with the best of this many tries: on a shared machine, the rest is due to others.
 TIMES = 3
 SETTINGS = (
     # The bench does what autovacuum would. Commits are synchronous: of a row whose commit isn't flushed yet VACUUM
@@ -72,13 +72,14 @@ class Side:
         self.cursor = self.session.cursor()
 
     def day(self, day: int, leave_out: bool) -> None:
-        """What is written, and what autovacuum does then. leave_out: not to the indexes."""
+        """Writes the day's changes, and does autovacuum's work. leave_out: not for the indexes."""
         for churn in self.churns:
             churn.write(self.cursor, day)
         self.vacuum += cost_of(self.cursor, lambda: autovacuum(self.cursor, "roir_data" if leave_out else None))
 
     def night(self, day: int, stands_for: int = 1) -> None:
-        """What this side does at night. stands_for: so many nights, of which this one is the last."""
+        """Does this side's work of a night. stands_for: the number of nights for which it counts; it is the last of
+        them."""
         for churn in self.churns:
             for step in self.arm.care(day):
                 work = partial(step, self.database, self.cursor, churn)
@@ -86,7 +87,7 @@ class Side:
         self.sizes += [sum(self.size(churn) for churn in self.churns)] * stands_for
 
     def size(self, churn: Churn) -> int:
-        """Of an index: bytes of its entries and their B-trees."""
+        """The bytes of an index's entries and their B-trees."""
         self.cursor.execute(SIZE, (base_of(self.cursor, churn.index),))
         [(size,)] = self.cursor.fetchall()
         return int(size)
@@ -148,7 +149,7 @@ class Side:
         return all(verify(self.database, churn.index).is_exact for churn in self.churns)
 
     def summary(self) -> dict[str, Any]:
-        """Of the year: the mean size after the nights, and the medians of what the looks found."""
+        """The figures of the year: the mean size after the nights, and the medians of what the looks found."""
         looks = self.looks
         found: dict[str, Any] = {"arm": self.arm.name, "mean_bytes": round(sum(self.sizes) / len(self.sizes))}
         found |= {"most_bytes": max(self.sizes), "last_bytes": self.sizes[-1]}
@@ -159,7 +160,7 @@ class Side:
 
 
 def table(found: Rows) -> str:
-    """What the docs show, as Markdown; ratios are to the nightly rebuild, if it is there."""
+    """The docs' table, as Markdown; ratios are to the nightly rebuild, if it is there."""
     mega = 1e6
     base = next((one for one in found if one["arm"] == "rebuild"), None)
 

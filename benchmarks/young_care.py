@@ -1,4 +1,4 @@
-"""What is done for an index at night, and what it costs: the sides of `make bench-young`."""
+"""The work on an index at night, and its cost: the sides of `make bench-young`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SELECT format('roir_data.g%%s', g.id) FROM roir.generation g JOIN roir.index i O
 
 @dataclass(frozen=True)
 class Cost:
-    """Of something: seconds, bytes of WAL, and bytes of files that weren't there before and have stayed."""
+    """The cost of some work: seconds, bytes of WAL, and bytes of files that weren't there before and have stayed."""
 
     seconds: float = 0.0
     wal: int = 0
@@ -122,12 +122,12 @@ def reindex(database: Database, cursor: Any, churn: Churn) -> None:
 
 
 def rebuild(database: Database, cursor: Any, churn: Churn) -> None:
-    """All of the index anew; what it replaces is dropped at once."""
+    """Builds all of the index again; the replaced generation is dropped at once."""
     build_index(database, churn.definition, parallelism=1, segments=churn.segments)
 
 
 def compact(database: Database, cursor: Any, churn: Churn) -> None:
-    """What the model finds worth it."""
+    """Compacts the segments that the model chooses."""
     lifecycle.compact(database, churn.index, actor="bench", parallelism=1)
     clean_up.clean_up(database)
 
@@ -160,7 +160,7 @@ class Arm:
         return cls(name, tuple(steps))
 
     def care(self, day: int) -> list[Step]:
-        """What is done in the night after a day, the first one of which is 0."""
+        """The steps of the night after a day, the first one of which is 0."""
         return [STEPS[what] for what, nights in self.steps if (day + 1) % nights == 0 and what != "none"]
 
     @property

@@ -1,6 +1,6 @@
-"""The tables of `make bench-young`, what a day writes to them, and what is looked up: the same for all, by a seed.
+"""The tables of `make bench-young`, their daily writes and their lookups: the same for all sides, by a seed.
 
-Nothing depends on where a row lies, so that each side gets the same rows on the same day.
+Nothing depends on the place of a row, so each side gets the same rows on the same day.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_roir.definition import IndexDefinition
 # Seconds of a day, which are what `event.at` and `task.touched` count.
 DAY = 86_400
 TITLE = "rpad('number ' || i, 40, '.')"
-# A range reads so many entries, or a few at the end of the key.
+# The entries that a range reads, or fewer at the end of the key.
 RANGE = 50
 
 
@@ -58,14 +58,14 @@ class Churn(ABC):
 
     @abstractmethod
     def write(self, cursor: Any, day: int) -> None:
-        """What one day writes, in the caller's transaction."""
+        """Writes one day's changes, in the caller's transaction."""
 
     @abstractmethod
     def hot(self, day: int) -> str:
         """SQL: the condition of rows that are looked up more often."""
 
     def lookups(self, cursor: Any, day: int, count: int) -> list[Lookup]:
-        """Lookups of one entry and of a short range, so many of each: half of them of hot rows, mixed."""
+        """Lookups of one entry and of a short range, `count` of each: half of them of hot rows, mixed."""
         *equal, last = self.key.split(", ")
         apart = f"PARTITION BY {', '.join(equal)} " if equal else ""
         chance = self.chance(day)
@@ -93,7 +93,7 @@ class Churn(ABC):
         return ", ".join("text" if column == "status" else "bigint" for column in self.key.split(", "))
 
     def chance(self, day: int) -> random.Random:
-        """Of this table, on this day."""
+        """The random numbers of this table on this day."""
         return random.Random(f"{self.table} {self.seed} {day}")
 
 
@@ -138,7 +138,7 @@ class Tasks(Churn):
         "CREATE TABLE task (id bigint PRIMARY KEY, status text NOT NULL, touched bigint NOT NULL, "
         "title varchar(60) NOT NULL)"
     )
-    # Of the rows, a day; some are hit more than once.
+    # The share of the rows that is updated in a day; some are hit more than once.
     share = 0.04
     status = "(ARRAY['done', 'done', 'open', 'waiting'])[1 + (hashint8extended({0}, {1}) & 3)]"
 
@@ -176,11 +176,11 @@ class Stock(Churn):
     table = "stock"
     key = "part"
     create = "CREATE TABLE stock (id bigint PRIMARY KEY, part bigint NOT NULL, title varchar(60) NOT NULL)"
-    # Of 1,024 rows so many go each day, and as many of those that there were at first come.
+    # In each 1,024 rows, this many are deleted in a day; as many are inserted for each 1,024 rows of the first day.
     daily = 15
     wave_days = 45
     stretches = 8
-    # Of 16 rows of the stretch.
+    # In each 16 rows of the stretch, this many are deleted.
     wave = 13
 
     @property
