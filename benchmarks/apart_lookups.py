@@ -55,7 +55,7 @@ class Shards:
 
 
 class SlowShards:
-    """Likewise as an application has it: SQLAlchemy, and a thread for each shard."""
+    """Asks the shards as an application does: by SQLAlchemy, and a thread for each shard."""
 
     def __init__(self, scene: Apart, table: Table) -> None:
         self._engines = [create_engine(dsn) for dsn in scene.dsns.values()]

@@ -37,7 +37,7 @@ DEFERRABLE = "ALTER TABLE item ADD CONSTRAINT yardstick UNIQUE (k) INCLUDE (v) D
 
 
 def load(database: Database, index: str) -> Run:
-    """Build and seal what was prepared, in a run that can go on."""
+    """Builds and seals a prepared index, in a run that can continue."""
     run = start_run(database, index, "bench", take_over=True)
     for phase in (build, seal):
         list(phase.PHASE.work(database, run, 0))

@@ -37,12 +37,12 @@ class Dataset:
 
     @property
     def columns(self) -> str:
-        """Those of an entry, in its order."""
+        """The columns of an entry, in its order."""
         return ", ".join([*self.key, *self.pk, *self.include])
 
     @property
     def identity(self) -> str:
-        """Those that an entry is unique by."""
+        """The columns by which an entry is unique."""
         return ", ".join([*self.key, *self.pk])
 
     def definition(self, index: str = "bench_index") -> IndexDefinition:

@@ -107,7 +107,7 @@ class Pauser(threading.Thread):
                     self.values,
                 ).scalar_one()
                 if float(done) >= self.share:
-                    # The workers may be through, and this thread told to stop, meanwhile.
+                    # Meanwhile the workers may have finished, so that the operation refuses the pause.
                     with suppress(RoirError):
                         requests.pause(self.database, self.index, "bench", "to measure")
                         self.has_paused = True

@@ -53,7 +53,7 @@ def begin(database: Database, definition: IndexDefinition, **options: Any) -> Ru
 
 
 def drive(database: Database, run: Run, workers: int, built: list[float]) -> None:
-    """To the publish, as a command of its own would."""
+    """Drives an operation to its publish, as a command of its own would."""
     with heartbeat(database, run):
         left = 1
         while left:

@@ -20,7 +20,7 @@ from airflow_roir.options import BuildOptions
 from servers.killable import Server
 
 LONGEST_STRETCH_S = 1.5
-# So many drivers are waited for to their end, to see how long Spark itself takes to go.
+# This many drivers are waited for to their end, to see how long Spark itself takes to go.
 FULL_ENDS = 10
 # A JVM that starts with half the work; it isn't what is measured, and the copying is PostgreSQL's.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-# So much at once: a link gives no bursts of a second, and a thread can't sleep for microseconds.
+# The seconds of data that are sent at once: a link gives no bursts of a second, and a thread can't sleep for
+# microseconds.
 SLICE_S = 0.02
 # Else the kernel takes megabytes at once, and the server believes them sent.
 BUFFER = 256 << 10

@@ -39,7 +39,7 @@ def triggered(bench: Bench, airflow: StandaloneAirflow) -> Result:
 
 
 def unpaused(bench: Bench, airflow: StandaloneAirflow) -> Result:
-    """From the switch that goes on again."""
+    """A run from the switch that resumes it to its end."""
     scene = bench.scene
     scene.clear()
     before = bench.operation()

@@ -21,7 +21,7 @@ from benchmarks.start_parts import PREFIX, Event, parts, points, statements, sum
 
 DATA = DATASETS["item"]
 WORKERS = 2
-# So much is built when a build is paused that is to be resumed.
+# The share that is built when a build is paused to be resumed.
 PAUSED_AT = 0.1
 # The session's name of every command.
 COMMAND = "roir cli"

@@ -78,7 +78,7 @@ class Event:
 
 
 def statements(log: str) -> list[Statement]:
-    """Those of the server's log; of a statement of several lines the first one."""
+    """The statements in the server's log; only the first line of a statement of several lines."""
     found = (STATEMENT.match(line) for line in log.splitlines())
     return [Statement(float(one[1]), one[2], one[3]) for one in found if one]
 

@@ -145,7 +145,7 @@ class Show:
         print(f"{name}: {value}", flush=True)
 
     def fail(self, why: str) -> None:
-        """Something is wrong; go on."""
+        """Records a failure, and continues."""
         self.failures.append(why)
         print(f"WRONG: {why}", flush=True)
 

@@ -95,7 +95,7 @@ def work(database: Database, order: str) -> None:
 
 
 def main() -> int:
-    """0: done, paused, or somebody else drives on; 3: paused, for a reason of its own; 1: another error."""
+    """0: done, paused, or another run drives it; 3: paused, for a reason of its own; 1: another error."""
     database = Database(os.environ["ROIR_DSN"], "roir bench")
     first, second = sys.argv[1:3]
     task: Callable[[], None] = (

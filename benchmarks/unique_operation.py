@@ -48,7 +48,7 @@ class Moment:
 
 
 def draw(chance: random.Random, count: int) -> list[Moment]:
-    """So many moments, in the order of their phases."""
+    """Draws `count` moments, in the order of their phases."""
     order = ("build", "seal", "fold")
     found = [
         Moment(phase := chance.choice(("build", "build", "build", "seal", "seal", "fold")), chance.random(),
@@ -60,12 +60,12 @@ def draw(chance: random.Random, count: int) -> list[Moment]:
 
 
 class Operation:
-    """It, with the process that drives it, what is done to that, and a diary of how far it was."""
+    """An operation, with the process that drives it, the events that disturb that, and a diary of its progress."""
 
     def __init__(
         self, dsn: str, database: Database, parallelism: int, moments: list[Moment], paused: Callable[[str], None]
     ) -> None:
-        """paused: called at each pause that somebody asked for."""
+        """paused: called at each pause that the bench asked for."""
         self.dsn, self.database, self.parallelism, self.paused = dsn, database, parallelism, paused
         self.moments = moments
         self.connection = psycopg2.connect(dsn)

@@ -117,7 +117,7 @@ def vacuum(database: Database, cursor: Any, churn: Churn) -> None:
 
 
 def reindex(database: Database, cursor: Any, churn: Churn) -> None:
-    """PostgreSQL's own: all B-trees. Nobody writes at night here, so it needn't be CONCURRENTLY."""
+    """PostgreSQL's own rebuild of all B-trees. There are no writes at night here, so it needn't be CONCURRENTLY."""
     cursor.execute(f"REINDEX TABLE {base_of(cursor, churn.index)}")
 
 

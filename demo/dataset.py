@@ -96,7 +96,7 @@ def _write_flights(cursor: Any, chance: random.Random) -> None:
 def flights() -> Dataset:
     """336,776 flights, a partition per airport, NULL tail numbers included; an index by plane and hour.
 
-    And a unique one: of a carrier and a flight number one plane leaves in an hour, whatever the airport.
+    And a unique index: in an hour, only one plane leaves with a carrier's flight number, whatever the airport.
     """
     return Dataset(
         title="flights out of New York in 2013",

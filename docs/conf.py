@@ -46,7 +46,7 @@ copybutton_prompt_is_regexp = True
 
 default_role = "literal"
 nitpicky = True
-# Types of other packages: their pages are elsewhere. And what a dry run holds for prepare alone.
+# Types of other packages, whose pages are elsewhere; and types of a dry run's fields that only prepare reads.
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!airflow_roir\.).*"),
     # A type variable.

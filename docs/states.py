@@ -206,7 +206,7 @@ def statuses() -> Picture:
     }
     picture.parts.append(Box(20, 20, 300, 295, ("unfinished",), "group"))
     picture.parts.extend(places.values())
-    # By what they stand for: points, where the label is, what it says beside the verb.
+    # The arrows by the transitions that they show: points, the label's place, its text beside the verb.
     drawn: tuple[tuple[tuple[Pair, ...], tuple[Point, ...], Point, str, str], ...] = (
         ((("running", "paused"),), ((120, 124), (120, 228)), (112, 172), "end", "{0}"),
         ((("paused", "running"),), ((190, 230), (190, 126)), (198, 172), "start", "{0}"),

@@ -72,7 +72,7 @@ def test_parts_add_up_and_what_ran_beside_prepare_adds_nothing() -> None:
         "published": 2.0,
         "ended": 0.5,
     }
-    # Nobody waits for Spark's end.
+    # Spark's end isn't part of the time.
     assert sums(seconds) == {"all": 18.5, "besides": 10.5, "first": 10.0}
 
 

@@ -125,7 +125,7 @@ def test_each_state_says_what_it_is_who_drives_it_and_what_to_do(
         assert json.loads(terminal.run("status", "--json")) == {"indexes": [], "operations": []}
         assert terminal.run("status").startswith("no index yet")
         return
-    # The index is as it was, whatever became of the operation.
+    # The index is unchanged, whatever the operation's end.
     text, one = terminal.status()
     assert (one["status"], one["ended_by"]) == ("aborted", HOSTILE)
     published = text[: text.index("operations")]
@@ -163,7 +163,7 @@ def test_a_remedy_may_be_pasted_and_no_message_acts_on_the_terminal(database: Da
         assert done.returncode == code, done
         assert "\x1b" not in done.stdout + done.stderr
         assert "\nroir: all" not in done.stdout + done.stderr
-    # Somebody was first, and that is what is said.
+    # Another user's pause was first, and the message names it.
     assert "paused at 0 % by me\\x1b[31m\\u202e: lunch" in output_of(dsn, f"roir pause {name}").stdout
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
     for wanted in ("resume with: ", "abort it first: "):

@@ -238,7 +238,7 @@ def test_a_throttle_tells_why_and_its_limits_change_on_the_page(
             tab.page.screenshot(path=tmp_path / f"{name}_{theme}.png")
 
     draw("busy")
-    # Somebody's transaction stays open.
+    # A user's transaction stays open.
     user = steps.old_session(shop.dsn)
     build.locator(".held", has_text="a transaction has been open for").wait_for()
     throttle.get_by_text("on hold since").wait_for()

@@ -75,7 +75,7 @@ def aged(shop: Any, context: dict[str, Any]) -> None:
 
 
 def begun(shop: Any) -> int:
-    """A rewrite of a segment, whatever it is worth."""
+    """Begins a compaction that rewrites one segment, whatever it is worth; returns its id."""
     action = Action(Kind.REWRITE, (1,), 1, 8192, 8192, 1, 8192, 8192, 1.0, 0.0, 0.0, 1.0, 0.5, "asked")
     return compaction.begin(shop.database, INDEX, [action], CompactOptions(), "test").operation_id
 
@@ -143,7 +143,7 @@ def test_another_operation_is_waited_for(context: dict[str, Any], shop: Any, age
     with pytest.raises(AirflowRescheduleException):
         compacted(context)
     assert compactions(shop) == []
-    # And it for a compaction.
+    # The same holds for a compaction.
     assert rank(shop.database).worth == ()
 
 

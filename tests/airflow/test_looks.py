@@ -149,7 +149,7 @@ def test_a_connection_that_is_called_airflow_has_a_lane_of_its_own() -> None:
 
 
 def test_a_look_that_takes_longer_than_anybody_waits_is_seen_by_who_asks_again() -> None:
-    """A thousand indexes take longer than the page waits. Their facts would be old before anybody got them."""
+    """A thousand indexes take longer than the page waits. Their facts would be old before a page got them."""
     looks, freed = Looks(fresh_s=0), threading.Event()
     calls: list[int] = []
 

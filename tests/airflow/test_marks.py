@@ -58,7 +58,7 @@ class End:
     operation: str
     page: str
     status: str
-    # So many of the builds that its runs have completed have no asset event.
+    # The number of builds that its runs have completed without an asset event.
     untold: int = 0
 
 
@@ -71,7 +71,7 @@ def left(
     index: str = "building",
     why: str = "None",
 ) -> End:
-    """Nobody drives it on, and the page says so, and what to do."""
+    """The end of a run that leaves its operation without a driver: the page says so, and what to do."""
     held = f"paused by airflow RUN: {why}. " if status == "paused" else ""
     held += "This run has ended, and no run drives the operation: "
     held += "" if task is None else f"clear its task {task} with those that follow it (Downstream), or "
@@ -204,7 +204,7 @@ class Case:
     # --- what happens to it
 
     def to_the_moment(self) -> Callable[[], object]:
-        """Trigger the run and wait for the row's moment; what lets the run go on then."""
+        """Triggers the run and waits for the row's moment; returns a function that lets the run continue."""
         task, moment = self.row.task, self.row.moment
         if moment == "before":
             self.airflow.pause(self.dag)
@@ -285,7 +285,7 @@ class Case:
         return bool(event["extra"].get("index") == self.index)
 
     def operation(self) -> str:
-        """The newest one as its row has it; and whether anybody seems to drive it."""
+        """The newest operation's status and phase, and `driven` if its last heartbeat is less than 30 seconds old."""
         found = self.read(
             "SELECT concat_ws(' ', status, phase, CASE WHEN heartbeat_at > clock_timestamp() - interval '30 s' "
             "THEN 'driven' END) FROM roir.operation ORDER BY id DESC LIMIT 1"

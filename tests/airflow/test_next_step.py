@@ -42,7 +42,7 @@ FAILED = Operation(status="failed", error="the source was altered")
         (RUNNING, False, None, Go()),
         (RUNNING, True, None, Wait(f"paused by {SWITCH}: unpause to resume", by_switch=True)),
         (RUNNING, False, "roir of ann", Wait("driven by roir of ann; this run continues when that run ends")),
-        # Somebody else's run is no business of this DAG's switch.
+        # This DAG's switch doesn't concern another user's run.
         (RUNNING, True, "roir of ann", Wait("driven by roir of ann; this run continues when that run ends")),
         (PAUSED_BY_SWITCH, False, None, Go()),
         (PAUSED_BY_SWITCH, True, None, Wait(f"paused by {SWITCH}: unpause to resume", by_switch=True)),

@@ -353,7 +353,7 @@ def test_the_store_is_seeded_and_what_it_holds_is_started_with(
     assert shop.run(read) == [(6, 1000, 500)]
     keys = "{parallelism,batch_rows,max_rows_per_second}"
     assert shop.run(f"SELECT options ?| '{keys}' FROM roir.operation") == [(False,)]
-    # And what somebody else has changed since isn't undone by the store: it shows that.
+    # The store doesn't undo a later change by somebody else, and shows it.
     requests.pause(shop.database, INDEX, "ann@desk")
     requests.resume(shop.database, INDEX, "ann@desk", parallelism=3, max_rows_per_second=0)
     build(context, operation)
@@ -500,7 +500,7 @@ def test_limits_are_edited_whole_in_the_store_and_the_servers_refusal_is_told(
         notice = operations.find_operation(shop.database, INDEX).notice or ""
         assert notice.startswith("Refused a value of the Task State Store: throttle"), notice
         assert "throttle stays at replica_lag=50MB" in notice
-    # An empty field changes nothing; what somebody else changes is shown.
+    # An empty field changes nothing; the store shows a change that another user makes.
     store["throttle"] = ""
     look(context, operation)
     requests.change_options(shop.database, INDEX, actor="ann", throttle="query=4")

@@ -389,7 +389,8 @@ def troubles(page: Page, found: Callable[[dict[str, Any]], bool]) -> dict[str, A
 
 @pytest.mark.sample(0)
 def test_a_database_of_another_version_is_not_passed_over(page: Page, shop: Any, warehouse: str) -> None:
-    """One without a control schema has nothing to do with the page. One that has another is what somebody looks for."""
+    """A database without a control schema has nothing to do with the page. A schema of another version is shown with
+    the remedy."""
     page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": warehouse})
 
     shop.run("UPDATE roir.schema_version SET version_num = '9999'")

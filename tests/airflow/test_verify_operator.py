@@ -104,7 +104,7 @@ def test_a_retry_returns_what_the_try_before_it_has_found(
     with pytest.raises(AirflowException) as failure:
         verified(context, fail_on_difference=False)
     assert not isinstance(failure.value, AirflowFailException)
-    # Somebody else's, meanwhile, is none of its business.
+    # A verification that another user runs meanwhile doesn't concern the task.
     lifecycle.verify(shop.database, INDEX, VerifyOptions(repair=True))
     asked = driver_code(NEVER)
     assert verified(context, fail_on_difference=False)["missing"] == 1

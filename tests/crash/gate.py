@@ -63,7 +63,7 @@ class Gate:
         return waiting
 
     def open(self) -> None:
-        """Let everybody pass, from now on. Safe to call twice, and on a server that has died."""
+        """Lets all processes pass from now on. Safe to call twice, and on a server that has died."""
         self._holder.close()
 
     def _run(self, statement: str, *values: int) -> list[tuple[int, ...]]:

@@ -49,13 +49,13 @@ class Runner:
         return said.removeprefix("stopped: ")
 
     def go(self) -> None:
-        """Let it go on to its end."""
+        """Lets it continue to its end."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
 
     def ended(self) -> str:
-        """Wait for its end; what it came to: `ended: …`, or `failed: …` with the error."""
+        """Waits for its end; returns `ended: …`, or `failed: …` with the error."""
         said = self._line()
         self.process.wait()
         return said
@@ -71,7 +71,7 @@ class Runner:
 
 
 class _Stop:
-    """Stops the process once. The heartbeat goes on beating, as that of a run does whose worker is stuck."""
+    """Stops the process once. The heartbeat continues, as in a run whose worker is stuck."""
 
     def __init__(self, stop: str) -> None:
         self._countdown = int(stop) if stop.isdigit() else None

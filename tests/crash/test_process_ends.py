@@ -162,7 +162,7 @@ def test_nobody_is_left_and_nobody_dead_is_named(family: Family, victim: str, nu
     signalled = family.process(victim)
     signalled.send_signal(getattr(signal, number))
     if others == "network stalled" and victim != "command":
-        # Nobody has ended the command, which waits for its server, as its driver does.
+        # No process has ended the command, which waits for its server, as its driver does.
         family.proxy.heal()
     if victim == "command" and number == "SIGINT":
         # The first one lets open batches end.

@@ -32,7 +32,7 @@ def table(dsn: str) -> None:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that goes on only while somebody sleeps; how long each sleep was."""
+    """Replaces the clock by one that advances only in sleeps; returns the sleeps' durations."""
     naps: list[float] = []
     monkeypatch.setattr(patience.time, "sleep", naps.append)
     monkeypatch.setattr(patience.time, "monotonic", lambda: sum(naps))

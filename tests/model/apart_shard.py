@@ -80,7 +80,7 @@ def _user(state: State, number: int, user: User, bounds: Bounds, variant: Varian
         done = done._replace(past=(*shard.past, projection(done)))
         after_it = _with(state, home, done, number, user._replace(over=True))
         if bounds.strict and variant is Variant.INTENT_AFTER_COMMIT:
-            # Its intents are on their way while everybody sees the commit: the same user, once more.
+            # Its intents are on their way while all sessions see the commit: the same user, once more.
             own = [v[0] for v in shard.outbox if v[2] == me]
             late = user._replace(announced=True, over=True, guess=tuple(own))
             after_it = after_it._replace(users=replaced(after_it.users, number, late))

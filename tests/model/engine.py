@@ -403,7 +403,7 @@ def _take(state: State, bounds: Bounds, variant: Variant, number: int, generatio
 
 
 def fold_waits(state: State, bounds: Bounds, variant: Variant) -> dict[int, int]:
-    """Fold steps that wait, by mark, and for whom."""
+    """The fold steps that wait, by mark, each with the transaction that it waits for."""
     waiting = {}
     for slot, fold in enumerate(state.folds):
         if fold is not None and not fold.applied:
@@ -460,7 +460,7 @@ def _lock_rows(
 
 
 def _hold(base: mvcc.Table, key: str, me: int) -> tuple[mvcc.Table, bool]:
-    """SELECT … FOR UPDATE SKIP LOCKED of a key's entry. False if there is one, and somebody else has it."""
+    """SELECT … FOR UPDATE SKIP LOCKED of a key's entry. False if there is one, and another transaction has it."""
     locked, value = mvcc.lock_unlocked(base, key, me)
     others = any(v[0] == key and v[2] >= 0 and v[3] < 0 and v[3] != me for v in base)
     return locked, value is not None or not others
@@ -527,6 +527,6 @@ def _folds_of(state: State, number: int) -> bool:
 
 
 def _tables_in_use(state: State, number: int) -> bool:
-    """Somebody's open transaction holds a lock that a DROP of the generation's tables waits for."""
+    """True if an open transaction holds a lock that a DROP of the generation's tables waits for."""
     generation = state.generations[number]
     return mvcc.in_use(generation.base) or mvcc.in_use(generation.delta) or _folds_of(state, number)

@@ -30,7 +30,7 @@ def broken(state: State) -> str:
 
 
 def at_rest(state: State, bounds: Bounds) -> bool:
-    """Nobody writes any more, all is shipped, and filling has ended."""
+    """True if no user writes any more, all is shipped, and filling has ended."""
     quiet = all(user.phase in ("new", "over") for user in state.users) and not state.index.intents
     filled = state.index.mode == "enforced" or (state.index.mode == "off" and state.fills == bounds.fills)
     return quiet and filled and not any(shard.outbox or shard.lost for shard in state.shards)
@@ -43,9 +43,9 @@ def successors(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple
 
 
 def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most: int = 1 << 40) -> Found:
-    """See every state, or all up to the first violation, which has the shortest trace.
+    """Sees every state, or all up to the first violation, which has the shortest trace.
 
-    From each state rest must be within reach: else somebody waits for ever (H4).
+    From each state, rest must be within reach: otherwise a transaction waits for ever (H4).
     """
     found = Found()
     level = [initial(bounds)]

@@ -50,5 +50,5 @@ def broken(before: State | None, state: State, bounds: Bounds) -> str:
 
 
 def _rows(generation: Generation) -> set[object]:
-    """Entries with a row in the delta, as anybody might see it."""
+    """The entries with a committed row in the delta."""
     return {v[0] for v in generation.delta if v[3] == mvcc.NEVER or v[3] < 0}

@@ -184,7 +184,7 @@ def lock_unlocked(table: Table, ident: Any, me: int) -> tuple[Table, Any]:
 
 
 def commit(table: Table, me: int, number: int) -> Table:
-    """End transaction `me`: what it wrote gets the commit's number, what it locked is free."""
+    """Ends transaction `me`: its versions get the commit's number, and its locks are released."""
     if not touched(table, me):
         return table
     return _sorted(

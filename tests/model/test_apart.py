@@ -99,7 +99,7 @@ def test_what_is_there_twice_can_be_left_out_once(variant: Variant, name: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_PROMISED)
 def test_what_is_not_promised_can_be(name: str) -> None:
-    """Or the documents promise too little."""
+    """If there were no violation, the documents would promise too little."""
     found = explore(NOT_PROMISED[name])
     print(f"{name}:\n{found}")
     assert found.violation[:2] == "A4"

@@ -400,7 +400,7 @@ class _Session:
         if plain and variant in _ASK_FOR_OTHERS:
             plain, by_key_alone = False, variant == Variant.OWN_HIDES_OTHERS_ON_PLAIN_KEYS
         if plain or fitting(own) or (own and by_key_alone):
-            # Nobody else can have a row of a key that this transaction holds and that is checked at once.
+            # No other transaction can have a row of a key that this one holds and that is checked at once.
             return self._answers(op, source, fitting(own))
         if variant == Variant.KEY_SHARE:
             others = mvcc.key_share(source, pk, snapshot, me, repeatable)

@@ -134,7 +134,7 @@ class Killer:
             self.traffic.stopped.wait(self.chance.choice([0.0, 0.2, 0.5, 2.0]))
             servers[who].start()
             if self.chance.random() < 0.7:
-                # Nobody waits any more until it is tried again.
+                # Registering the shards again ends the waits until the next try.
                 for name in self.traffic.made.names:
                     dsn = self.traffic.network.dsn(name, self.chance.choice(self.traffic.NAMED))
                     with suppress(DBAPIError):

@@ -87,7 +87,7 @@ class Traffic:
         self.ways_to_announce = [announce.SERVER, announce.CLIENT] if self.in_sql else [announce.CLIENT]
 
     def run(self, seconds: float) -> None:
-        """So long; then the network is whole, all is shipped, and the index is looked at."""
+        """Runs for `seconds`; then the network is whole, all is shipped, and the index is looked at."""
         try:
             self.set_up()
             self.network.fail()
@@ -107,7 +107,7 @@ class Traffic:
             self.network.close()
 
     def set_up(self) -> None:
-        """Build it, let writers announce, and send everybody through the network."""
+        """Builds the index, lets writers announce, and sends all of them through the network."""
         for name in self.made.names:
             # To dial a name takes a server of the other side's address, which a proxy has for everybody.
             index = self.network.dsn("", self.SERVERS) if self.by == announce.SERVER else None
@@ -200,7 +200,7 @@ class Traffic:
             self._read()
 
     def _ship(self) -> Sequence[tuple[object, ...]]:
-        """To the end; returns the intents that are left."""
+        """Ships everything; returns the intents that are left."""
         left: list[tuple[object, ...]] = []
         for generation in {row[1] for row in self.made.ask(LANES)}:
             apart.ship_all(self.made, generation)
@@ -208,7 +208,7 @@ class Traffic:
         return left
 
     def _read(self) -> None:
-        """Now strict reads are not refused, nor wrong."""
+        """Strict reads are neither refused nor wrong at rest."""
         [(by,)] = self.made.ask("SELECT announced_by FROM roir.index")
         announce.announce(self.made.database, INDEX, by)
         self._ship()

@@ -95,12 +95,12 @@ class Network:
         return psycopg2.extensions.make_dsn(self._dsns[name], host="127.0.0.1", port=port, connect_timeout=5)
 
     def fail(self) -> None:
-        """From now on."""
+        """Lets the faults happen from now on."""
         for proxy in self._proxies.values():
             proxy.faulty = True
 
     def heal(self) -> Counter[str]:
-        """No fault any more; what has happened."""
+        """Ends the faults; returns how often each has happened."""
         happened: Counter[str] = Counter()
         for proxy in self._proxies.values():
             proxy.faulty = False

@@ -32,7 +32,7 @@ TABLE = (
 
 
 class Alive:
-    """Runs writers, a shipper and readers until it is told to stop; the first wrong answer is kept."""
+    """Runs writers, a shipper and readers until a test stops it; keeps the first wrong answer."""
 
     def __init__(self, scene: Scene, by: str, seed: int) -> None:
         self.scene, self.by, self.seed = scene, by, seed

@@ -70,7 +70,7 @@ WRITES = (
     "INSERT INTO public.t VALUES ('2030-12-11', 0.1::float8 + 0.2::float8, now(), '-1 day 1 s', '\\x00ff', '{NULL}', "
     "100)",
 )
-# As everybody sees values alike.
+# Settings that make all sessions show values alike.
 SEEN = " ".join(
     f"-c {name}={value}"
     for name, value in {

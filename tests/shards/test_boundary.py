@@ -202,7 +202,7 @@ def test_the_owner_of_a_shard_may_be_renamed(owned: tuple[Shards, str], server: 
     assert apart.assert_exact(renamed, again.generation_id) == 1
 
 
-# How a table, or a part of it, comes to be somebody else's, whose code is run by reading.
+# Ways in which a table, or a part of it, comes to belong to another role, whose code is run by reading.
 GIVEN = {
     "table": ("t", "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"),
     "leaf": (

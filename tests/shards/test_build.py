@@ -33,7 +33,7 @@ ROWS = "INSERT INTO t SELECT i, (i % 7)::text, i * 10 + {number} FROM generate_s
 
 
 def move_away(made: Shards, name: str) -> None:
-    """Nobody answers under the shard's DSN."""
+    """No server answers under the shard's DSN from now on."""
     made.ask("UPDATE roir.shard SET dsn = 'host=127.0.0.1 port=1 dbname=gone connect_timeout=2' WHERE name = %s", name)
 
 

@@ -312,7 +312,7 @@ def written(made: Shards, done: list[str], truncates: bool, undone: list[str]) -
 
 
 def shipped(made: Shards) -> None:
-    """As a shipper does; one that fails says so, and goes on."""
+    """Ships as the service does; a pass that fails says so, and the next one is tried."""
     [(lane,)] = made.ask("SELECT id FROM roir.lane")
     for _ in range(3):
         shipper = LaneShipper(made.database, lane, "test")

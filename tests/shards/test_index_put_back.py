@@ -47,7 +47,7 @@ def ship(made: Ground) -> None:
 
 
 def strict(made: Ground) -> set[tuple[int, str | None, int | None, str]] | str:
-    """Or why it is refused."""
+    """The rows that a strict read finds, or the reason that it is refused."""
     try:
         return made.strict()
     except NotStrict as error:

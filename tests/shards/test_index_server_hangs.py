@@ -99,7 +99,7 @@ def committing(
 
 
 def is_held(made: Shards) -> bool:
-    """Whether somebody holds the row."""
+    """Whether a transaction holds the row."""
     return made.ask("SELECT k FROM t WHERE id = 2 FOR UPDATE SKIP LOCKED", shard="s0") == []
 
 

@@ -51,7 +51,7 @@ def test_from_the_build_to_the_drop(shards: Make) -> None:
     assert outboxes(made) == [1, 1, 0]
     assert made.ask("SELECT count(*), count(DISTINCT shard) FROM public.ix WHERE k = 'new'") == [(18, 2)]
 
-    # The shape table is nobody's table: it is neither shown, nor missed by anybody.
+    # The status neither shows the shape table nor reports it as missing.
     [told] = status(made.database)
     assert told.warnings == ()
     [facts] = index.indexes(made.database)

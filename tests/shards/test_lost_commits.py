@@ -98,7 +98,7 @@ def test_a_shard_that_lost_what_was_shipped_is_named(shards: Make, copies: Copie
     ship(laid)
     assert 'shard "s0" has lost its last commits' in str(doubt(laid))
     assert made.ask("SELECT action, detail FROM roir.event") == [("doubt", doubt(laid))]
-    # Shipping goes on all the same.
+    # Shipping continues all the same.
     made.run("INSERT INTO t VALUES (3, 'later', 3)")
     ship(laid)
     assert {row[0] for row in laid.base()} == {"a", "lost", "later"}
@@ -152,7 +152,7 @@ def test_a_lost_commit_is_not_masked_by_visits_that_were_never_applied(shards: M
 def test_a_shard_that_counts_although_it_has_lost_commits_masks_them(
     shards: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken variant: a visit counts whatever the index server knows."""
+    """The broken variant: a visit doesn't compare the shard's tick with the one that the index server knows."""
     for condition in ("o.tick >= %(known)s AND ",):
         assert visiting.VISIT.count(condition) == 2
         monkeypatch.setattr(visiting, "VISIT", visiting.VISIT.replace(condition, ""))

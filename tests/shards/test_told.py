@@ -136,7 +136,7 @@ def test_announcing_ends_of_a_table_that_was_dropped(shards: Make) -> None:
 
 
 def test_what_was_turned_on_again_is_not_ended(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By somebody who comes between the look at what is left and its end."""
+    """Another command turns announcing on again between the look at what is left and its end."""
     found = scene(shards(1, *TABLE), "client")
     database = found.database
     real = lanes.held

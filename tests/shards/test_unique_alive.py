@@ -50,7 +50,7 @@ STATEMENTS = (
 
 
 class Alive:
-    """Runs writers, shippers and who kills until it is told to stop; what was wrong is kept."""
+    """Runs writers, shippers and a killer until a test stops it; keeps the errors."""
 
     def __init__(self, made: Shards, generation_id: int, seed: int) -> None:
         self.made, self.generation_id, self.seed = made, generation_id, seed

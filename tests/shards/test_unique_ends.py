@@ -121,7 +121,7 @@ def test_an_abort_ends_that_of_its_own_generation(contrib_shards: Make, shard: s
         abort.abort(made.database, "public.ix", "test", report=said.append)
         assert modes(made) == {first: "refuse", second: "off"}
         assert [line for line in said if "next clean-up" in line] == ([] if shard is None else said[-1:])
-        # Nobody ships the second one any more: the first one alone decides.
+        # The second generation isn't shipped any more: the first one alone decides.
         made.run("UPDATE t SET v = v + 1")
     assert_keys_move(made, first)
     assert problem(made, first) is None
@@ -224,7 +224,7 @@ def test_a_shard_that_is_removed_has_writers_as_before(contrib_shards: Make, for
     registry.remove(made.database, "s2", force)
     clean_up.clean_up(made.database)
     assert_nothing_is_left(made, first)
-    # No index is over it any more: it may have whatever it likes.
+    # The shard is in no index any more: it may have any keys.
     made.run("UPDATE t SET v = v + 1")
     made.run("INSERT INTO t VALUES (100, 's0-1', 0); DELETE FROM t WHERE id = 100", only="s2")
     assert problem(made, second) is None

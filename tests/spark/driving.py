@@ -114,7 +114,7 @@ def one(database: Database, sql: str, **values: Any) -> Any:
 
 
 def lift_rate(database: Database) -> None:
-    """From now on as fast as it can."""
+    """Lifts the limit, so that the build runs as fast as it can from now on."""
     with database.transaction() as connection:
         execute(connection, "UPDATE roir.operation SET max_rows_per_second = NULL")
 

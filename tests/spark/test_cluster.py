@@ -115,7 +115,7 @@ def test_a_pause_does_not_wait_for_executors_that_never_come(database: Database,
 
 @pytest.mark.by_hand("test-cluster")
 def test_nobody_is_waited_for_once_nothing_is_left(database: Database, cluster: Cluster) -> None:
-    """Somebody else's workers did it all; the driver's own never had a slot, as where every executor was lost."""
+    """Other workers did all of it; the driver's own never had a slot, as if every executor were lost."""
     operation = prepared(database)
     with Running(database, cluster.url, EXECUTOR_SETTINGS | {"spark.executor.memory": "8g"}) as driver:
         for phase, work in (("build", build.PHASE.work), ("seal", seal.PHASE.work)):

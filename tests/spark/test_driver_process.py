@@ -175,7 +175,7 @@ def test_to_kill_one_that_has_ended_does_nothing(
 ) -> None:
     driver = start("pass")
     assert driver.wait(30) == 0
-    # Its number may belong to somebody else by now.
+    # Another process may have its number by now.
     monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("a reaped process was signalled"))
     driver.terminate()
     driver.kill()

@@ -38,7 +38,7 @@ def test_a_driver_that_is_killed_has_told_and_its_next_one_reads_on(database: Da
         driver.wait()
     run_sql(dsn, "UPDATE t SET k = 'other ' || id WHERE id IN (2, 1500)")
     with Running(database, take_over=True) as driver:
-        # It goes on behind what was read, and sees that the groups are healed.
+        # The driver continues behind the rows that were read, and sees that the groups are healed.
         driver.wait_for(lambda: one(database, "SELECT sum(rows) FROM roir.early_hashes") > read)
         read = one(database, "SELECT sum(rows) FROM roir.early_hashes")
         assert read <= one(database, "SELECT sum(rows) FROM roir.scan_range") < ROWS

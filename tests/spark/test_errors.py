@@ -189,7 +189,7 @@ def test_a_worker_writes_down_what_trying_again_would_not_help(
 
 
 def test_a_worker_without_memory_writes_that_down(database: Database) -> None:
-    """An error that is dropped would let the operation go on without what the worker had to do."""
+    """If the error were dropped, the operation would continue without the worker's part."""
     _, run = steps.begin(database)
 
     def exhaust() -> None:

@@ -40,7 +40,7 @@ def on_terminal(command: tuple[str, ...], dsn: str) -> str:
         while some := os.read(master, 65536):
             written += some
     except OSError:
-        # Nobody holds the other end any more.
+        # No process holds the other end any more.
         pass
     finally:
         os.close(master)

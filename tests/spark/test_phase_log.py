@@ -25,7 +25,7 @@ class Told:
         self.news = PhaseLog(database, run, build.PHASE, self.lines.append)
 
     def finish(self, *ordinals: int) -> None:
-        """These ranges are done."""
+        """Marks these ranges as done."""
         chosen = ", ".join(map(str, ordinals))
         run_sql(
             self.dsn,

@@ -58,7 +58,7 @@ def test_workers_leave_and_come_back_as_the_parallelism_changes(database: Databa
 
 
 def test_sigterm_pauses_and_leaves_no_process(database: Database) -> None:
-    """To the driver alone, as `kill` and Kubernetes do."""
+    """The signal goes to the driver alone, as from `kill` and Kubernetes."""
     operation = prepared(database, rate=2_000)
     with Running(database) as driver:
         driver.wait_for(lambda: rows_committed(database) > 1_000)
