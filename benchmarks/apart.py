@@ -114,6 +114,6 @@ def apart(count: int, version: int, shared_buffers: str, of_one_server: bool = F
 
 
 def parsed(dsn: str, names: Sequence[str] = ("host", "port", "dbname")) -> dict[str, str]:
-    """Where a DSN leads, as libpq calls it."""
+    """The server and database of a DSN, by libpq's names."""
     given = psycopg2.extensions.parse_dsn(dsn)
     return {name: str(given[name]) for name in names if name in given}

@@ -46,7 +46,7 @@ class Writer:
         return (time.perf_counter() - begun) * 1000
 
     def close(self) -> None:
-        """End the sessions."""
+        """Ends the sessions."""
         self._session.close()
         if self._index is not None:
             self._index.close()

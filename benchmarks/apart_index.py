@@ -38,7 +38,7 @@ def definition(scene: Apart, index: str = INDEX, shards: Sequence[str] | None = 
 def make_index(
     scene: Apart, index: str = INDEX, shards: Sequence[str] | None = None, announced_by: str | None = None
 ) -> None:
-    """Build it, and let writers be announced, by the shards' server, by the client, or not."""
+    """Builds the index, and lets the shards' server or the client announce writes, or neither."""
     build_index(scene.database, definition(scene, index, shards), parallelism=2, **UNVERIFIED)
     if announced_by is not None:
         announce(scene.database, index, announced_by)

@@ -49,7 +49,7 @@ class Shards:
         return found
 
     def close(self) -> None:
-        """End the sessions."""
+        """Ends the sessions."""
         for session in self._sessions:
             session.close()
 
@@ -70,7 +70,7 @@ class SlowShards:
         return [row for found in self._threads.map(ask, self._engines) for row in found]
 
     def close(self) -> None:
-        """End the sessions."""
+        """Ends the sessions."""
         self._threads.shutdown()
         for engine in self._engines:
             engine.dispose()

@@ -125,7 +125,7 @@ def table(summaries: list[dict[str, Any]], lacking: dict[str, str]) -> str:
 
 
 def keep(path: Path, name: str, results: dict[str, Any]) -> None:
-    """Write the results of a data set on a server version down, beside those of others; a round in a few lines."""
+    """Writes the results of a data set on a server version beside those of others; a round in a few lines."""
     everything = json.loads(path.read_text()) if path.exists() else {}
     everything[name] = results
     path.parent.mkdir(exist_ok=True)

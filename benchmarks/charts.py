@@ -148,7 +148,7 @@ def strips(drawn: Sequence[Strip], shades: Sequence[Shade], across: str, is_dark
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a chart down; the folder need not be there."""
+    """Writes a chart; the folder need not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without the moment in it, so that the same results are the same file.
     figure.savefig(path, bbox_inches="tight", facecolor=figure.get_facecolor(), metadata={"Date": None})

@@ -225,7 +225,7 @@ def markdown(rows: Table) -> str:
 
 
 def keep(folder: Path, name: str, results: dict[str, Any]) -> None:
-    """Write a curve down, beside the others; a row in a line."""
+    """Writes a curve beside the others; a row in a line."""
     folder.mkdir(exist_ok=True)
     path = folder / "curves.json"
     everything = json.loads(path.read_text()) if path.exists() else {}

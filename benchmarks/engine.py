@@ -66,7 +66,7 @@ def in_parallel(phase: Any, database: Database, run: Run, parallelism: int) -> N
 
 
 def _build(database: Database, run: Run, parallelism: int, pauses: int) -> tuple[Run, int]:
-    """Build with pauses; returns the run that ended it, and how many pauses came before the last row."""
+    """Builds with pauses; returns the run that ended it, and how many pauses came before the last row."""
     for paused in range(pauses):
         if not build_until(database, run, parallelism, (paused + 1) / (pauses + 1)):
             build.finish(database, run)
@@ -78,7 +78,7 @@ def _build(database: Database, run: Run, parallelism: int, pauses: int) -> tuple
 
 
 def build_until(database: Database, run: Run, parallelism: int, share: float) -> bool:
-    """Build until a pause that comes with a share of the rows; False if all were copied before it came."""
+    """Builds until a pause that comes with a share of the rows; False if all were copied before it came."""
     pauser = Pauser(database, run, share)
     pauser.start()
     in_parallel(build, database, run, parallelism)

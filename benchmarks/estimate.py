@@ -129,7 +129,7 @@ def look(connection: Any, values: dict[str, int]) -> dict[str, Any]:
 
 
 def record(database: Database, dsn: str, case: Case, rows: int) -> dict[str, Any]:
-    """Build the index, looking at it; what was seen."""
+    """Builds the index and looks at it meanwhile; returns what was seen."""
     limit = None if case.limit is None else max(100, int(rows / case.limit))
     options = BuildOptions(revert_window_s=0, parallelism=2, max_rows_per_second=limit)
     if not case.again:

@@ -61,7 +61,7 @@ class FuseInBulk:
         self._length, self._total = np.uint64(one.SegmentLength), np.uint64(one.SegmentCountLength)
 
     def probe(self, keys: Hashes) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which of them it seems to have."""
+        """The keys that it seems to have, as truths."""
         return np.concatenate([self._probe(keys[at : at + CHUNK]) for at in range(0, len(keys), CHUNK)])
 
     def _probe(self, keys: Hashes) -> np.ndarray[Any, np.dtype[np.bool_]]:

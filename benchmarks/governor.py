@@ -80,7 +80,7 @@ class Bench:
         return self.chosen.throttle or f"replica_lag={self.chosen.lag}MB commit_latency={commit:.1f}ms"
 
     def calm(self, watch: Watch, seconds_of: Callable[[], Seconds]) -> None:
-        """Let the standby and the load catch up with what a build has left; then the load alone."""
+        """Lets the standby and the load catch up with what a build has left; then measures the load alone."""
         caught_up(self.dsn, self.standby, 600)
         time.sleep(2)
         while (
@@ -233,7 +233,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def keep(results: dict[str, Any], path: Path) -> None:
-    """Write the results down, each second in a line of its own."""
+    """Writes the results, each second in a line of its own."""
     text = json.dumps(results, indent=1)
     path.write_text(re.sub(r"\n {3,}|\n {2}(?=[\]}])", " ", text) + "\n")
 

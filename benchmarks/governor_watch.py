@@ -85,7 +85,7 @@ class Watch(threading.Thread):
 
 
 def lags(samples: list[Sample]) -> None:
-    """Give each sample the replica's lag in bytes and seconds: since when had the primary what is replayed now?
+    """Gives each sample the replica's lag in bytes and seconds: since when had the primary what is replayed now?
 
     By the samples themselves: between two of them the primary is taken to have written evenly.
     """

@@ -16,7 +16,7 @@ BATCH_ROWS = 100_000
 
 
 def build(scene: Scene, batch_rows: int = BATCH_ROWS) -> Result:
-    """Fill peer.entries, which is there, empty and indexed."""
+    """Fills peer.entries, which exists, empty and indexed."""
     scene.run("CREATE TABLE peer.watermark (worker int PRIMARY KEY, watermark text[])")
     cuts = scene.cuts(scene.parallelism)
 

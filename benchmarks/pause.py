@@ -56,7 +56,7 @@ def table(summaries: list[dict[str, Any]]) -> str:
 
 
 def keep(results: dict[str, Any]) -> None:
-    """Write the results down, each measurement in a line of its own."""
+    """Writes the results, each measurement in a line of its own."""
     text = json.dumps(results, indent=1)
     (RESULTS / "pause.json").write_text(re.sub(r"\n {3,}|\n {2}(?=\})", " ", text) + "\n")
 

@@ -119,7 +119,7 @@ class Bench:
             driver.wait()
 
     def stopped(self, begun: float) -> dict[str, Any]:
-        """Wait for the last worker's end, and count."""
+        """Waits for the last worker's end, and counts."""
         self.wait_for(lambda: self.run(WORKERS)[0][0] == 0, every=0.002)
         seconds = time.monotonic() - begun
         table = f"roir_data.g{self.prepared.generation_id}"
@@ -136,7 +136,7 @@ class Bench:
 
     @staticmethod
     def wait_for(condition: Any, every: float = 0.02) -> None:
-        """Poll until it holds."""
+        """Polls until it holds."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:

@@ -49,7 +49,7 @@ def of_curves(path: Path) -> None:
 
 
 def of_partitions(path: Path) -> None:
-    """How long a lookup takes, by partitions."""
+    """The time of a lookup, by the number of partitions."""
     found = json.loads(path.read_text())["results"]
     series = {
         f"{lookup}{', prepared' if prepared else ''}": {
@@ -62,7 +62,7 @@ def of_partitions(path: Path) -> None:
 
 
 def of_pause(path: Path) -> None:
-    """How soon the last worker stops, beside how long a batch takes."""
+    """The seconds until the last worker stops, beside a batch's seconds."""
     found = json.loads(path.read_text())
     seconds = [one["seconds"] for one in found["by_sql"]]
     summary = found["summaries"][0]

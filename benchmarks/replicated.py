@@ -67,7 +67,7 @@ class Primary(BenchServer):
 
 
 def caught_up(primary: str, standby: str, patience_s: float) -> float:
-    """Wait until the standby has replayed what the primary has written by now; the seconds that it took."""
+    """Waits until the standby has replayed what the primary has written by now; returns the seconds that it took."""
     begun = time.monotonic()
     with psycopg2.connect(primary) as session, session.cursor() as cursor:
         cursor.execute("SELECT pg_current_wal_lsn()")

@@ -81,7 +81,7 @@ class Scene:
             return cursor.fetchone()[0]
 
     def clear(self) -> None:
-        """Drop what a side has made, and write everything else out, so that the next one starts as all others did."""
+        """Drops what a side has made, and writes everything else out, so that the next one starts as all others did."""
         self.run("DROP SCHEMA IF EXISTS peer CASCADE", "CREATE SCHEMA peer", f"DROP INDEX IF EXISTS {NATIVE}")
         with suppress(NotFound):
             drop.drop_index(self.database, INDEX, "bench")

@@ -80,7 +80,7 @@ def table(accounts: list[dict[str, Any]]) -> str:
 
 
 def keep(account: Path, head: dict[str, Any]) -> None:
-    """Write the kills of an account so far to the results, one per line."""
+    """Writes the kills of an account so far to the results, one per line."""
     RESULTS.mkdir(exist_ok=True)
     rows = ",\n".join(account.read_text().splitlines())
     (RESULTS / "soak.json").write_text(f'{json.dumps(head)[:-1]}, "accounts": [\n{rows}\n]}}\n')

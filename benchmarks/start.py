@@ -78,7 +78,7 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def keep(path: Path, side: str, results: dict[str, Any]) -> dict[str, Any]:
-    """Write a side's results down beside those of others, a round in a few lines; all of them."""
+    """Writes a side's results beside those of others, a round in a few lines; returns all of them."""
     everything = json.loads(path.read_text()) if path.exists() else {}
     everything[side] = results
     path.parent.mkdir(exist_ok=True)

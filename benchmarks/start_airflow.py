@@ -31,7 +31,7 @@ def in_airflow(bench: Bench, rounds: int) -> Iterator[tuple[str, Result]]:
 
 
 def triggered(bench: Bench, airflow: StandaloneAirflow) -> Result:
-    """From the trigger."""
+    """A run from its trigger to its end."""
     bench.scene.clear()
     begin = bench.begin()
     run = airflow.trigger(DAG, conf(bench))
@@ -71,7 +71,7 @@ def conf(bench: Bench) -> dict[str, Any]:
 
 
 def ends(airflow: StandaloneAirflow, run: str) -> dict[str, float]:
-    """Wait for the run's end; when the task `build` has begun and ended, and when the run has ended."""
+    """Waits for the run's end; returns when the task `build` began and ended, and when the run ended."""
     wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end", every=2)
     if airflow.run_state(DAG, run) == "failed":
         raise SystemExit(f"the run has failed:\n{airflow.task_log(DAG, run, 'build')}")

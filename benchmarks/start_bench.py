@@ -114,5 +114,5 @@ class Bench:
 
 
 def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    """To milliseconds."""
+    """Seconds rounded to milliseconds."""
     return {name: round(value, 3) for name, value in seconds.items()}

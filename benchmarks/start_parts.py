@@ -61,7 +61,7 @@ SUMS = {
 
 @dataclass(frozen=True)
 class Statement:
-    """One that the server was sent. at: seconds since 1970; session: its name."""
+    """One statement that the server got. at: seconds since 1970; session: its name."""
 
     at: float
     session: str

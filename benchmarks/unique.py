@@ -150,14 +150,14 @@ class Show:
         print(f"WRONG: {why}", flush=True)
 
     def hold_writers(self) -> None:
-        """They do nothing until `let_writers_go`."""
+        """The writers do nothing until `let_writers_go`."""
         for writer in self.writers:
             writer.still.set()
         for writer in self.writers:
             writer.idle.wait()
 
     def let_writers_go(self) -> None:
-        """On."""
+        """The writers continue."""
         for writer in self.writers:
             writer.idle.clear()
             writer.still.clear()
@@ -172,7 +172,7 @@ class Show:
         connection.close()
 
     def check_pause(self, phase: str) -> None:
-        """At a pause in the middle nothing need be written down, but what is must be right."""
+        """At a pause in the middle, groups may be missing, but those that are recorded must be right."""
         self.check(f"paused in {phase}", all_of_them=False)
 
     def check(self, where: str, exactly: bool = False, all_of_them: bool = True) -> None:
@@ -243,7 +243,7 @@ class Show:
             )  # fmt: skip
 
     def heal(self) -> None:
-        """As a user does who reads the table of duplicates: one row of each group keeps the key."""
+        """Heals the groups as a user does who reads the table of duplicates: one row of each group keeps the key."""
         with self.connection.cursor() as cursor:
             cursor.execute(RECORDED)
             for number, (_, rows) in enumerate(cursor.fetchall()):

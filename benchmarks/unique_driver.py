@@ -54,7 +54,7 @@ def drive(database: Database, index: str, parallelism: int) -> None:
 
 
 def _supervise(database: Database, run: Run, phase: Phase, parallelism: int) -> None:
-    """Until nothing is left to do, or the operation is paused. A worker that dies is started again."""
+    """Waits until nothing is left to do, or the operation is paused. A worker that dies is started again."""
     workers: dict[int, subprocess.Popen[bytes]] = {}
     try:
         while True:

@@ -86,7 +86,7 @@ class Operation:
             return cursor.fetchone()
 
     def carry_on(self) -> None:
-        """Start drivers until it is completed, or pauses for a reason of its own."""
+        """Starts drivers until the operation is completed, or pauses for a reason of its own."""
         for _ in range(MOST_DRIVERS):
             self.driver = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.unique_driver", INDEX, str(self.parallelism)],

@@ -25,7 +25,7 @@ SECONDS: dict[str, float] = {}
 
 
 def timed(module: Any, name: str, part: str) -> None:
-    """Let a function of a module say how long it took."""
+    """Makes a function of a module add its time to SECONDS."""
     function = getattr(module, name)
 
     def wrapped(*values: Any, **named: Any) -> Any:

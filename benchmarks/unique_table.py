@@ -53,7 +53,7 @@ class Table:
         return IndexDefinition.parse(INDEX, "public.customer", "number", "name", unique=unique)
 
     def load(self, cursor: Any) -> None:
-        """Make it."""
+        """Creates and fills the table."""
         cursor.execute(
             CREATE.format(partitions=self.partitions, rows=self.rows, null=NULL_EVERY, factor=FACTOR, prime=PRIME)
         )
@@ -64,7 +64,7 @@ class Table:
         return [row for row in found if row % NULL_EVERY > 0][:count]
 
     def make_groups(self, cursor: Any, chance: random.Random, rows: list[int], groups: int) -> list[list[int]]:
-        """Let rows share their keys: mostly two, a tenth of the groups three; a quarter within one partition.
+        """Lets rows share their keys: mostly two, a tenth of the groups three; a quarter within one partition.
 
         rows: to choose from, which they leave. Returns each group's rows, the first one with its own key.
         """

@@ -133,7 +133,8 @@ def _work(dsn: str, run: Run, phase: str, number: int, results: Any) -> None:
 
 
 def memory(scene: Scene) -> dict[str, float]:
-    """Build an index by worker processes; the peak in MB of one of these and of its server process, by phase."""
+    """Builds an index by worker processes; returns the peak in MB of one of these and of its server process, by
+    phase."""
     options = BuildOptions(
         parallelism=scene.parallelism, revert_window_s=0, **{"verify": "none", "covering": "all", **scene.options}
     )

@@ -290,7 +290,7 @@ class Bench:
 
 @contextmanager
 def beside(work: Callable[[], Any], halt: threading.Event | None = None) -> Iterator[None]:
-    """Do it in a thread of its own meanwhile, and wait for its end."""
+    """Does it in a thread of its own meanwhile, and waits for its end."""
     failed: list[BaseException] = []
 
     def run() -> None:

@@ -93,7 +93,7 @@ class Side:
         return int(size)
 
     def look(self, day: int, count: int) -> None:
-        """Measure sizes and lookups: in a session of its own, as an application has one."""
+        """Measures sizes and lookups: in a session of its own, as an application has one."""
         row: dict[str, Any] = {"arm": self.arm.name, "day": day + 1, "bytes": self.sizes[-1], "entries": 0}
         taken: list[float] = []
         pages: list[int] = []
@@ -278,7 +278,7 @@ def main() -> None:
 
 
 def keep(chosen: Any, known: dict[str, Any], sides: list[Side], exact: dict[str, bool] | None = None) -> Rows:
-    """Write down what there is until now; returns the arms' summaries. exact: in the end."""
+    """Writes the results so far; returns the arms' summaries. exact: in the end."""
     summaries = [side.summary() | {"exact": exact and exact[side.arm.name]} for side in sides]
     named = ("days", "rows", "segments", "look_every", "lookups", "all_rebuilds", "seed")
     asked = {name: getattr(chosen, name) for name in named}

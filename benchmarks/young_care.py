@@ -63,7 +63,7 @@ class Cost:
 
 
 def cost_of(cursor: Any, work: Callable[[], object]) -> Cost:
-    """Do it. On a server that does nothing else."""
+    """Does it on a server that does nothing else; returns its cost."""
     cursor.execute(FILES)
     before = {file for file, _ in cursor.fetchall()}
     cursor.execute(WAL)

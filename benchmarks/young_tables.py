@@ -159,7 +159,7 @@ class Tasks(Churn):
         )
 
     def rank(self, chance: random.Random) -> int:
-        """By Zipf's law with exponent 1: the logarithm of a rank is uniform."""
+        """A rank by Zipf's law with exponent 1: the logarithm of a rank is uniform."""
         return int(self.rows ** chance.random()) - 1
 
     def row(self, rank: int) -> int:
@@ -210,7 +210,7 @@ class Stock(Churn):
         )
 
     def stretch(self, day: int) -> tuple[int, int]:
-        """Where the latest wave was, or the next one will be: half-open."""
+        """The stretch of keys of the latest wave, or of the next one; half-open."""
         wave = (day + 1) // self.wave_days
         at = wave * 3 % self.stretches
         return self.parts * at // self.stretches, self.parts * (at + 1) // self.stretches

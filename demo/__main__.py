@@ -211,7 +211,7 @@ def run_dag(story: Story, database: Database, airflow: StandaloneAirflow, dsn: s
 
 
 def wait_for_publish(story: Story, database: Database, airflow: StandaloneAirflow, run: str) -> None:
-    """Wait for the end of the DAG's run, and look at what it did; its tasks' logs are printed if it failed."""
+    """Waits for the end of the DAG's run, and looks at what it did; its tasks' logs are printed if it failed."""
 
     def ended() -> str | None:
         state = airflow.run_state(DAG, run)
@@ -230,7 +230,8 @@ def wait_for_publish(story: Story, database: Database, airflow: StandaloneAirflo
 
 @contextmanager
 def build_unique(story: Story, dsn: str) -> Iterator[None]:
-    """Build the unique index by the command line beside the block, and wait for it after; nothing if there is none."""
+    """Builds the unique index by the command line beside the block, and waits for it afterwards; nothing if there is
+    none."""
     dataset = story.dataset
     if (unique := dataset.unique) is None:
         yield
@@ -342,7 +343,7 @@ def say(line: str) -> None:
 
 
 def stop_what_is_left() -> None:
-    """Stop this or an earlier demonstration's processes, and remove what it wrote."""
+    """Stops this or an earlier demonstration's processes, and removes what it wrote."""
     if not STATE.exists():
         return
     folder = Path(json.loads(STATE.read_text())["folder"])

@@ -179,7 +179,7 @@ def lineitem(scale: float) -> Dataset:
 
 
 def analyze(dsn: str, table: str) -> None:
-    """Give the planner its statistics, as autovacuum would before long."""
+    """Gives the planner its statistics, as autovacuum would before long."""
     connection = psycopg2.connect(dsn)
     connection.autocommit = True
     with connection.cursor() as cursor:

@@ -68,7 +68,7 @@ class Story:
 
     @cached_property
     def reader(self) -> ShardedIndex:
-        """As an application reads. It learns of the shards when it is made."""
+        """A reader as an application has it. It learns of the shards when it is made."""
         return ShardedIndex(create_engine(self.shards.index), INDEX)
 
     def expect(self, holds: bool, what: str) -> None:
@@ -119,7 +119,7 @@ class Writer(threading.Thread):
                 return "DELETE FROM flights WHERE id = %s AND tailnum <> %s", (some, PLANE)
 
     def finish(self) -> None:
-        """Stop it."""
+        """Stops it."""
         self._halt.set()
         self.join()
 
@@ -192,7 +192,7 @@ def load(shards: Shards) -> dict[str, int]:
 
 
 def build(story: Story, rows: int) -> None:
-    """Build with a pause, another parallelism, and a kill of the driver."""
+    """Builds with a pause, another parallelism, and a kill of the driver."""
     options = ["--table", TABLE, "--keys", "tailnum,time_hour", "--include", "dest"]
     options += ["--shards", ",".join(story.shards.names), "--parallelism", str(FIRST_PARALLELISM)]
     options += ["--batch-rows", "5000"]
@@ -225,7 +225,7 @@ def build(story: Story, rows: int) -> None:
 
 
 def kill_driver(command: subprocess.Popen[str]) -> None:
-    """End Spark's driver, as an out-of-memory killer does."""
+    """Ends Spark's driver, as an out-of-memory killer does."""
     for process in psutil.Process(command.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if "airflow_roir.spark" in process.cmdline():
@@ -289,7 +289,8 @@ def insert(story: Story, shard: str, plane: str) -> None:
 
 
 def strictly(story: Story, plane: str = PLANE) -> int | None:
-    """How many rows a strict read finds, asking the shards for what is being written; None if it is refused."""
+    """The number of rows that a strict read finds, asking the shards for what is being written; None if it is
+    refused."""
     try:
         return len(story.reader.rows(FLIGHT, FLIGHT.c.tailnum == plane, "strict"))
     except (NotStrict, StaleAnswer) as error:
@@ -298,7 +299,7 @@ def strictly(story: Story, plane: str = PLANE) -> int | None:
 
 
 def answers(story: Story, query: str, plane: str = PLANE) -> int | None:
-    """How many rows the index server finds; None if it refuses to answer."""
+    """The number of rows that the index server finds; None if it refuses to answer."""
     try:
         return len(story.shards.ask(query, plane))
     except psycopg2.Error as error:
@@ -310,7 +311,7 @@ def answers(story: Story, query: str, plane: str = PLANE) -> int | None:
 
 
 def stop_one(story: Story, writers: dict[str, Writer]) -> None:
-    """Stop one shard: it is named, the others go on, an answer that may be too old is refused."""
+    """Stops one shard: it is named, the others continue, an answer that may be too old is refused."""
     first, down, *_ = story.shards.names
     say(f"stopping the server of {down}")
     story.shards.servers[down].kill()
@@ -348,7 +349,7 @@ def compare(story: Story) -> None:
 
 
 def command_line(story: Story, *arguments: str) -> subprocess.Popen[str]:
-    """Start a command, as a user would."""
+    """Starts a command, as a user would."""
     say("roir " + " ".join(f"'{one}'" if " " in one or "&" in one else one for one in arguments))
     return subprocess.Popen(
         [ROIR, *arguments],
@@ -391,7 +392,7 @@ def done(story: Story, *arguments: str) -> str:
 
 
 def wait_until(condition: Callable[[], object], what: str, command: subprocess.Popen[str] | None = None) -> None:
-    """Ask until it holds. command: what makes it hold; if it ends before, its output is the reason."""
+    """Asks until it holds. command: what makes it hold; if it ends before, its output is the reason."""
     deadline = time.monotonic() + PATIENCE_S
     while not _holds(condition):
         if command is not None and command.poll() is not None:

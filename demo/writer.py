@@ -56,7 +56,7 @@ class Writer(threading.Thread):
         return Felt(len(taken), taken[len(taken) // 2], taken[min(len(taken) * 99 // 100, len(taken) - 1)])
 
     def finish(self) -> None:
-        """Stop it; raises the error that it met."""
+        """Stops it; raises the error that it met."""
         self._halt.set()
         self.join()
         if self.error is not None:

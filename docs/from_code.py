@@ -245,7 +245,7 @@ MAKERS: dict[str, Any] = {
 
 
 def fill(_app: Sphinx, _docname: str, source: list[str]) -> None:
-    """Put what is made into a page, as Markdown."""
+    """Puts the generated parts into a page, as Markdown."""
 
     def made(place: re.Match[str]) -> str:
         name, argument = place.groups()

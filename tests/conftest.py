@@ -61,7 +61,7 @@ def refuse_slow_sample(node: pytest.Item | pytest.Collector) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the cases of the targets that `--target` names."""
+    """Keeps the cases of the targets that `--target` names."""
     wanted = set(config.getoption("--target").split(","))
     if unknown := wanted - {*TARGETS, "all"}:
         raise pytest.UsageError(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}, all")
@@ -149,7 +149,7 @@ def server(pg: int) -> Iterator[str]:
 
 
 def with_template(dsn: str) -> None:
-    """Make the template database once; tests clone it in milliseconds.
+    """Makes the template database once; tests clone it in milliseconds.
 
     As a role makes it that may not create event triggers: what they would prevent is to be detected.
     """
@@ -186,7 +186,7 @@ def database_dsn(dsn: str, name: str) -> str:
 
 
 def run_sql(dsn: str, *statements: str) -> None:
-    """Run statements, each in its own transaction."""
+    """Runs statements, each in its own transaction."""
     connection = psycopg2.connect(dsn)
     connection.autocommit = True
     try:

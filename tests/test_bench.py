@@ -37,7 +37,7 @@ def scene(request: pytest.FixtureRequest, server: BenchServer) -> Scene:
 
 
 def entries(scene: Scene, relation: str) -> tuple[int, str]:
-    """How many there are, and a sum that tells different ones apart."""
+    """The number of entries, and a sum that tells different ones apart."""
     columns = scene.data.columns
     with scene.session.cursor() as cursor:
         cursor.execute(f"SELECT count(*), sum(hashtextextended(ROW({columns})::text, 0)) FROM {relation}")

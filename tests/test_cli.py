@@ -74,7 +74,7 @@ def ended_here(dsn: str, *arguments: str) -> SimpleNamespace:
 
 
 def here(dsn: str, *arguments: str, code: int = 0) -> SimpleNamespace:
-    """As `roir`, in this process."""
+    """Like `roir`, in this process."""
     done = ended_here(dsn, *arguments)
     assert done.returncode == code, done
     return done

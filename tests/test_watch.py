@@ -62,13 +62,13 @@ class Terminal:
         os.close(slave)
 
     def until(self, text: str) -> str:
-        """Read until that is on the screen; what has been written since the start."""
+        """Reads until that is on the screen; returns what has been written since the start."""
         while text not in self.written:
             assert self._read(), (text, self.written[-2000:])
         return self.written
 
     def end(self) -> int:
-        """Read the rest, for a minute at most; the exit code."""
+        """Reads the rest, for a minute at most; returns the exit code."""
         late = time.monotonic() + 60
         while self._read():
             # A view that goes on draws for ever.

@@ -58,7 +58,7 @@ class Shop:
         return make_dsn(**{names.get(name, name): value for name, value in self.fields.items() if value})
 
     def run(self, sql: str) -> list[Any]:
-        """Run one statement in a transaction of its own; its rows."""
+        """Runs one statement in a transaction of its own; returns its rows."""
         with closing(psycopg2.connect(self.dsn)) as connection, connection, connection.cursor() as cursor:
             cursor.execute(sql)
             return cursor.fetchall() if cursor.description else []

@@ -71,7 +71,7 @@ class Tab:
         return self.page.frame_locator(f'iframe[title="{title}"]')
 
     def trigger(self, values: dict[str, Any]) -> str:
-        """Fill in the form of the DAG that builds, and press Trigger; the run's id."""
+        """Fills in the form of the DAG that builds, and presses Trigger; returns the run's id."""
         self.open(f"/dags/{DAG}")
         self.page.get_by_role("button", name="Trigger").first.click()
         form = self.page.get_by_role("dialog")
@@ -103,7 +103,7 @@ class Tab:
         self.page.get_by_test_id("toggle-pause").first.click()
 
     def in_theme(self, theme: str, title: str, ready: str) -> Any:
-        """Show our page in that theme of Airflow's; the frame."""
+        """Shows our page in that theme of Airflow's; returns the frame."""
         self.page.evaluate("theme => localStorage.setItem('theme', theme)", theme)
         self.page.reload()
         frame = self.frame(title)
@@ -112,7 +112,7 @@ class Tab:
         return frame
 
     def picture(self, name: str, title: str, ready: str, height: int = HEIGHT) -> None:
-        """Draw the page's upper part in both themes, and see that it needs no sideways scrolling at any width."""
+        """Draws the page's upper part in both themes, and checks that it needs no sideways scrolling at any width."""
         for theme in ("dark", "light"):
             frame = self.in_theme(theme, title, ready)
             for width in WIDTHS:

@@ -77,7 +77,7 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(autouse=True)
 def switch_is_on(airflow: StandaloneAirflow) -> None:
-    """Also after a test that failed in a pause."""
+    """Unpauses the DAG, also after a test that failed in a pause."""
     airflow.unpause(DAG)
 
 

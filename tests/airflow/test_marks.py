@@ -265,7 +265,7 @@ class Case:
     # --- what there is to see
 
     def ended(self) -> None:
-        """Wait for the run's end, and for all that its tasks have started."""
+        """Waits for the run's end, and for all that its tasks have started."""
         over = ("success", "failed")
         wait_until(lambda: self.airflow.run_state(self.dag, self.run) in over, PATIENCE_S, "the run's end")
         wait_until(lambda: self.drivers() == [], PATIENCE_S, "the end of its drivers")
@@ -314,7 +314,7 @@ class Case:
             return cursor.fetchall()
 
     def shows(self, end: End) -> None:
-        """Wait until all four say that: a look lasts a second, and a driver's end takes some."""
+        """Waits until all four say that: a look lasts a second, and a driver's end takes some."""
         self.ended()
         with suppress(AirflowError):
             wait_until(lambda: self.seen() == end, SETTLED_S, "what the run leaves")

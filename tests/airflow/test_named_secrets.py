@@ -41,7 +41,7 @@ GIVEN = {
 
 
 def operators() -> list[type[BaseOperator]]:
-    """Those that the provider offers."""
+    """The operators that the provider offers."""
     modules = [import_module(name) for name in get_provider_info()["operators"][0]["python-modules"]]
     return [
         found
@@ -89,7 +89,7 @@ def context() -> Any:
 
 
 def run(operator: type[BaseOperator], **more: Any) -> None:
-    """Let a task execute, however it ends."""
+    """Lets a task execute, however it ends."""
     known = inspect.signature(operator.__init__).parameters.keys() | {"index", "postgres_conn_id"}
     given = {name: value for name, value in (GIVEN | more).items() if name in known | set(operator.template_fields)}
     if "index" not in operator.template_fields:

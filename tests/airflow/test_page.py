@@ -93,7 +93,7 @@ class Page:
         return answer
 
     def change(self, user: str | None, verb: str, run: str, body: dict[str, Any], dag: str = DAG) -> httpx.Response:
-        """Send what a button of the page sends."""
+        """Sends the request that a button of the page sends."""
         where = f"/api/run/{verb}"
         return self.ask(user, "POST", where, headers=FROM_PAGE, params={"dag_id": dag, "run_id": run}, json=body)
 

@@ -76,7 +76,7 @@ class Deployment:
         return self.airflow.trigger(dag, {**conf, "postgres_conn_id": connection})
 
     def wait(self, dag: str, run: str, *states: str) -> None:
-        """Until a task of the run is in one of these states, or the run has ended."""
+        """Waits until a task of the run is in one of these states, or the run has ended."""
 
         def reached() -> bool:
             ended = self.airflow.run_state(dag, run) in ("success", "failed")
@@ -89,7 +89,7 @@ class Deployment:
         self._watcher.join()
 
     def search(self) -> set[str]:
-        """Where a mark is, Airflow's database included; it keeps connections encrypted."""
+        """The places that have a mark, Airflow's database included, which keeps connections encrypted."""
         found = self.place.search()
         url = make_url(self.airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"])
         given = {"dbname": url.database, "user": url.username, **url.query}

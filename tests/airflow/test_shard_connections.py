@@ -57,7 +57,7 @@ def shard(dsn: str, server: str, connections: Connections) -> Iterator[Connectio
 
 
 def name_shards(connections: Connections, *given: object) -> None:
-    """Let the index server's connection name them."""
+    """Lets the index server's connection name the shards."""
     connections.known[INDEX].extra = json.dumps({"roir_shards": given[0] if isinstance(given[0], dict) else given})
 
 

@@ -18,7 +18,7 @@ HOSTILE = "<img src=x onerror=alert(1)>" + "x" * 35
 
 
 def shard(name: str, **more: Any) -> dict[str, Any]:
-    """As `ShardStanding.as_dict`."""
+    """A shard as `ShardStanding.as_dict` returns it."""
     plain = {
         "problem": None,
         "doubt": None,
@@ -31,13 +31,13 @@ def shard(name: str, **more: Any) -> dict[str, Any]:
 
 
 def listed(name: str, **more: Any) -> dict[str, Any]:
-    """As `ShardLag.as_dict`."""
+    """A shard as `ShardLag.as_dict` returns it."""
     plain = {"generation": "active", "lag_seconds": 0.4, "pending": 0, "pending_bytes": 0, "oldest_seconds": None}
     return plain | {"shipped": 1234, "shipper": "app@host", "problem": None, "doubt": None, "shard": name} | more
 
 
 def draw(tab: Any, folder: Path, name: str) -> None:
-    """In both themes, without sideways scrolling at any width."""
+    """Draws the page in both themes, without sideways scrolling at any width."""
     for theme in ("dark", "light"):
         tab.evaluate("theme => document.documentElement.setAttribute('data-theme', theme)", theme)
         for width in WIDTHS:

@@ -73,7 +73,7 @@ class Gate:
 
 
 def install(dsn: str) -> None:
-    """Put the gates, all open, into a database that has the control schema."""
+    """Puts the gates, all open, into a database that has the control schema."""
     connection = psycopg2.connect(dsn)
     with connection, connection.cursor() as cursor:
         for name, (event, condition) in GATES.items():

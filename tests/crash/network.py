@@ -44,7 +44,7 @@ class Proxy:
         self._pairs.clear()
 
     def close(self) -> None:
-        """End it, and all connections with it."""
+        """Ends the proxy, and all connections with it."""
         self._closed = True
         self.cut()
         self._flowing.set()

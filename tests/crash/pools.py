@@ -61,7 +61,7 @@ class PgBouncer:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """End it."""
+        """Ends it."""
         self._process.kill()
         self._process.wait()
 
@@ -86,7 +86,7 @@ class SmallPool:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """End it, and all that it connects."""
+        """Ends it, and all that it connects."""
         for end in (self._listener, *self._clients, *(one.line for one in self._all)):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -43,7 +43,7 @@ class Runner:
         )
 
     def stopped(self) -> str:
-        """Wait for the stop; the statement that it is about to send. Fails where it ended without one."""
+        """Waits for the stop; returns the statement that it is about to send. Fails if it ended without a stop."""
         said = self._line()
         assert said.startswith("stopped: "), said
         return said.removeprefix("stopped: ")
@@ -104,7 +104,7 @@ def _operation(database: Database) -> str:
 
 
 def _resume(database: Database) -> str:
-    """Take the operation over, in whatever phase it is, and carry it to its end."""
+    """Takes the operation over, in whatever phase it is, and carries it to its end."""
     run = start_run(database, "ix", f"runner {os.getpid()}", take_over=True)
     with driving(database, run), heartbeat(database, run):
         for phase, finish in (("build", build.finish), ("seal", seal.finish)):

@@ -182,7 +182,7 @@ class Scene:
         return found
 
     def close(self) -> None:
-        """End everything that was started for this scene."""
+        """Ends everything that was started for this scene."""
         self.application.halt.set()
         self._over.set()
         if self._sealed is not None:
@@ -236,7 +236,7 @@ def some(phases: Iterable[str], *always: str) -> list[Any]:
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Poll committed state until it holds."""
+    """Polls committed state until it holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"

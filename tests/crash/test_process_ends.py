@@ -90,7 +90,7 @@ class Family:
         return found
 
     def ends_without_java(self) -> bool:
-        """Kill Java once more; whether the command has ended."""
+        """Kills Java once more; returns whether the command has ended."""
         for process in self.found("java"):
             with suppress(psutil.NoSuchProcess):
                 process.kill()

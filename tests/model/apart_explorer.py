@@ -60,7 +60,7 @@ def successors(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple
 
 
 def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most: int = 1 << 40) -> Found:
-    """See every state, or all up to the first violation, which has the shortest trace."""
+    """Sees every state, or all up to the first violation, which has the shortest trace."""
     found = Found()
     level = [canonical(initial(bounds))]
     seen = {level[0]: 0}

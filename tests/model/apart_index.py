@@ -129,7 +129,8 @@ def _visit(state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant
 
 
 def _acknowledged(shard: Shard, shipper: Shipper, variant: Variant) -> Shard:
-    """Without the rows that were shipped, but for those that somebody has touched since, or is touching now."""
+    """The shard without the outbox rows that were shipped, except those that a transaction has touched since, or is
+    touching."""
     kept = shard.outbox
     for version, ident in shipper.acked:
         rows = [v for v in kept if v[0] == ident and v[2] == 0 and v[3] == mvcc.NEVER]
@@ -215,7 +216,8 @@ def _apply(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: 
 
 
 def _proved(state: State, lane: Lane, shipper: Shipper, answer: Answer, variant: Variant) -> tuple[Lane, Shipper]:
-    """After a start: whether all who may have announced before have ended, and what they wrote has come."""
+    """After a start, proves the lane once all transactions that may have announced before have ended and their writes
+    have come."""
     if not lane.unproved:
         return lane, shipper
     proved = lane._replace(unproved=False, strict=len(state.shards[shipper.shard].past) - 1)

@@ -222,7 +222,7 @@ def _loss(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str,
 
 
 def _committed_alone(table: mvcc.Table) -> mvcc.Table:
-    """Without those in flight."""
+    """The table without versions in flight."""
     for me in {mark for v in table for mark in v[2:4] if mark < 0}:
         table = mvcc.rollback(table, me)
     return table

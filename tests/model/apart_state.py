@@ -251,7 +251,7 @@ def outbox(shard: Shard) -> dict[Ident, str]:
 
 
 def pruned(table: Table) -> Table:
-    """Without what no statement will see again."""
+    """The table without versions that no statement will see again."""
     return tuple(v for v in table if v[3] != 0)
 
 

@@ -120,7 +120,8 @@ def _operation(state: State, bounds: Bounds, variant: Variant, number: int, writ
 
 
 def _seal(state: State, variant: Variant, number: int, generation: Generation) -> Step:
-    """Remove what the delta touches, then index; or record the groups of what is left, and leave it unsealed."""
+    """Removes the entries that the delta touches, then indexes; or records the duplicate groups that are left, and
+    leaves it unsealed."""
     name, me, at, base = f"g{number + 1}", fold_mark(len(state.folds)), state.now + 1, generation.base
     touched = [ident for ident, _ in mvcc.committed(generation.delta)]
     if variant not in (Variant.SEAL_LEAVES_TOUCHED, Variant.STALE_COPY_REPORTED):

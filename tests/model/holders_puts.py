@@ -109,7 +109,7 @@ def _writes(state: State, number: int, user: User, bounds: Bounds, variant: Vari
 
 
 def _todo(number: int, idents: set[Ident]) -> tuple[Ident, ...]:
-    """In whatever order: every other transaction has the other one."""
+    """The identities in an order, which every other transaction reverses."""
     return tuple(sorted(idents, reverse=number % 2 == 1))
 
 

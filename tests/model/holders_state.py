@@ -230,7 +230,7 @@ def holder(index: Index, key: str) -> tuple[str, int, int] | None:
 
 
 def puts(state: State) -> list[Put]:
-    """Those that have the lock of the table of intents."""
+    """The puts that have the lock of the table of intents."""
     return [user.put for user in state.users if user.put is not None and user.put.locked]
 
 

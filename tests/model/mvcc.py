@@ -197,7 +197,7 @@ def commit(table: Table, me: int, number: int) -> Table:
 
 
 def rollback(table: Table, me: int) -> Table:
-    """End transaction `me` without a trace."""
+    """Ends transaction `me` without a trace."""
     if not touched(table, me):
         return table
     return _sorted([(*v[:3], *(_unshared(v, me) or ((NEVER, DELETED) if v[3] == me else v[3:]))) for v in table

@@ -59,7 +59,7 @@ class Both:
         self.checks = []
 
     def send(self, statement: str) -> None:
-        """Run it, or the commit where it is empty, in a thread of its own."""
+        """Runs it, or the commit if it is empty, in a thread of its own."""
 
         def run() -> None:
             assert self.connection is not None

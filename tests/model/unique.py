@@ -32,7 +32,7 @@ def live(generation: Generation, leave_touched: bool = False) -> list[Ident]:
 
 
 def groups(idents: list[Ident], keys: set[str] | None = None) -> Groups:
-    """Those of one key, where there is more than one. keys: look at these only."""
+    """The rows of each key that has more than one. keys: looks at these only."""
     found: Groups = {}
     for key, pk in idents:
         if keys is None or key in keys:

@@ -144,7 +144,7 @@ class _Session:
                 yield ("map", 0, name, found, ())
 
     def _go_on(self, said: str = "") -> Iterator[Step]:
-        """Do one thing, or all that can be done without waiting. Nothing where the statement waits."""
+        """Does one thing, or all that can be done without waiting; nothing if the statement waits."""
         session, progress = self, False
         said = said or ("" if self.user.chosen else " goes on")
         while session.user.chosen or session.user.ops:

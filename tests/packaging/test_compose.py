@@ -282,7 +282,7 @@ print(target.master, target.conf)
 
 
 def in_airflow(home: Path, script: str) -> str:
-    """Run Python with the scheduler's settings, but for paths and the database; its standard output."""
+    """Runs Python with the scheduler's settings, except paths and the database; returns its standard output."""
     environment = environment_of(SERVICES["airflow-scheduler"]) | {
         "PATH": os.defpath,
         "HOME": str(home),

@@ -27,17 +27,17 @@ class Machine:
         self.command("id", "echo 1000")
 
     def command(self, name: str, script: str) -> None:
-        """Put a shell script on the PATH."""
+        """Puts a shell script on the PATH."""
         self.write(self.bin / name, script)
 
     def java(self, home: Path, version: str) -> Path:
-        """Put a Java of this specification version into this home."""
+        """Puts a Java of this specification version into this home."""
         (home / "bin").mkdir(parents=True)
         self.write(home / "bin" / "java", java_script(home, version))
         return home
 
     def java_on_path(self, version: str) -> Path:
-        """Put a Java of this specification version onto the PATH; its home."""
+        """Puts a Java of this specification version onto the PATH; returns its home."""
         home = self.java(self.root / f"jvm-{version}", version)
         (self.bin / "java").symlink_to(home / "bin" / "java")
         return home
@@ -64,12 +64,12 @@ class Machine:
 
     @staticmethod
     def write(path: Path, script: str) -> None:
-        """Write an executable shell script."""
+        """Writes an executable shell script."""
         path.write_text(f"#!/bin/bash\n{script}\n")
         path.chmod(0o755)
 
     def ensure(self, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run the script here."""
+        """Runs the script here."""
         return subprocess.run(
             [SCRIPT], env={"PATH": str(self.bin), **environment}, capture_output=True, text=True, check=False
         )

@@ -64,7 +64,7 @@ def made(server: str) -> Iterator[Shards]:
 
 
 def ends_in_order(command: list[str], given: dict[str, str]) -> None:
-    """Start a shipper; once it says so, SIGTERM ends it within the time that systemd gives it."""
+    """Starts a shipper; once it says so, SIGTERM ends it within the time that systemd gives it."""
     process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None

@@ -51,7 +51,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @contextmanager
 def role(service: str, changed: dict[str, str], environment: dict[str, str], ready: str) -> Iterator[re.Match[str]]:
-    """Run a service's command, with some arguments changed, until the block ends.
+    """Runs a service's command, with some arguments changed, until the block ends.
 
     ready: what it logs once it serves; the match is handed to the block.
     """
@@ -82,7 +82,7 @@ def role(service: str, changed: dict[str, str], environment: dict[str, str], rea
 
 
 def assert_healthy(service: str, address: str) -> None:
-    """Do what the service's health check does, at another port."""
+    """Does what the service's health check does, at another port."""
     path = urlsplit(SERVICES[service]["healthcheck"]["test"][-1]).path
     with urllib.request.urlopen(f"{address}{path}") as answer:
         assert answer.status == 200

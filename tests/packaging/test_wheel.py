@@ -42,7 +42,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str | Path], folder: Path, **environment: str) -> str:
-    """Run it in this folder, away from the repository; its standard output. Fails the test if the command fails."""
+    """Runs it in this folder, away from the repository; returns its standard output. Fails the test if the command
+    fails."""
     kept = {name: os.environ[name] for name in ("LANG", "JAVA_HOME") if name in os.environ}
     result = subprocess.run(
         command,

@@ -184,12 +184,12 @@ class Scene:
 
 
 def of_shard(made: Shards, name: str) -> Database:
-    """As the engine opens it."""
+    """The shard's database as the engine opens it."""
     return Shard(0, name, made.dsns[name]).database("roir tests", DEFAULT)
 
 
 def index_dsn(made: Shards) -> str:
-    """As a shard's server can reach it."""
+    """The index server's DSN as a shard's server can reach it."""
     given = psycopg2.extensions.parse_dsn(made.index)
     return " ".join(f"{name}={value}" for name, value in given.items())
 
@@ -280,5 +280,5 @@ def add_lanes(scene: Scene, generation_id: int) -> None:
 
 
 def fresh(scene: Scene) -> None:
-    """As after a pass of each lane that began now."""
+    """Makes the lanes as fresh as after a pass of each that began now."""
     scene.made.ask("UPDATE roir.lane SET fresh_at = clock_timestamp()")

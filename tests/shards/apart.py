@@ -29,7 +29,7 @@ def add_all(made: Shards) -> Shards:
 
 
 def add(made: Shards, name: str) -> None:
-    """One database becomes a shard."""
+    """Registers one database as a shard."""
     registry.add(made.database, name, made.dsns[name])
 
 
@@ -71,7 +71,7 @@ def ship_all(made: Shards, generation_id: int) -> None:
 
 
 def finish_all(made: Shards, run: Run) -> None:
-    """From the build to the published index."""
+    """Runs the operation from the build to the published index."""
     build_all(made, run)
     seal_all(made, run)
     lifecycle.run_phases(made.database, run)

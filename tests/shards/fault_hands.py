@@ -200,7 +200,7 @@ class Hands:
         return True
 
     def drive(self) -> None:
-        """From its phase to the end."""
+        """Drives the operation from its phase to the end."""
         run = start_run(self.database, INDEX, "hands", take_over=True)
         phase = operations.find_operation(self.database, INDEX).phase
         if phase == Phase.BUILD:

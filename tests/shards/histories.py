@@ -46,7 +46,7 @@ class Histories:
             self.rows[shard, id_].states.append((state, now, float("inf")))
 
     def end(self, shard: str, changes: Mapping[int, State], committed: bool) -> None:
-        """Once it is known what came of it."""
+        """Records whether the transaction committed, once that is known."""
         now = time.monotonic()
         for id_ in changes:
             states = self.rows[shard, id_].states

@@ -71,12 +71,12 @@ class Ground:
                 connection.execute(text(statement))
 
     def strict(self, key: str | None = "a", **values: Any) -> set[tuple[int, str | None, int | None, str]]:
-        """By clients: (id, k, v, shard)."""
+        """A strict read by a client: (id, k, v, shard)."""
         found = self.index.rows(T, T.c.k.is_(None) if key is None else T.c.k == key, "strict", **values)
         return {(*row, shard) for row, shard in found}
 
     def sql_strict(self, key: str = "a") -> set[tuple[int, str | None, int | None, str]]:
-        """By the server."""
+        """A strict read by the server, in SQL."""
         return set(
             self.made.ask(
                 "SELECT id, k, v, shard FROM roir.strict(NULL::public.t_by_k, jsonb_build_object('k', %s))", key

@@ -505,7 +505,7 @@ def psycopg_engine(dsn: str, options: str) -> Any:
 
 
 def shipped(scene: Scene) -> None:
-    """By the engine's own shipper."""
+    """Ships by the engine's own shipper."""
     for lane in scene.lanes:
         with closing(LaneShipper(scene.database, lane.id, "test")) as shipper:
             assert shipper.claim(take_over=True)

@@ -62,7 +62,7 @@ CUT = {
 
 
 def entry_of(database: Database, table: str) -> Entry:
-    """As the index server has it: the same columns, in a table `e` with the columns c1, c2, …"""
+    """An entry as the index server has it: the same columns, in a table `e` with the columns c1, c2, …"""
     with database.transaction() as connection:
         source = catalog.read_source(connection, parse_name(table, "table"))
         definition = IndexDefinition(parse_name("public.ix", "index"), source.name, source.primary_key)

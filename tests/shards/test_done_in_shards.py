@@ -291,7 +291,7 @@ def names_of(made: Shards) -> dict[str, str]:
 
 
 def written(made: Shards, done: list[str], truncates: bool, undone: list[str]) -> bool:
-    """Do it, write, undo it, in one session; whether a write committed that no intent names."""
+    """Does it, writes, undoes it, in one session; returns whether a write committed that no intent names."""
     with closing(psycopg2.connect(made.dsns["s0"])) as connection, connection.cursor() as cursor:
         connection.autocommit = True
         for statement in done:

@@ -33,7 +33,7 @@ WAITS = "SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s AND query =
 
 
 def running(server: Server) -> list[int]:
-    """Its processes, its own one first."""
+    """The server's processes, the postmaster first."""
     root = (server.log_file.parent / "postmaster.pid").read_text().split()[0]
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", root], capture_output=True, text=True).stdout.split()
     return [int(one) for one in (root, *listed)]

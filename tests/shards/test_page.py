@@ -97,7 +97,7 @@ class Place:
         return done.stdout
 
     def sql(self, server: str, role: str, code: str) -> list[Any]:
-        """Run SQL as a role; the rows of the last statement."""
+        """Runs SQL as a role; returns the rows of the last statement."""
         port = self.made.servers[server].port
         password = "" if role == "postgres" else f" password={role}-pw"
         with closing(psycopg2.connect(f"host=127.0.0.1 port={port} dbname=app user={role}{password}")) as connection:

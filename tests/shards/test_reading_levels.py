@@ -31,14 +31,14 @@ Reader = Callable[[Callable[[], object]], set[tuple[Any, ...]]]
 
 @pytest.fixture
 def two(shards: Make) -> Iterator[Ground]:
-    """Read and written by clients."""
+    """A ground that clients read and write."""
     with ground(shards(2, *TABLE)) as made:
         yield made
 
 
 @pytest.fixture
 def both(contrib_shards: Make) -> Iterator[Ground]:
-    """Read by clients and by the server."""
+    """A ground that clients and the server read."""
     with ground(contrib_shards(2, *TABLE)) as made:
         with_servers(made)
         yield made

@@ -82,7 +82,7 @@ class Place:
     said: list[str] = field(default_factory=list)
 
     def dsn(self, of: str, **other: str) -> str:
-        """With the marked password. of: index, shard, announcer."""
+        """A DSN with the marked password. of: index, shard, announcer."""
         server = self.made.servers["s0" if of == "shard" else "index"]
         given = {"host": "127.0.0.1", "port": server.port, "dbname": "app", "password": MARKS[of]}
         return make_dsn(**given | {"user": "announcer" if of == "announcer" else "app"} | other)
@@ -102,7 +102,7 @@ class Place:
         }
 
     def roir(self, *arguments: str, code: int | None = 0, **environment: str) -> str:
-        """Run a command while everything that others can see of it is looked at."""
+        """Runs a command, and looks meanwhile at everything that others can see of it."""
         process = subprocess.Popen(
             [ROIR, *arguments],
             env=self.environment | environment,
@@ -141,7 +141,7 @@ class Place:
                                 self.seen.append(("the environment of Spark's processes", str(without_own(child))))
 
     def search(self) -> set[str]:
-        """Where any of the marks is."""
+        """The places that have any of the marks."""
         texts = list(self.seen)
         texts += [(f"log of {name}", server.log_file.read_text()) for name, server in self.made.servers.items()]
         texts += [(str(path), path.read_bytes().decode("latin-1")) for path in self.home.rglob("*") if path.is_file()]

@@ -43,7 +43,7 @@ def old_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def repaired(made: Shards) -> Any:
-    """By a verification beside `roir ship`."""
+    """Repairs by a verification, while a shipper runs; returns its report."""
     with Shipper(made.database, every_s=0.1).running():
         return verify(made.database, "public.ix", VerifyOptions(repair=True))
 

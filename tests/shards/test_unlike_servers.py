@@ -41,7 +41,7 @@ UNLIKE: dict[str, tuple[str, str | None, tuple[str, ...], str | None]] = {
 
 
 def finished(made: Shards) -> int:
-    """Build, then write, and ship; the number of entries."""
+    """Builds, then writes and ships; returns the number of entries."""
     prepared, run = apart.begin(made, verify="after")
     apart.finish_all(made, run)
     made.run("UPDATE t SET v = v + 1", "DELETE FROM t WHERE id = 1")

@@ -31,7 +31,7 @@ class Verified:
         return f"roir_data.g{self.generation}"
 
     def run(self, *statements: str) -> None:
-        """On the index server; `{base}` is the base."""
+        """Runs statements on the index server; `{base}` is the base."""
         for one in statements:
             self.made.ask(one.replace("{base}", self.base))
 
@@ -82,7 +82,7 @@ class Verified:
 
 
 def build(made: Shards, keys: str = "k", include: str | None = "v", **options: Any) -> Verified:
-    """Build it, with nothing left to ship."""
+    """Builds an index, with nothing left to ship."""
     made.run("ANALYZE t")
     apart.add_all(made)
     prepared, run = apart.begin(made, keys, include, **{"verify": "none", **options})

@@ -82,7 +82,7 @@ class Server:
         raise RuntimeError(f"{pattern!r} is not in the log: " + "\n".join(self.log[-40:]))
 
     def kill(self) -> None:
-        """As a machine that fails: at once, with no good-bye."""
+        """Ends it as a machine that fails does: at once, without a message."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
@@ -91,7 +91,7 @@ class Server:
         return self._process.wait(GIVE_UP_S)
 
     def stop(self) -> None:
-        """End it, and what it has started."""
+        """Ends it, and what it has started."""
         children = [] if self._process.poll() is not None else psutil.Process(self.pid).children(recursive=True)
         self._process.terminate()
         try:
@@ -117,7 +117,7 @@ class Cluster:
         self.url = self.master.wait_for(r"Starting Spark master at (spark://\S+)")[1]
 
     def add_worker(self) -> Server:
-        """Start one more worker, and return it once the master knows it."""
+        """Starts one more worker, and returns it once the master knows it."""
         port = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         room = ["--cores", str(self.cores), "--memory", "1g", "--work-dir", str(self.folder / "work")]
         command = ["org.apache.spark.deploy.worker.Worker", *port, *room, self.url]
@@ -131,7 +131,7 @@ class Cluster:
         return [child for worker in self.workers for child in executors_of(worker.pid)]
 
     def stop(self) -> None:
-        """End all of it."""
+        """Ends all of it."""
         for server in [*self.workers, self.master]:
             server.stop()
 

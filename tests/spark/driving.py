@@ -75,14 +75,14 @@ class Running:
         return code
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        """Poll committed state until it holds; the driver's end or GIVE_UP_S without it is a failure."""
+        """Polls committed state until it holds; the driver's end or GIVE_UP_S without it is a failure."""
         deadline = time.monotonic() + GIVE_UP_S
         while not condition():
             assert self.driver.wait(0.05) is None, self.said
             assert time.monotonic() < deadline, self.said
 
     def wait_to_say(self, words: str) -> None:
-        """Until it has said them."""
+        """Waits until it has said them."""
         self.wait_for(lambda: words in self.said)
 
     def __enter__(self) -> Running:

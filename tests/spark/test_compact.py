@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(1)]
 
 @pytest.fixture
 def generation(database: Database) -> int:
-    """That of a published index of three segments."""
+    """The generation of a published index of three segments."""
     prepared, run = steps.begin(database, include="v", ranges=4, segments=3)
     steps.finish_all(database, run)
     return prepared.generation_id
