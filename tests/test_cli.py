@@ -90,7 +90,7 @@ def as_json(dsn: str, *arguments: str, code: int = 0) -> Any:
 
 
 def test_status_names_who_holds_up_a_prepare_that_has_no_operation_yet(dsn: str) -> None:
-    """In the rest between two attempts; `--json` names the index, too."""
+    """The command looks in the rest between two attempts; `--json` names the index, too."""
     table = '"Weird S"."T ""1"""'
     holder = steps.session(dsn)
     sql(holder, f"UPDATE {table} SET v = 0 WHERE id = 1")

@@ -79,7 +79,7 @@ def test_who_waits_for_its_turn_outlives_a_server_that_is_away(dsn: str, monkeyp
 
 
 def test_a_driver_s_end_is_heard_while_the_server_hangs() -> None:
-    """Which owes the answer to whether the operation is paused."""
+    """The server owes the answer to whether the operation is paused."""
     asked, answered = threading.Event(), threading.Event()
 
     def hangs() -> bool:

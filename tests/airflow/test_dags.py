@@ -131,7 +131,7 @@ def test_clean_up_is_scheduled_and_alone(bag: DagBag) -> None:
 
 
 def test_shards_are_a_list_of_which_the_form_shows_every_line(bag: DagBag) -> None:
-    """Where a list has examples, the form lets users choose among these alone. Lines may be empty."""
+    """If a list has examples, the form lets users choose among these alone. Lines may be empty."""
     dag = bag.dags["rebuild_index"]
     assert "examples" not in dag.params.get_param("shards").schema
     for given, expected in ((None, ""), ([""], ""), (["orders_0", " orders_1 ", ""], "orders_0,orders_1")):
@@ -139,7 +139,7 @@ def test_shards_are_a_list_of_which_the_form_shows_every_line(bag: DagBag) -> No
 
 
 def test_one_run_that_ships_is_followed_by_the_next(bag: DagBag) -> None:
-    """As the scheduler reckons: a run of the same logical date as the one before is never made."""
+    """Computed as the scheduler does: it never makes a run of the same logical date as the one before."""
     dag = DagSerialization.from_dict(DagSerialization.to_dict(bag.dags["ship_changes"]))
     first = dag.next_dagrun_info(last_automated_run_info=None)
     second = dag.next_dagrun_info(last_automated_run_info=first)

@@ -517,7 +517,7 @@ def test_a_run_with_a_misspelt_key_does_nothing(airflow: StandaloneAirflow, shop
 
 @pytest.mark.slow
 def test_db_clean_while_a_build_is_paused_loses_nothing(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
-    """It deletes the XCom that names the operation: the run finds its own unfinished one."""
+    """`airflow db clean` deletes the XCom that names the operation: the run finds its own unfinished one."""
     conf = {"index": "item_by_kind", "table": "item", "keys": "kind", "batch_rows": 1000, "ranges": 4}
     run = airflow.trigger(DAG, {**conf, "postgres_conn_id": warehouse, "max_rows_per_second": RATE})
 

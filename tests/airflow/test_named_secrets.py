@@ -150,7 +150,7 @@ def test_tasks_work_on_the_databases_that_the_deployment_names(asked: Asked, mon
 
 @pytest.mark.sample(1)
 def test_a_replica_that_the_dag_names_needs_no_leave(asked: Asked, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the task that prepares as in the one that builds. Seen to be refused there."""
+    """Found: the task that builds accepted such a replica, and the task that prepares refused it."""
     monkeypatch.setenv("AIRFLOW__ROIR__CONNECTIONS", "warehouse")
     PrepareIndexBuildOperator(task_id="t", index=INDEX, postgres_conn_id="warehouse", replica_conn_ids=[OTHER]).execute(
         context()

@@ -207,7 +207,7 @@ def test_a_build_whose_end_the_server_has_lost_is_not_taken_for_done(
 def test_an_operation_that_the_server_has_lost_is_not_taken_for_another(
     context: dict[str, Any], shop: Any, other: bool
 ) -> None:
-    """After a failover that lost it: ids are given again."""
+    """After a failover that lost the operation, its id is given to another one."""
     lost = prepare(context)
     if other:
         shop.run("UPDATE roir.index SET name = 'item_by_price'")
@@ -339,7 +339,7 @@ def test_a_task_that_airflow_ends_leaves_with_its_driver_and_without_a_try(
 def test_the_store_is_seeded_and_what_it_holds_is_started_with(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:
-    """By the operation's row, which is all that the driver reads; and the row alone holds them."""
+    """The driver reads the operation's row alone, and only the row holds the values."""
     operation = prepare(context)
     driver_code(SEALS)
     build(context, operation)
@@ -598,7 +598,8 @@ def test_finalize_waits_its_turn_and_refuses_an_unsealed_index(context: dict[str
 def test_a_finalize_that_airflow_ends_is_paused_at_once(
     context: dict[str, Any], shop: Any, monkeypatch: pytest.MonkeyPatch, next_try: bool
 ) -> None:
-    """Its thread ends with the task's process, and says nothing more. If the next try has begun, that one's is left."""
+    """The thread ends with the task's process, and logs nothing more. If the next try has begun, its run isn't
+    paused."""
     operation, halt = prepare(context), threading.Event()
     run = start_run(shop.database, INDEX, "test", take_over=True)
     steps.build_all(shop.database, run)
@@ -628,7 +629,7 @@ def test_a_finalize_that_airflow_ends_is_paused_at_once(
 
 
 def test_a_verification_that_the_run_has_left_does_not_hold_up_its_build(context: dict[str, Any], shop: Any) -> None:
-    """Its task was marked as success; another one's is waited for."""
+    """The verification's task was marked as success. A build waits for another run's verification."""
     steps.make_index(shop.database, INDEX, "item", "kind", "price")
     mine, other = "airflow rebuild_index run_1", "airflow rebuild_index run_0"
     for owner in (mine, other):

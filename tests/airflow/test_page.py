@@ -53,7 +53,7 @@ def file_of(path: str) -> str:
 
 @pytest.mark.parametrize(("method", "path"), CASES)
 def test_nobody_gets_anything_without_signing_in(method: str, path: str) -> None:
-    """By Airflow's own check, which each route has to ask for: plugins' apps get none."""
+    """Each route has to ask for Airflow's own check: plugins' apps don't get it otherwise."""
     answer = TestClient(create_app()).request(
         method,
         file_of(path),

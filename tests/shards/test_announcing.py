@@ -338,7 +338,7 @@ def test_an_index_server_that_cannot_be_reached_is_told_when_it_is_set_up(contri
 
 
 def test_an_index_dsn_that_leads_elsewhere_is_refused(contrib_shards: Make) -> None:
-    """To a database with a table of that name."""
+    """Even if the other database has a table of that name."""
     found, other = scene(contrib_shards(1, *TABLE)), scene(contrib_shards(1, *TABLE))
     found.made.ask("UPDATE roir.shard SET index_dsn = %s", index_dsn(other.made))
     with pytest.raises(InvalidInput, match="comes to another database than this one"):

@@ -39,7 +39,7 @@ def rebuilt(shards: Make) -> tuple[Shards, int, int]:
 
 @pytest.mark.slow
 def test_a_snapshot_from_before_a_revert_is_not_fresh_by_what_it_does_not_read(shards: Make) -> None:
-    """It sees that the other generation is shown, and reads this one, which may be behind, or in doubt."""
+    """The snapshot sees that the other generation is shown, but reads this one, which may be behind, or in doubt."""
     made, old, new = rebuilt(shards)
     ship_all(made, new)
     # The one that was replaced is far behind: its row isn't there.
@@ -121,7 +121,8 @@ def test_a_shard_that_is_another_database_is_away(shards: Make) -> None:
 def test_a_shard_that_was_restored_from_a_dump_is_told_and_no_entry_of_it_goes(
     shards: Make, server: str, pg: int, tmp_path: Path
 ) -> None:
-    """Its tables have other oids. A verification that took its table for dropped would delete all its entries."""
+    """The restored tables have other oids. A verification that took its table for dropped would delete all its
+    entries."""
     made = add_all(shards(2))
     _, run = begin(made)
     made.run("INSERT INTO t SELECT i, 'k' || i, i FROM generate_series(1, 20) i")

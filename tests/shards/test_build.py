@@ -81,7 +81,8 @@ ALL_TYPES = [
 @pytest.mark.parametrize(("kind", "literals", "ordered"), ALL_TYPES, ids=[name for name, _, _ in ALL_TYPES])
 @pytest.mark.sample(1)
 def test_values_of_every_type_arrive_as_they_are(shards: Make, kind: str, literals: list[str], ordered: bool) -> None:
-    """As key, and included; so that the server's own comparison finds them equal, and their texts are."""
+    """The column is the key, and an included one: the server's own comparison finds the values equal, and their texts
+    are."""
     made = shards(1, *values.SETUP)
     try:
         made.run(f"CREATE TABLE t (id int PRIMARY KEY, k {kind}, v int)")
@@ -307,7 +308,7 @@ def test_what_is_altered_in_a_shard_ends_the_build(shards: Make, statement: str)
 
 
 def test_columns_that_are_renamed_are_followed(shards: Make) -> None:
-    """By number. Writes fail until the column has its name again."""
+    """A build finds columns by their numbers. Writes fail until the column has its name again."""
     table = "CREATE TABLE t (id int PRIMARY KEY, a text, b text)"
     made = apart.add_all(shards(1, table, "INSERT INTO t SELECT i, 'a' || i, 'b' || i FROM generate_series(1, 100) i"))
     prepared, run = apart.begin(made, keys="a", include="b", ranges=1, batch_rows=10)

@@ -206,7 +206,7 @@ def test_a_shard_of_17_ends_the_wait_itself(pg: int, whose: str, monkeypatch: py
 
 
 def test_a_transaction_that_goes_on_after_it_has_announced_is_not_ended(made: Shards) -> None:
-    """It announces at once, and commits when it likes."""
+    """The transaction announces at once, and commits at any time later."""
     with closing(psycopg2.connect(made.dsns["s0"])) as writer, writer.cursor() as cursor:
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         cursor.execute("UPDATE t SET k = 'at once' WHERE id = 3")

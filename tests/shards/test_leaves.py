@@ -259,7 +259,7 @@ def test_nothing_is_fresh_while_rows_that_were_generated_anew_are_on_their_way(s
 
 
 def test_a_default_partition_that_was_alone_is_followed_when_it_goes(shards: Make) -> None:
-    """It has no bounds."""
+    """A default partition that is the only one has no bounds."""
     made = add_all(shards(2, TABLE[0], TABLE[3], TABLE[4]))
     prepared, run = begin(made)
     build_all(made, run)

@@ -120,7 +120,7 @@ def test_texts_that_two_libraries_order_are_compared_by_their_bytes(shards: Make
 
 @pytest.mark.parametrize("column", ["k", "id", "v"])
 def test_a_build_is_refused_where_two_libraries_equate_values(shards: Make, column: str) -> None:
-    """In the key or the primary key: an index server to which two rows are one has no room for both."""
+    """In the key or the primary key: if two rows are one to the index server, it has no room for both."""
     made = shards(1, "SELECT")
     if not made.ask("SELECT 1 FROM pg_collation WHERE collname = 'und-x-icu'"):
         pytest.skip("needs ICU")

@@ -95,7 +95,7 @@ def test_from_the_command_to_the_index(shards: Make, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_driver_that_is_killed_and_resumed(shards: Make, tmp_path: Path) -> None:
-    """With SIGKILL, and all its processes: the ranges go on after their last committed batches."""
+    """SIGKILL ends the driver and all its processes: the ranges continue after their last committed batches."""
     made = apart.add_all(shards(2, TABLE, ROWS, "ANALYZE t"))
     what = ("public.ix", "--table", "t", "--keys", "k", "--include", "v", "--shards", ",".join(made.names))
     command = [sys.executable, "-m", "airflow_roir.cli", "build", *what, "--master", "local[2]", "--batch-rows", "1000"]

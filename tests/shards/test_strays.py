@@ -133,7 +133,7 @@ def test_announcing_that_the_index_server_has_forgotten_is_turned_off(
     contrib_shards: Make,
     copies: Copies,  # noqa: F811
 ) -> None:
-    """By a failover that lost `roir announce`: its login may write into nothing there."""
+    """A failover lost `roir announce`: the announcing login has no rights on the index server."""
     made = contrib_shards(2, TABLE)
     made.ask("DROP ROLE IF EXISTS forgotten_announcer")
     made.ask("CREATE ROLE forgotten_announcer LOGIN")

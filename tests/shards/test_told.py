@@ -120,7 +120,7 @@ def test_announcing_ends_though_a_shard_is_away_and_there_later(shards: Make, la
 
 
 def test_announcing_is_not_ended_in_another_database(shards: Make) -> None:
-    """Which has none of it: that says nothing of the right one."""
+    """The other database has no announcing, which says nothing about the right one."""
     found = scene(shards(2, *TABLE), "client")
     found.made.ask("UPDATE roir.shard SET dsn = (SELECT dsn FROM roir.shard WHERE name = 's0') WHERE name = 's1'")
     [left] = announce.announce(found.database, INDEX, None)

@@ -188,7 +188,7 @@ def test_whoever_announces_may_only_insert(contrib_shards: Make) -> None:
 
 @pytest.mark.slow
 def test_a_key_that_gets_another_expression_ends_it(contrib_shards: Make) -> None:
-    """Its rows have other keys then, and nothing was announced. The next pass tells."""
+    """The table's rows have other keys then, and nothing was announced. The next pass notices it."""
     made = contrib_shards(
         2, "CREATE TABLE t (id int PRIMARY KEY, n text, k text GENERATED ALWAYS AS (n || '-') STORED UNIQUE, v int)"
     )

@@ -211,7 +211,7 @@ def test_a_clean_up_that_a_revert_was_faster_than_ends_none(contrib_shards: Make
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("force", [False, True])
 def test_a_shard_that_is_removed_has_writers_as_before(contrib_shards: Make, force: bool) -> None:
-    """It was away when what was over it was dropped."""
+    """The shard was out of reach when the generation over it was dropped."""
     made = contrib_shards(3, *TABLE)
     first = enforced(made)
     second = rebuilt(made, ["s0", "s1"], window_s=0)
@@ -253,7 +253,7 @@ def stepped(made: Shards, database: Database) -> Enforcing:
 
 
 def test_an_abort_in_the_middle_of_the_switch_is_not_undone(contrib_shards: Make) -> None:
-    """It has looked already whether keys are still looked over."""
+    """The abort comes after the switch has checked that the keys are still being counted."""
     made = contrib_shards(2, *TABLE)
     first = enforced(made)
     database = made.database

@@ -111,7 +111,7 @@ def test_a_shard_that_is_gone_for_good_keeps_the_rest_from_nothing(contrib_shard
 
 
 def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make) -> None:
-    """Where that one has a key of the others; those are enforced all the while."""
+    """The new shard has a key of the others; those are enforced all the while."""
     made = contrib_shards(3, TABLE)
     for name, dsn in made.dsns.items():
         registry.add(made.database, name, dsn, index_dsn=index_dsn(made))
@@ -194,7 +194,7 @@ def primary(pg: int) -> Iterator[Server]:
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_replica_of_the_index_server_takes_over(contrib_shards: Make, primary: Server, lost: bool) -> None:
-    """With all commits, and without the last ones, by which keys were given up and taken."""
+    """The replica has all commits, or lacks the last ones, by which keys were given up and taken."""
     of_shards = contrib_shards(2, TABLE)
     name = f"taken_over_{lost}".lower()
     primary.execute(f"CREATE DATABASE {name}")

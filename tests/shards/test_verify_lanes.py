@@ -200,7 +200,7 @@ def _break(one: Verified) -> None:
 
 
 def test_at_every_unit_a_worker_dies_is_fenced_or_pauses_and_the_next_goes_on(shards: Make) -> None:
-    """In turns: what a dead or paused one left, another run does; in the end all is found and repaired."""
+    """Workers die, are fenced or pause in turns; another run does the rest; in the end all is found and repaired."""
     one = build(shards(2, TABLE, FILL))
     _break(one)
     database = one.made.database

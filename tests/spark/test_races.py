@@ -41,9 +41,9 @@ def jvm_of(driver: Running) -> psutil.Process:
 
 @pytest.mark.slow
 def test_workers_leave_and_come_back_as_the_parallelism_changes(database: Database) -> None:
-    """Those who left come back at once, not when the others have ended; and none of what they held waits for that.
+    """Workers that left come back at once, not when the others have ended; none of their ranges waits for that.
 
-    Where no master is named, Spark has a slot for each, however many there are.
+    If no master is named, Spark has a slot for each worker, however many there are.
     """
     prepared(database, rate=1_000, parallelism=3, ranges=24)
     with Running(database, master=None) as driver:

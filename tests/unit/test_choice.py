@@ -259,7 +259,8 @@ def test_a_given_size_splits_and_a_single_segment_without_one_is_left() -> None:
 
 
 def test_neighbours_that_deletions_have_emptied_become_one() -> None:
-    """By their bounds, whatever their numbers are; and a stranger between them keeps them apart."""
+    """Neighbours are found by their bounds, whatever their numbers; a segment between them that isn't empty keeps them
+    apart."""
     ordinals = [9, 3, 7, 1, 5, 2, 8, 4]
     segments = [segment(0, mb=0.02)]
     for place, ordinal in enumerate(ordinals):
