@@ -1,4 +1,4 @@
-"""What may be done to a segment of an index, or to a run of neighbours, with the figures of `cost_model.py`."""
+"""The possible actions on a segment of an index, or on a run of neighbours, with the figures of `cost_model.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Kind(str, Enum):
-    """rewrite: table and B-tree are made again; split: into parts; merge: a run into one."""
+    """rewrite: a new table and B-tree; split: several segments in place of one; merge: one in place of a run."""
 
     REWRITE = "rewrite"
     SPLIT = "split"
@@ -17,11 +17,11 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """What may be done to a segment, or to a run of neighbours.
+    """A possible action on a segment, or on a run of neighbours.
 
-    ordinals: in key order. parts: segments there are afterwards. bytes_now, bytes_after: of tables and B-trees.
+    ordinals: in key order. parts: the number of segments afterwards. bytes_now, bytes_after: of tables and B-trees.
     pages_read: of tables; bytes_written: of tables and B-trees; bytes_logged: of WAL; seconds: of one worker's work.
-    room_saved: bytes. reads_per_day: index scans. pages_saved_per_day: those that scans don't touch any more, or
+    room_saved: bytes. reads_per_day: index scans. pages_saved_per_day: pages that scans don't touch any more, or
     find in the cache. gain, cost: in page reads; the gain is that of the whole horizon. why: in words.
     """
 
@@ -42,12 +42,12 @@ class Action:
 
     @property
     def room_saved(self) -> int:
-        """Bytes that are free afterwards."""
+        """The bytes that the action frees."""
         return max(0, self.bytes_now - self.bytes_after)
 
     @property
     def budgeted(self) -> int:
-        """What counts against a budget in bytes: tables, B-trees and WAL."""
+        """The bytes that count against a budget: tables, B-trees and WAL."""
         return self.bytes_written + self.bytes_logged
 
     @property

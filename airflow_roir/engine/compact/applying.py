@@ -1,7 +1,7 @@
-"""Applies to a unit's new segments what was touched since they were copied, and compares them with the old ones.
+"""Applies the writes since a unit was captured to its new segments, and compares these with the old ones.
 
-For each identity in the list the new segments get what the old ones have, in one snapshot: the entry, or none. Whatever
-is written later is in the list again, and a later step has a later snapshot, since one worker at a time holds the unit.
+For each identity in the list the new segments get what the old ones have, in one snapshot: the entry, or none. A later
+write lists its identity again, and a later step has a later snapshot, since one worker at a time holds the unit.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.giving_way import giving_way
 from airflow_roir.engine.verify import damage, hashes
 
-# Of the list at once, some thousand identities: a fraction of a second.
+# Blocks of the list in one step: some thousand identities, a fraction of a second.
 BLOCKS_PER_STEP = 32
 SIZE = "SELECT pg_relation_size(to_regclass(%(name)s)) / current_setting('block_size')::int"
-# Entries are looked up by the indexes of both sides, whatever a planner without statistics believes.
+# Lookups use the indexes of both sides, even if a planner without statistics would choose otherwise.
 BY_INDEX = (
     "SET LOCAL enable_indexscan = on; SET LOCAL enable_nestloop = on; SET LOCAL enable_seqscan = off; "
     "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
@@ -32,17 +32,17 @@ ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
 
 def blocks(connection: Connection, claim: UnitClaim) -> int:
-    """How long the list is, in blocks, with what was applied already."""
+    """The length of the list in blocks, the room of applied rows included."""
     return int(execute(connection, SIZE, {"name": claim.touched}).scalar_one())
 
 
 def left(connection: Connection, claim: UnitClaim) -> int:
-    """How many identities are in the list, an entry that was written twice counted twice."""
+    """The number of identities in the list; an entry that was written twice counts twice."""
     return int(execute(connection, f"SELECT count(*) FROM {claim.touched}").scalar_one())
 
 
 def step(database: Database, connection: Connection, job: Job, worker: int, claim: UnitClaim, first: int) -> int:
-    """Apply the list's blocks from `first` on, `BLOCKS_PER_STEP` of them, in a transaction; returns its rows there.
+    """Applies `BLOCKS_PER_STEP` blocks of the list from `first` on, in a transaction; returns how many rows they had.
 
     Raises Rewritten, Fenced.
     """
@@ -51,14 +51,14 @@ def step(database: Database, connection: Connection, job: Job, worker: int, clai
     with connection.begin():
         execute(connection, ONE_SNAPSHOT)
         copying.hold(connection, names, database.limits.table_lock_ms)
-        # Before the snapshot: whoever held the unit before us has ended.
+        # Before the snapshot, so that the worker that held the unit before us has ended.
         UNITS.commit(connection, job.run, worker, claim, "status = 'folding'", {}, "p.status = 'folding'", "false")
         check_files(connection, claim)
         return apply(connection, job.entry, claim, first, first + BLOCKS_PER_STEP)
 
 
 def apply(connection: Connection, entry: Entry, claim: UnitClaim, first: int, end: int) -> int:
-    """As `step`, in the caller's transaction, which has one snapshot, or has the segments locked against writers."""
+    """Does `step`'s work in the caller's transaction, which has one snapshot, or locks the segments' writers out."""
     within = f"d.ctid >= '({first},0)'::tid AND d.ctid < '({end},0)'::tid"
     execute(connection, BY_INDEX)
     old = _old(connection, claim)
@@ -69,7 +69,7 @@ def apply(connection: Connection, entry: Entry, claim: UnitClaim, first: int, en
         )
         execute(connection, f"DELETE FROM {claim.beside} n USING {listed} WHERE {_same(entry, 'n.', known)}")
         if entry.enforced and not any(known[i] for i in entry.apart_positions):
-            # Who had the key is in the list, too, further on: in this snapshot it is another row's.
+            # In this snapshot the key is this row's. A row that had it before is in the list, too, further on.
             key = " AND ".join(
                 entry.same_column(i, f"n.c{i + 1}", f"t.c{i + 1}", known[i]) for i in entry.key_positions
             )
@@ -79,7 +79,7 @@ def apply(connection: Connection, entry: Entry, claim: UnitClaim, first: int, en
 
 
 def clear(database: Database, claim: UnitClaim) -> None:
-    """Give the room of the list's applied rows to new ones, between two passes."""
+    """Frees the room of the list's applied rows for new ones, between two passes."""
     with database.autocommit() as connection:
         execute(connection, f"SET lock_timeout = {database.limits.table_lock_ms}")
         execute(connection, f"VACUUM {claim.touched}")
@@ -88,14 +88,14 @@ def clear(database: Database, claim: UnitClaim) -> None:
 def differs(
     database: Database, connection: Connection, job: Job, worker: int, claim: UnitClaim, insists: bool
 ) -> str | None:
-    """Compare all entries of old and new segments, but those in the list, in one snapshot; what differs, or None.
+    """Compares old and new segments in one snapshot, without the entries in the list; the difference in words, or None.
 
-    Reads both sides once, from their heaps. insists: don't give way to who waits for a segment, as a TRUNCATE does.
-    Raises GaveWay, Rewritten, Fenced.
+    Reads both sides once, from their heaps. insists: don't give way to a session that waits for a segment's lock, such
+    as a TRUNCATE. Raises GaveWay, Rewritten, Fenced.
     """
     with connection.begin():
         names = copying.names_of(connection, claim)
-    # A long read, and whoever truncates the source would wait for its end, with all writers behind him.
+    # This is a long read: a TRUNCATE of the source would wait for its end, and all writers behind the TRUNCATE.
     with nullcontext() if insists else giving_way(database, connection, names), connection.begin():
         execute(connection, ONE_SNAPSHOT)
         copying.hold(connection, names, database.limits.table_lock_ms)
@@ -114,7 +114,7 @@ def differs(
 
 
 def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation: str) -> tuple[int, int]:
-    """Of one side the number of entries and the sum of their hashes, without those that are in the list."""
+    """The number of one side's entries and the sum of their hashes, without the entries in the list."""
     newer = (connection.dialect.server_version_info or (0,)) >= (18,)
     hashed = hashes.row_hash(entry, entry.physical(prefix="e."), newer)
     summed = f"SELECT count(*), coalesce(sum({hashed}), 0) FROM"
@@ -131,7 +131,7 @@ def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation:
 def _listed(
     connection: Connection, entry: Entry, claim: UnitClaim, within: str = "true"
 ) -> list[tuple[str, dict[int, bool]]]:
-    """The identities in the list, each once, as relations `d`: one for each pattern of NULLs, with that pattern.
+    """The identities in the list, each once, as relations `d`: one relation for each pattern of NULLs, and the pattern.
 
     Only a condition for a known pattern can use an index.
     """

@@ -1,4 +1,4 @@
-"""A unit begins: its segments are captured, and the new ones made beside the base, in one short transaction."""
+"""Begins a unit: captures its segments, and creates the new ones beside the base, in one short transaction."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source.files import files_of
 from airflow_roir.engine.verify.hashes import text
 
-# Its bounds are stored in the order of keys; a unit's segments are neighbours.
+# A unit lists its segments in the order of their keys; they are neighbours.
 SEGMENTS = """
 SELECT s.ordinal, s.lower, s.upper FROM roir.segment s
   JOIN unnest(%(ordinals)s::int[]) WITH ORDINALITY AS o (ordinal, place) USING (ordinal)
  WHERE s.generation_id = %(generation)s AND s.status = 'sealed' ORDER BY o.place
 """
-# What a DBA has chosen for a segment. Whether autovacuum comes is ours to say until there is the index.
+# The tablespace and the settings that a DBA gave a segment. Until a segment has its index, roir decides on autovacuum.
 KEPT = """
 SELECT t.spcname AS tablespace,
        (SELECT string_agg(format('%%I = %%L', o.option_name, o.option_value), ', ')
           FROM pg_options_to_table(c.reloptions) o WHERE o.option_name <> 'autovacuum_enabled') AS settings
   FROM pg_class c LEFT JOIN pg_tablespace t ON t.oid = c.reltablespace WHERE c.oid = %(oid)s
 """
-# No bound can be between two of them, or it isn't within the segment.
+# The server refuses bounds without room between them, or outside of the segment.
 NOT_BETWEEN = ("42P17", "42P16")
 BEGUN = """status = 'copying', files = %(files)s::jsonb, cuts = %(cuts)s::jsonb, parts = %(parts)s,
        watermark = '[0, 0]', blocks = %(blocks)s, blocks_done = 0, rows = 0"""
@@ -58,10 +58,10 @@ class Edges:
 
 
 def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: Callable[[str], None]) -> bool:
-    """Capture a unit's segments and make the new ones. False if it is left out: they are gone, or couldn't be swapped.
+    """Captures a unit's segments and creates the new ones. False if it leaves the unit out.
 
-    Writers of these segments wait for the milliseconds of one transaction, readers don't. Raises LockNotAcquired,
-    OperationPaused, Fenced.
+    A unit is left out if its segments are gone, couldn't be swapped, or can't be split. Writers of these segments wait
+    for the milliseconds of one transaction, readers don't. Raises LockNotAcquired, OperationPaused, Fenced.
     """
     with database.transaction() as connection:
         execute(connection, f"SET LOCAL lock_timeout = {database.limits.table_lock_ms}")
@@ -86,7 +86,7 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
         execute(connection, copying.IN_TABLESPACE, {"name": kept.tablespace})
         made = _create(connection, claim, job.entry, edges, cuts, kept.settings)
         if len(claim.parts) > 1 and not made and not _wastes(connection, claim):
-            # Else a segment of one key, which is always too big, would be copied for nothing by each compaction.
+            # Otherwise each compaction would copy a segment of one key, which is always too big, for nothing.
             undo.drop(connection, claim.generation_id, claim.id)
             return leave_out(connection, FEW_KEYS)
         attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
@@ -113,19 +113,19 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
 
 
 def by_oid(connection: Connection, names: Sequence[str]) -> list[str]:
-    """Names of relations in the order of their oids, as a TRUNCATE of the source locks the segments."""
+    """The names of relations in the order of their oids, in which a TRUNCATE of the source locks the segments."""
     query = "SELECT n FROM unnest(%(names)s::text[]) n ORDER BY to_regclass(n)::oid"
     return list(execute(connection, query, {"names": list(names)}).scalars())
 
 
 def oids_of(connection: Connection, names: Sequence[str]) -> list[int]:
-    """The oids of relations by name, as many as there are."""
+    """The oids of those relations that exist, in the order of the names."""
     query = "SELECT to_regclass(n)::oid::bigint FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i) ORDER BY i"
     return [oid for oid in execute(connection, query, {"names": list(names)}).scalars() if oid is not None]
 
 
 def _wastes(connection: Connection, claim: UnitClaim) -> bool:
-    """Whether it pays to make a unit's segment again as one, by the figures of its choice."""
+    """True if the unit's segment wastes enough to be rewritten as one, by the figures of its choice."""
     return bool(execute(connection, WASTE, {"share": LEAST_WASTE, "unit": claim.id}).scalar_one())
 
 
@@ -148,9 +148,10 @@ def _create(
     cuts: Sequence[Sequence[Bound]],
     settings: str | None,
 ) -> tuple[Bound, ...]:
-    """The new segments, as partitions of a table of their own; returns the bounds between them.
+    """Creates the new segments, as partitions of a table of their own; returns the bounds between them.
 
-    cuts: by the number of columns; the first that the server takes, else none. settings: storage parameters, as SQL.
+    cuts: candidates, the best first; the first that the server accepts counts, else none. settings: storage parameters,
+    as SQL.
     """
     partition_by = ", ".join(entry.physical(range(entry.partition)))
     execute(connection, f"CREATE TABLE {claim.beside} ({entry.definitions()}) PARTITION BY RANGE ({partition_by})")
@@ -177,7 +178,7 @@ def _create(
         execute(connection, f"ALTER TABLE {name} REPLICA IDENTITY FULL")
         if settings:
             execute(connection, f"ALTER TABLE {name} SET ({settings})")
-        # What an attach must know, or it reads the whole table under its lock.
+        # An attach needs this CHECK, or it reads the whole table under its lock.
         bounds = execute(connection, "SELECT pg_get_partition_constraintdef(to_regclass(%(name)s))", {"name": name})
         if not edges.default and (constraint := bounds.scalar_one()):
             execute(connection, f"ALTER TABLE {name} ADD CONSTRAINT roir_bounds CHECK ({constraint})")
@@ -186,12 +187,12 @@ def _create(
 
 
 def _cuts(connection: Connection, job: Job, claim: UnitClaim) -> list[list[Bound]]:
-    """Where a segment may be cut into about equal parts, by one column, by two, …; from a sample of its blocks."""
+    """The bounds that cut a segment into about equal parts, by one column, by two, …; from a sample of its blocks."""
     entry = job.entry
     if len(claim.parts) == 1:
         return []
     if obstacles.others_domain(connection, claim.generation_id, entry):
-        # Bounds are read from text as us.
+        # Our role would read the bounds from text, and run that domain's checks.
         return []
     name = physical.segment(claim.generation_id, claim.segments[0])
     if not (oids := oids_of(connection, [name])):

@@ -1,7 +1,7 @@
-"""Bloat: how much of a published generation's tables holds no entry, and what a rebuild would win.
+"""Bloat: how much of a published generation's tables holds no entry, and how much a rebuild would win.
 
-An estimate from the catalogs and the statistics of the last ANALYZE, which reads no entry. With the extension
-pgstattuple the same is measured, which reads all of them.
+The figures are estimates from the catalogs and the last ANALYZE, and reading them reads no entry. The extension
+pgstattuple measures them, which reads all entries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import EMPTY_TREE
 
-# A gain below this is not worth a rebuild, nor a word: tables grow by whole blocks, and estimates err.
+# A smaller win counts as none: tables grow by whole blocks, and estimates err.
 LEAST_WIN_BYTES = 256 * 1024
 
 
@@ -21,15 +21,15 @@ LEAST_WIN_BYTES = 256 * 1024
 class Bloat:
     """How much of a generation's tables and B-trees holds no entry. None: it can't be known, and `note` says why.
 
-    TOAST counts neither way.
+    TOAST isn't counted.
 
     rows: entries, about.
-    bytes, share: what is free or dead, in bytes and as a share of the tables' size, 0 to 1. The room that a fresh
-        B-tree leaves free isn't counted.
+    bytes, share: free or dead room, in bytes and as a share of the size of tables and B-trees, 0 to 1. The room that a
+        fresh B-tree leaves free isn't counted.
     ghosts: leftovers of the build, until the next clean-up.
-    win_bytes, win_share: what a rebuild would win; 0 below 256 kB.
-    exact: whether pgstattuple measured it; else it is an estimate.
-    note: what isn't known, and why.
+    win_bytes, win_share: the room that a rebuild would win; 0 below 256 kB.
+    exact: True if pgstattuple measured all of it; else it is an estimate.
+    note: the figures that aren't known, and why.
     """
 
     rows: int | None
@@ -47,7 +47,7 @@ class Bloat:
 
 
 def bloat_of(found: Sequence[Segment], ghosts: int) -> Bloat:
-    """The bloat of a generation, by all its segments."""
+    """The bloat of a generation, from all its segments."""
     if not found:
         return Bloat(None, None, None, ghosts, None, None, note="the index's tables are gone")
     notes = dict.fromkeys(part for one in found for part in (one.note or "").split("; "))

@@ -1,4 +1,4 @@
-"""What a compaction may write, or how long it may work: `20GB`, `30min`, or both: `20GB, 30min`."""
+"""How much a compaction may write, or how long it may work: `20GB`, `30min`, or both: `20GB, 30min`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _UNITS = {"b": 1, "bytes": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb":
 
 @dataclass(frozen=True)
 class Budget:
-    """bytes: of tables, B-trees and WAL together; seconds: of work, by one worker. None: no limit."""
+    """bytes: of tables, B-trees and WAL together; seconds: of one worker's work. None: no limit."""
 
     bytes: int | None = None
     seconds: float | None = None
 
     @classmethod
     def parse(cls, text: Any, name: str = "--budget") -> Budget:
-        """Read `20GB`, `1.5 TB`, `30min`, `1h 30min`, `20GB, 30min`; None and '' are no limit. No number alone.
+        """Reads `20GB`, `1.5 TB`, `30min`, `1h 30min`, `20GB, 30min`; None and '' are no limit.
 
-        1 kB is 1,024 bytes. name: for the message. Raises InvalidInput.
+        A number needs a unit. 1 kB is 1,024 bytes. name: for the message. Raises InvalidInput.
         """
         if text is None or (isinstance(text, str) and text.strip() in ("", "None")):
             return cls()
@@ -40,7 +40,7 @@ class Budget:
         found = _SIZE.fullmatch(said)
         if found is not None:
             given = cls(bytes=int(float(found[1]) * _UNITS[found[2].lower()]))
-        # Of a number without a unit we can't know which one was meant.
+        # A number without a unit could mean bytes or seconds.
         elif re.search(r"[a-z]\s*$", said) and said not in ("off", "never"):
             try:
                 given = cls(seconds=seconds(name, said))
@@ -54,7 +54,7 @@ class Budget:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit at all."""
+        """True if there is a limit."""
         return self.bytes is not None or self.seconds is not None
 
     def within(self, other: Budget) -> Budget:
@@ -62,7 +62,7 @@ class Budget:
         return Budget(_scarcer(self.bytes, other.bytes), _scarcer(self.seconds, other.seconds))
 
     def without(self, bytes_written: int, seconds_worked: float) -> Budget | None:
-        """What is left after so much work; None if that is nothing."""
+        """The budget that is left after this much work; None if it is spent."""
         left = Budget(
             None if self.bytes is None else self.bytes - bytes_written,
             None if self.seconds is None else self.seconds - seconds_worked,
@@ -72,13 +72,13 @@ class Budget:
 
     @property
     def exact(self) -> str:
-        """As `parse` reads it, to the byte and the second; '' is no limit."""
+        """The budget as `parse` reads it, to the byte and the second; '' is no limit."""
         limits = [] if self.bytes is None else [f"{self.bytes}B"]
         limits += [] if self.seconds is None else [f"{max(int(self.seconds), 1)}s"]
         return ", ".join(limits)
 
     def share(self, bytes_written: int, seconds_worked: float) -> float:
-        """The part of this budget that so much work takes, of the scarcer one; 0 without a limit."""
+        """The part of the scarcer limit that this much work takes; 0 without a limit."""
         of_bytes = bytes_written / self.bytes if self.bytes is not None else 0.0
         of_seconds = seconds_worked / self.seconds if self.seconds is not None else 0.0
         return max(of_bytes, of_seconds)

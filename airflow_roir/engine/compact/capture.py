@@ -1,8 +1,8 @@
-"""The capture of a unit: triggers on its segments write down which entries were touched, whoever touches them.
+"""The capture of a unit: triggers on its segments list the entries that any session touches.
 
-By identity alone. What an entry is now the segment itself says, in the snapshot in which the list is read: so neither
-the order of events nor what they bring matters, as with an outbox (docs/architecture.md#compaction). The list is
-appended to, without an index: no writer ever waits there for another one, or for us.
+The list has identities alone. The segment itself has the current entry, in the snapshot that reads the list. So neither
+the order nor the content of the writes matters, as with an outbox (docs/architecture.md#compaction). Writers only
+append to the list, which has no index: no writer ever waits there for another one, or for us.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRIGGER = "roir_touch"
 
 
 def install(connection: Connection, claim: UnitClaim, entry: Entry, segments: Sequence[str]) -> None:
-    """Capture what is written to these segments from now on. Needs them locked against writers."""
+    """Captures the writes to these segments from now on. The caller has locked them against writers."""
     identity = entry.identity_positions
     columns = ", ".join(entry.physical(identity))
     execute(
@@ -57,5 +57,5 @@ def install(connection: Connection, claim: UnitClaim, entry: Entry, segments: Se
             f"CREATE TRIGGER {TRIGGER} AFTER INSERT OR UPDATE OR DELETE ON {segment} "
             f"FOR EACH ROW EXECUTE FUNCTION {claim.touch}()",
         )
-        # Also what logical replication brings.
+        # ALWAYS, so that the trigger fires for logical replication, too.
         execute(connection, f"ALTER TABLE {segment} ENABLE ALWAYS TRIGGER {TRIGGER}")

@@ -1,10 +1,10 @@
-"""Which segments of an index are worth a compaction: the set that gains most for what it may cost. Arithmetic alone.
+"""Which segments of an index are worth a compaction: the set that gains most within the budget. Arithmetic alone.
 
-`cost_model.py` says what each action gains and costs. The best set of them under a budget is found by dynamic
-programming over the segments in key order: a segment is in at most one action, and a merge takes a run of neighbours.
-Taking the best ratio first gains as much without a budget, and with one up to two thirds less. The budget is cut into
-steps, and each action rounded up to whole ones, so that no choice exceeds it. A larger budget never gains less: it has
-as many steps, and no action takes more of them.
+`cost_model.py` says how much each action gains and costs. Dynamic programming over the segments in key order finds the
+best set of them under a budget: a segment is in at most one action, and a merge takes a run of neighbours. Taking the
+best ratio first gains as much without a budget, and with one up to two thirds less. The budget is cut into steps, and
+the cost of each action is rounded up to whole steps, so that no choice exceeds the budget. A larger budget never gains
+less: it has as many steps, and no action takes more of them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from airflow_roir.engine.compact.cost_model import Terms as Terms
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.quantity import counted, duration, size
 
-# Of the budget. An action wastes less than a step, so that all together waste 2.5 % of it at most. 1,000 segments take
-# a second and 40 MB.
+# Steps of the budget for each segment. An action wastes less than a step, so all of them waste at most 2.5 % of the
+# budget. 1,000 segments take a second and 40 MB.
 STEPS_OF_SEGMENT = 40
 LEAST_STEPS = 2_000
-# A choice that writes this share of what a rebuild writes is one, without the rebuild's other gains.
+# A choice that writes this share of a rebuild's bytes is a rebuild in effect, without its other gains.
 NEARLY_ALL = 0.9
 DEFAULT_ORDINAL = 0
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What isn't done though it might be, and why. action: what the budget had no room for."""
+    """Segments that the choice leaves out, and why. action: the one that the budget had no room for."""
 
     ordinals: tuple[int, ...]
     why: str
@@ -50,11 +50,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to be done, the most gain for its cost first.
+    """The chosen actions, the most gain for its cost first.
 
     segments: how many the index has, with the default one. target_bytes: the size that they should have; None: it isn't
-    known. rebuild_bytes: of tables, B-trees and WAL, that a rebuild writes, without segments that aren't known.
-    rebuild_is_cheaper: do that instead.
+    known. rebuild_bytes: tables, B-trees and WAL that a rebuild writes, without segments of unknown size.
+    rebuild_is_cheaper: rebuild the index instead.
     """
 
     actions: tuple[Action, ...]
@@ -79,7 +79,7 @@ class Choice:
 
     @property
     def ordinals(self) -> frozenset[int]:
-        """Segments that something is done to."""
+        """The segments of all chosen actions."""
         return frozenset(ordinal for one in self.actions for ordinal in one.ordinals)
 
     def as_dict(self) -> dict[str, Any]:
@@ -108,9 +108,9 @@ class Candidate:
 
 
 def pick(segments: Sequence[Segment], terms: Terms, budget: Budget | None = None) -> Choice:
-    """The actions on an index's segments that gain most beyond their cost, within the budget; without one, of all.
+    """The actions on an index's segments that gain most beyond their cost, within the budget, if there is one.
 
-    A segment of which something isn't known is left out, with the reason.
+    A segment whose size or rows aren't known is left out, with the reason.
     """
     budget = budget or Budget()
     chains = [[Known.of(one, terms.now) for one in chain] for chain in in_key_order(segments)]
@@ -135,9 +135,9 @@ def pick(segments: Sequence[Segment], terms: Terms, budget: Budget | None = None
 
 
 def in_key_order(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Runs of neighbours, each in key order: the lower bound of one is the upper one of the one before it.
+    """Runs of neighbours, each in key order: the lower bound of a segment is the upper bound of its predecessor.
 
-    Ordinals are given in the order of creation, and say nothing of that. The default segment has no neighbours.
+    Ordinals don't tell neighbours: they follow the order of creation. The default segment has no neighbours.
     """
     ranged = [one for one in segments if one.ordinal != DEFAULT_ORDINAL]
     by_lower = {one.lower: one for one in ranged if one.lower is not None}
@@ -153,10 +153,10 @@ def in_key_order(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
 
 
 def target_bytes(segments: Sequence[Segment], terms: Terms) -> int | None:
-    """The size that segments should have: what was asked for, else what three of four that have rows need at the most.
+    """The size that segments should have: the requested one, else the upper quartile of what those with rows need.
 
-    Not the median: where deletions have emptied half of them, that would call the rest too big. Of two the smaller one
-    counts: the other one grew.
+    Not the median: if deletions have emptied half of the segments, the median would call the rest too big. If there are
+    two, the smaller one counts: the other one grew.
     """
     if terms.segment_bytes is not None:
         return terms.segment_bytes
@@ -165,7 +165,7 @@ def target_bytes(segments: Sequence[Segment], terms: Terms) -> int | None:
 
 
 def candidates(chains: Sequence[Sequence[Known | None]], target: int | None, terms: Terms) -> Iterator[Candidate]:
-    """All actions that segments and runs of them might be given, whether they gain or not."""
+    """All possible actions on segments and runs of segments, whether they gain or not."""
     place = 0
     for chain in chains:
         for start, one in enumerate(chain):
@@ -201,7 +201,8 @@ def best(among: Sequence[Candidate], places: int, budget: Budget) -> list[Action
         if weight <= steps:
             ending[one.stop].append((weight, one))
     longest = max((one.stop - one.start for one in among), default=1)
-    # gains[i][u]: the most that the first i places gain with u steps; taken[i][u]: by which candidate that ends there.
+    # gains[i][u]: the most that the first i places gain with u steps. taken[i][u]: the number, from 1, of the candidate
+    # that ends at place i and gains this; 0: none.
     gains = {0: np.zeros(steps + 1)}
     taken = np.zeros((places + 1, steps + 1), np.uint8)
     for place in range(1, places + 1):
@@ -227,12 +228,12 @@ def best(among: Sequence[Candidate], places: int, budget: Budget) -> list[Action
 
 
 def steps_of(places: int) -> int:
-    """Into how many steps the budget of an index with these segments is cut."""
+    """The number of steps into which the budget of an index with this many segments is cut."""
     return max(LEAST_STEPS, places * STEPS_OF_SEGMENT)
 
 
 def weight_of(action: Action, budget: Budget, steps: int) -> int:
-    """How many steps of the budget an action takes, rounded up."""
+    """The steps of the budget that an action takes, rounded up."""
     of_bytes = 0 if budget.bytes is None else -(-action.budgeted * steps // budget.bytes)
     of_seconds = 0 if budget.seconds is None else math.ceil(action.seconds * steps / budget.seconds)
     return max(of_bytes, of_seconds)
@@ -267,11 +268,11 @@ def _left_out(
 
 
 def _rebuild_is_cheaper(actions: Sequence[Action], known: Sequence[Known], written: int, terms: Terms) -> bool:
-    """Whether a rebuild costs no more than the actions, or they write nearly all that it writes."""
+    """True if a rebuild costs no more than the actions, or the actions write nearly as much as a rebuild."""
     if not actions:
         return False
     data, logged = model.rebuild_bytes(known)
-    # Of an index over a table of which nothing is known, at least what it has itself.
+    # If the source's size isn't known, a rebuild reads at least as much as the index's own tables have.
     source = terms.source_bytes if terms.source_bytes is not None else sum(one.heap for one in known)
     costs = sum(one.cost for one in actions)
     wrote = sum(one.budgeted for one in actions)

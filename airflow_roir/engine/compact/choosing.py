@@ -1,4 +1,7 @@
-"""What of a published index is worth a compaction: asks the database, then `choice.py` decides. Changes nothing."""
+"""Chooses the segments of a published index that are worth a compaction: asks the database, then `choice.py`.
+
+Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from airflow_roir.engine.source.relation_size import relation_sizes
 from airflow_roir.errors import NotFound
 
 SERVER = "SELECT clock_timestamp() AS now, current_setting('block_size')::int AS page"
-# Builds of this index that went through, not limited and little throttled. Of fewer rows, most time is constant.
+# Completed builds of this index, not limited and little throttled. With fewer rows most of the time is constant.
 EARLIER = """
 SELECT o.rows_estimate AS rows, s.worked * o.parallelism AS seconds
   FROM roir.operation o
@@ -35,13 +38,13 @@ SELECT o.rows_estimate AS rows, s.worked * o.parallelism AS seconds
    AND (SELECT coalesce(sum(l.seconds), 0) FROM roir.throttle_time l WHERE l.operation_id = o.id) <= 0.1 * s.worked
  ORDER BY o.id DESC LIMIT %(most)s
 """
-# Segments for whose split a compaction has found too few keys lately. Their ordinals are never given again.
+# Segments in which a recent compaction found too few keys for a split. Ordinals are never used again.
 UNSPLIT = """
 SELECT DISTINCT u.segments[1] FROM roir.compaction_unit u JOIN roir.operation o ON o.id = u.operation_id
  WHERE u.generation_id = %(generation)s AND u.status = 'left' AND u.note = %(note)s
    AND o.started_at > clock_timestamp() - make_interval(days => %(days)s)
 """
-# Until then other keys may have come.
+# After this many days other keys may have come.
 UNSPLIT_DAYS = 30
 TELLING_ROWS = 50_000
 MOST_EARLIER = 3
@@ -59,9 +62,9 @@ def choose(
     """The segments of an index's active generation that are worth a compaction, within the budget; without one, all.
 
     exact: measure the segments by pgstattuple, which reads all entries; else they are estimated. segment_bytes: the
-    size that segments should have; None: as their siblings. horizon_days: for how long savings count. Waits for no
-    lock. Not guaranteed: that the segments are the same by the time that the choice is carried out. Raises NotFound,
-    InvalidInput, SchemaVersionMismatch.
+    size that segments should have; None: that of their siblings. horizon_days: for how long savings count. Waits for no
+    lock. The segments may change before the choice is carried out. Raises NotFound, InvalidInput,
+    SchemaVersionMismatch.
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -88,7 +91,7 @@ def _unsplit(connection: Connection, generation_id: int) -> frozenset[int]:
 
 
 def _source_bytes(connection: Connection, index: Row[Any]) -> int | None:
-    """What a rebuild reads; None of an index apart, whose source is in the shards, and if the source is gone."""
+    """The bytes that a rebuild reads; None if the source is in shards, or gone."""
     if index.shard_column is not None:
         return None
     try:
@@ -99,9 +102,9 @@ def _source_bytes(connection: Connection, index: Row[Any]) -> int | None:
 
 
 def _rate(earlier: Sequence[Row[Any]], seen: Sequence[Segment], terms: Terms) -> float | None:
-    """Bytes a second of one worker, by earlier builds of this index; None if none tells.
+    """The bytes that one worker handles in a second, by earlier builds of this index; None without such builds.
 
-    They read the source, and not entries: where its rows are wider, the rate is on the safe side.
+    Builds read source rows instead of entries. If these rows are wider, the rate is too low: the safe side.
     """
     known = [one for one in (Known.of(segment, terms.now) for segment in seen) if one is not None]
     rows = sum(one.rows for one in known)

@@ -1,7 +1,7 @@
 """A compaction: an operation of kind `compact` over the generation that readers see, with a unit for each action.
 
-It begins with what was chosen (`choosing.py`), ends when each unit is swapped in or left out, and is paused, resumed,
-governed, taken over and aborted as any operation. What is swapped in stays, also after an abort.
+It begins with the chosen actions (`choosing.py`), and ends when each unit is swapped in or left out. It is paused,
+resumed, governed, taken over and aborted as any operation. Segments that are swapped in stay, also after an abort.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from airflow_roir.errors import InvalidInput
 from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import CompactOptions
 
-# Ordinals are never given again: a statement that was planned for a segment must not meet another one of its name.
+# Ordinals are never used again: a statement that was planned for a segment must not meet another one of its name.
 NEXT_ORDINAL = """
 SELECT greatest((SELECT max(ordinal) FROM roir.segment WHERE generation_id = %(generation)s),
                 (SELECT max(p) FROM roir.compaction_unit u CROSS JOIN unnest(u.parts) p
@@ -43,7 +43,7 @@ SELECT s.ordinal, CASE WHEN c.reltuples BETWEEN 0 AND 1e15 THEN c.reltuples ELSE
   JOIN pg_class c ON c.oid = to_regclass('roir_data.' || {physical.SEGMENT_NAME})
  WHERE s.generation_id = %(generation)s
 """
-# What was said of that when the generation was built.
+# Whether the build of the generation was allowed to ignore publications.
 IGNORES = """
 SELECT coalesce(bool_or((options ->> 'ignore_publications')::boolean), false) FROM roir.operation
  WHERE generation_id = %(generation)s AND kind IN ('create', 'rebuild')
@@ -56,7 +56,7 @@ SELECT ordinal, action, segments, parts, status, bytes_before, bytes_after, byte
 
 @dataclass(frozen=True)
 class CompactionReport:
-    """What a compaction has done. units: of each its action, segments, sizes in bytes, and what was left out, why."""
+    """The results of a compaction. units: the action, segments and sizes in bytes of each; if it was left out, why."""
 
     operation_id: int
     index: str
@@ -65,12 +65,12 @@ class CompactionReport:
 
     @property
     def bytes_before(self) -> int:
-        """Of the segments that were replaced."""
+        """The bytes of the segments that were replaced."""
         return sum(unit["bytes_before"] for unit in self.units if unit["status"] == "done")
 
     @property
     def bytes_after(self) -> int:
-        """Of those that took their place."""
+        """The bytes of the segments that took their place."""
         return sum(unit["bytes_after"] or 0 for unit in self.units if unit["status"] == "done")
 
     def as_dict(self) -> dict[str, Any]:
@@ -93,11 +93,10 @@ def begin(
     actor: str,
     report: Callable[[str], None] = lambda line: None,
 ) -> BegunOperation:
-    """Begin to compact the active generation of an index by these actions, in their order, or adopt an unfinished
-    compaction, with its own units; start a run to do it.
+    """Begins to compact the active generation of an index by these actions, in this order, and starts a run.
 
-    Raises NotFound, InvalidInput (no actions, some that overlap, or a publication has the index's tables); what
-    `begin_or_adopt` raises.
+    If a compaction is unfinished, adopts it with its own units instead. Raises NotFound, InvalidInput (no actions,
+    actions that overlap, or a publication with the index's tables), and all that `begin_or_adopt` raises.
     """
     name = parse_name(index, "index")
 
@@ -111,7 +110,7 @@ def begin(
 
     def write(connection: Connection, begun: OverActive) -> tuple[int, str]:
         generation = begun.generation.id
-        # New segments are new tables, for a subscriber, too.
+        # For a subscriber new segments are tables that it doesn't have.
         ignores = execute(connection, IGNORES, {"generation": generation}).scalar_one()
         replication.check_publications(connection, ignores)
         rows = _write_units(connection, begun.operation_id, generation, actions)
@@ -123,14 +122,14 @@ def begin(
 
 
 def is_unfinished(database: Database, index: str) -> bool:
-    """Whether an operation of the index is unfinished, which then is to be continued first. Raises NotFound."""
+    """True if the index has an unfinished operation, which must be continued first. Raises NotFound."""
     with database.transaction() as connection:
         check_schema(connection)
         return unfinished(connection, operations.find_index(connection, parse_name(index, "index"))) is not None
 
 
 def report_of(database: Database, operation_id: int) -> CompactionReport:
-    """What a compaction has done until now. Raises NotFound."""
+    """The results of a compaction until now. Raises NotFound."""
     with database.transaction() as connection:
         row = operations.read_operation(connection, operation_id)
         index = operations.read_index(connection, row.index_id)
@@ -148,7 +147,7 @@ VALUES (%(operation)s, %(generation)s, %(ordinal)s, %(action)s, %(segments)s::in
 
 
 def _write_units(connection: Connection, operation_id: int, generation_id: int, actions: Sequence[Action]) -> int:
-    """Write the units down; returns about how many entries they will copy."""
+    """Writes the units down; returns about how many entries they will copy."""
     asked = {"generation": generation_id}
     following = int(execute(connection, NEXT_ORDINAL, asked).scalar_one())
     known = {row.ordinal: row for row in execute(connection, SEGMENT_BLOCKS, asked)}

@@ -1,7 +1,7 @@
 """Copies a unit's segments into the new ones, stretch by stretch of blocks; then each gets its index.
 
-Nothing of a segment moves unseen: an entry that was written after the capture is in the list of what was touched, and
-is asked for there later. So a stretch may copy what is no longer right, miss it, or meet it twice: touched wins.
+No write goes unseen: the list of touched identities has each entry that was written after the capture, and the list is
+applied later. So a stretch may copy an outdated entry, miss one, or meet one twice: touched wins.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from airflow_roir.engine.seal import SORT_MEMORY_KB
 COPIED = """watermark = %(watermark)s::jsonb, rows = p.rows + %(rows)s, blocks_done = p.blocks_done + %(blocks)s,
        status = %(status)s"""
 STOOD = "p.status = 'copying' AND p.watermark = %(stood)s::jsonb"
-# The name of a segment as it is now.
+# The current name of a segment.
 NAME = "SELECT %(oid)s::oid::regclass::text"
-# Without their sizes, which are asked under a lock: whoever has a segment for himself would be waited for.
+# Without their sizes: to read these needs a lock, and so waits for a session that locks a segment exclusively.
 FILENODES = """
 SELECT c.oid::bigint AS oid, pg_relation_filenode(c.oid)::bigint AS filenode
   FROM pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
@@ -34,7 +34,7 @@ SELECT n FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i)
  ORDER BY i LIMIT 1
 """
 
-# What is made in this transaction is made there, if we may; NULL is the database's own.
+# Sets where this transaction creates its tables and indexes, if we may create there; NULL is the database's own.
 IN_TABLESPACE = """
 SELECT set_config('default_tablespace', coalesce((
          SELECT t.spcname FROM pg_tablespace t
@@ -44,7 +44,7 @@ INDEX_TABLESPACE = """
 SELECT t.spcname FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid JOIN pg_tablespace t ON t.oid = c.reltablespace
  WHERE x.indrelid = %(oid)s AND x.indisunique ORDER BY x.indexrelid LIMIT 1
 """
-# Of those that a DBA has made on the base a partition must have its own, which an attach would build under its lock.
+# Each partition needs its own copy of an index that a DBA created on the base; an attach would build it under its lock.
 OTHER_INDEXES = """
 SELECT pg_get_indexdef(x.indexrelid) FROM pg_index x
  WHERE x.indrelid = to_regclass(%(base)s) AND x.indexrelid IS DISTINCT FROM to_regclass(%(key)s)::oid
@@ -54,14 +54,14 @@ REWRITTEN = "a segment was emptied or rewritten meanwhile"
 
 
 class Rewritten(Exception):
-    """Says why a unit begins again: a segment has another file now, or is gone, or couldn't be swapped."""
+    """Why a unit begins again: a segment has another file now, is gone, or couldn't be swapped."""
 
     def __init__(self, note: str = REWRITTEN) -> None:
         super().__init__(note)
 
 
 def check_files(connection: Connection, claim: UnitClaim) -> None:
-    """Raise Rewritten if a segment isn't in the file that was captured: TRUNCATE, VACUUM FULL, CLUSTER."""
+    """Raises Rewritten if a segment isn't in the captured file any more: after a TRUNCATE, VACUUM FULL or CLUSTER."""
     oids = [oid for oid, _, _ in claim.files]
     now = {row.oid: row.filenode for row in execute(connection, FILENODES, {"oids": oids})}
     if any(now.get(oid) != filenode for oid, filenode, _ in claim.files):
@@ -69,9 +69,9 @@ def check_files(connection: Connection, claim: UnitClaim) -> None:
 
 
 def names_of(connection: Connection, claim: UnitClaim) -> list[str]:
-    """The names that the unit's segments have now, in the order of their oids. Raises Rewritten.
+    """The current names of the unit's segments, in the order of their oids. Raises Rewritten.
 
-    Whoever locks several of them does it in this order, as a TRUNCATE of the source does, by their base.
+    Lock several of them in this order: a TRUNCATE of the source, which truncates their base, does the same.
     """
     check_files(connection, claim)
     return [_name(connection, oid) for oid in sorted(oid for oid, _, _ in claim.files)]
@@ -85,10 +85,10 @@ def _name(connection: Connection, oid: int) -> str:
 
 
 def hold(connection: Connection, names: Sequence[str], timeout_ms: int) -> None:
-    """Keep a unit's segments in their files to the end of the transaction: a TRUNCATE waits for us, and we for it.
+    """Keeps a unit's segments in their files until the transaction ends: a TRUNCATE waits for us, and we for it.
 
-    It must be the transaction's first statement if that has one snapshot: a TRUNCATE that commits between snapshot and
-    lock leaves nothing to be seen. Raises Rewritten.
+    If the transaction has one snapshot, call this first: after a TRUNCATE that commits between snapshot and lock, the
+    snapshot sees no entries. Raises Rewritten.
     """
     execute(connection, f"SET LOCAL lock_timeout = {timeout_ms}")
     try:
@@ -100,7 +100,7 @@ def hold(connection: Connection, names: Sequence[str], timeout_ms: int) -> None:
 
 
 def copy(connection: Connection, job: Job, worker: int, claim: UnitClaim, blocks: int, timeout_ms: int) -> int:
-    """Copy the next stretch, in the caller's transaction; returns its rows.
+    """Copies the next stretch, in the caller's transaction; returns how many rows it had.
 
     timeout_ms: for the segment's lock. Raises Rewritten, Fenced.
     """
@@ -131,7 +131,7 @@ def copy(connection: Connection, job: Job, worker: int, claim: UnitClaim, blocks
 
 
 def index(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> str | None:
-    """Give the next new segment its index, in the caller's transaction; returns its name, None if all have one.
+    """Gives the next new segment its index, in the caller's transaction; returns its name, None if all have one.
 
     Raises Rewritten, Fenced.
     """
@@ -141,7 +141,7 @@ def index(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> st
         return None
     execute(
         connection,
-        # Our own workers are the parallelism that was asked for.
+        # Our own workers are the requested parallelism.
         "SELECT set_config('max_parallel_maintenance_workers', '0', true), "
         "set_config('maintenance_work_mem', greatest(setting::int, %(kb)s)::text || 'kB', true) "
         "FROM pg_settings WHERE name = 'maintenance_work_mem'",
@@ -160,12 +160,12 @@ def index(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> st
 
 
 def vacuum(database: Database, connection: Connection, job: Job, worker: int, claim: UnitClaim) -> None:
-    """Make index-only scans work at once, and give the planner its statistics. Nobody else uses the tables yet.
+    """Makes index-only scans work at once, and gives the planner its statistics. No index reader sees the tables yet.
 
     Raises Fenced.
     """
     with connection.begin():
-        # What this session has inserted is counted before ANALYZE counts what there is: else it would be counted twice.
+        # Report this session's inserts before ANALYZE counts all entries; reported later, they would count twice.
         execute(connection, "SELECT pg_stat_force_next_flush()")
     with database.autocommit() as outside:
         execute(outside, f"SET lock_timeout = {database.limits.table_lock_ms}")

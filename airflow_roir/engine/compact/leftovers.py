@@ -1,4 +1,4 @@
-"""Invalid indexes on segments: what a killed `REINDEX CONCURRENTLY` or `CREATE INDEX CONCURRENTLY` has left there.
+"""Invalid indexes on segments: leftovers of a killed `REINDEX CONCURRENTLY` or `CREATE INDEX CONCURRENTLY`.
 
 Roir sends neither. Each write maintains such an index, and no reader uses it.
 """
@@ -13,8 +13,8 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Attempts
 
-# Not one that is being built now: whoever does that has a lock on the table that no writer has. The base's own index is
-# invalid until its last segment is sealed; it is on the base, not on a segment.
+# Without indexes that are being built now: such a session has a lock on the table that no writer has. The base's own
+# index is invalid until its last segment is sealed, but it is on the base, not on a segment.
 INVALID = """
 SELECT x.indexrelid::bigint AS oid, x.indexrelid::regclass::text AS name, x.indrelid::bigint AS segment
   FROM roir.generation g
@@ -31,13 +31,13 @@ TABLE = "SELECT indrelid::regclass::text FROM pg_index WHERE indexrelid = %(oid)
 
 
 def drop(database: Database, report: Callable[[str], None], patience_s: float) -> int:
-    """Drop them all, each under a short lock; returns how many. Raises LockNotAcquired."""
+    """Drops all of them, each under a short lock; returns how many it found. Raises LockNotAcquired."""
     with database.transaction() as connection:
         found = execute(connection, INVALID).all()
     for one in found:
 
         def body(connection: Connection, oid: int = one.oid, name: str = one.name) -> None:
-            # Under the lock once more: it may be valid by now, or its name another one's.
+            # Checked again under the lock: the index may be valid by now, or another index may have its name.
             table = execute(connection, TABLE, {"oid": oid}).scalar()
             if table is None:
                 return

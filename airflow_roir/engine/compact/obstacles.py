@@ -1,8 +1,8 @@
-"""What keeps a unit from its swap whatever is copied: looked up before the work, and once more before the swap.
+"""Obstacles to the swap of a unit, whatever it copies: looked up before the work, and once more before the swap.
 
-The old segments are dropped and the new ones attached. So nothing of others may depend on the old ones, and the new
-ones must have what the base asks of its partitions. Their bounds are read from text as us, which runs the checks of
-domains: of none whose owner isn't trusted (docs/architecture.md, "Whose code runs as whom").
+The swap drops the old segments and attaches the new ones. So no object of others may depend on the old ones, and the
+new ones must have all that the base requires of its partitions. Our role reads their bounds from text, which runs the
+checks of domains: this is refused if a domain's owner isn't trusted (docs/architecture.md, "Whose code runs as whom").
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 
-# What keeps a DROP TABLE from its table: what depends on it, its row type, indexes or constraints, and isn't a part of
-# any of these.
+# An object that makes DROP TABLE fail: it depends on the table, its row type, indexes or constraints, and isn't a part
+# of any of these.
 DEPENDENT = """
 WITH part (classid, objid) AS (
     SELECT 'pg_class'::regclass, unnest(%(oids)s::oid[])
@@ -36,7 +36,7 @@ SELECT DISTINCT CASE WHEN w.oid IS NULL THEN pg_describe_object(d.classid, d.obj
                     WHERE a.classid = d.classid AND a.objid = d.objid AND a.deptype <> 'n')
  ORDER BY 1 LIMIT 1
 """
-# Ours are on segments alone. Before PostgreSQL 18 a NOT NULL is no constraint of its own.
+# Roir's own constraints are on segments alone. Before PostgreSQL 18 a NOT NULL is no row of pg_constraint.
 CONSTRAINT = """
 SELECT quote_ident(conname) FROM pg_constraint
  WHERE conrelid = to_regclass(%(base)s) AND contype IN ('c', 'n') AND NOT connoinherit
@@ -44,7 +44,7 @@ UNION ALL
 SELECT concat('NOT NULL of ', attname) FROM pg_attribute
  WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND attnotnull ORDER BY 1 LIMIT 1
 """
-# What the status warns of, since writes may have been missed: new segments have none of it, and so would hide that.
+# Alterations that the status warns of, since the index may have missed writes. New segments would hide them.
 ALTERED = """
 SELECT roir.table_additions(%(generation)s) > 0
        OR EXISTS (SELECT FROM pg_class WHERE oid = ANY (%(oids)s::oid[]) AND relpersistence <> 'p')
@@ -60,8 +60,8 @@ SELECT t.oid::regtype::text FROM pg_attribute a
    AND NOT roir.trusts(t.typowner)
  ORDER BY 1 LIMIT 1
 """
-# Enabled as we made it: plain, it is silent where session_replication_role is replica, and what was disabled in between
-# has missed writes.
+# Only an ALWAYS trigger, as roir creates it: others don't fire if session_replication_role is replica. A trigger that
+# was disabled meanwhile has missed writes.
 CAPTURED = """
 SELECT count(*) FROM pg_trigger t
  WHERE t.tgrelid = ANY (%(oids)s::oid[]) AND t.tgfoid = to_regprocedure(%(function)s) AND t.tgenabled = 'A'
@@ -69,7 +69,7 @@ SELECT count(*) FROM pg_trigger t
 
 
 def obstacle(connection: Connection, claim: UnitClaim, entry: Entry, oids: Sequence[int]) -> str | None:
-    """What is in the way of a unit, in words with the remedy; None if nothing is. oids: of its segments."""
+    """The obstacle to a unit's swap, in words with the remedy; None if there is none. oids: of its segments."""
     what = execute(connection, DEPENDENT, {"oids": list(oids)}).scalar()
     if what is not None:
         return f"{what} depends on a segment of it. Let that read the index's view, or drop it"
@@ -81,7 +81,7 @@ def obstacle(connection: Connection, claim: UnitClaim, entry: Entry, oids: Seque
 
 
 def altered(connection: Connection, claim: UnitClaim, entry: Entry, oids: Sequence[int]) -> str | None:
-    """What others have done to an index's tables so that entries may be missing; None if nothing."""
+    """Why entries may be missing: others altered the index's tables; None if they didn't."""
     base = physical.base(claim.generation_id)
     values = {"generation": claim.generation_id, "base": base, "oids": list(oids), "columns": entry.physical()}
     if not execute(connection, ALTERED, values).scalar_one():
@@ -93,7 +93,7 @@ def altered(connection: Connection, claim: UnitClaim, entry: Entry, oids: Sequen
 
 
 def unread(connection: Connection, claim: UnitClaim, entry: Entry) -> str | None:
-    """Why the bounds of a unit's segments aren't read; None if they may be."""
+    """Why our role must not read the bounds of a unit's segments; None if it may."""
     if claim.segments[0] == physical.DEFAULT_SEGMENT:
         return None
     domain = others_domain(connection, claim.generation_id, entry)
@@ -103,14 +103,14 @@ def unread(connection: Connection, claim: UnitClaim, entry: Entry) -> str | None
 
 
 def others_domain(connection: Connection, generation_id: int, entry: Entry) -> str | None:
-    """A domain among the types that segments are cut by whose owner isn't trusted; None if there is none."""
+    """A domain whose owner isn't trusted, among the types that segments are cut by; None if there is none."""
     values = {"base": physical.base(generation_id), "columns": entry.physical(range(entry.partition))}
     found: str | None = execute(connection, DOMAIN, values).scalar()
     return found
 
 
 def missed(connection: Connection, claim: UnitClaim) -> str | None:
-    """Why the list of what was touched may miss something; None if each segment has its trigger."""
+    """Why the list of touched identities may be incomplete; None if each segment has its trigger."""
     values = {"oids": [oid for oid, _, _ in claim.files], "function": f"{claim.touch}()"}
     if execute(connection, CAPTURED, values).scalar_one() == len(claim.files):
         return None

@@ -1,4 +1,4 @@
-"""Segments measured by the extension pgstattuple, which reads all entries."""
+"""Measures segments by the extension pgstattuple, which reads all entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_roir.engine.compact.fresh_size import FILLED, HALF_PADDING, LINE_PO
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS, held
 
-# Only functions that belong to the extension: of another one by that name nobody knows what it does.
+# Only functions that belong to the extension: another function by that name could do anything.
 MEASURES = """
 SELECT quote_ident(n.nspname) AS schema,
        (SELECT count(*) FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid
@@ -32,7 +32,7 @@ NOT_ALLOWED = "estimated, since this role may not use pgstattuple: GRANT pg_stat
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one segment, as in `Segment`."""
+    """The measured figures of one segment, as in `Segment`."""
 
     rows: int
     dead_rows: int
@@ -46,9 +46,9 @@ class Measured:
 def measure(
     connection: Connection, stores: Mapping[int, Sequence[Row[Any]]]
 ) -> tuple[dict[int, Measured], dict[int, str]]:
-    """Measure what can be measured, in the caller's transaction; waits for no lock. Also why the others can't be.
+    """Measures the segments that can be measured, in the caller's transaction, and says why others can't be.
 
-    stores: the tables by oid, with a row for each B-tree.
+    Waits for no lock. stores: the tables by oid, with a row for each B-tree.
     """
     extension = execute(connection, MEASURES).first()
     if extension is None or not extension.readable:
@@ -96,14 +96,14 @@ def _measure(connection: Connection, extension: str, oid: int, trees: Sequence[R
             f"FROM {extension}.pgstatindex(%(oid)s::oid::regclass)",
             {"oid": one.tree},
         ).one()
-        # Without leaves its density is NaN.
+        # The density of a B-tree without leaves is NaN.
         full = tree.leaf_pages * tree.density / 100 if tree.leaf_pages else 0.0
         taken += tree.index_size
-        # Each leaf but the last begins with a key that is no entry. Entries of rows that were pruned, and that no
-        # vacuum has taken yet, can't be told from live ones.
+        # Each leaf but the last begins with a key that is no entry. Entries of pruned rows look like live ones until a
+        # vacuum removes them.
         share = heap.tuple_count / max(1, heap.tuple_count + heap.dead + tree.leaf_pages - 1)
         fresh = math.ceil(full * share / FILLED)
-        # As many names of leaves go into a page above them as now.
+        # Assumes that a page above the leaves points to as many leaves as now.
         inner = math.ceil(tree.internal_pages * fresh / tree.leaf_pages) if fresh > 1 else 0
         needed += min(fresh + inner + 1, tree.index_size // page) * page
         leaves += tree.leaf_pages
@@ -113,9 +113,10 @@ def _measure(connection: Connection, extension: str, oid: int, trees: Sequence[R
 
 
 def _tuple(heap: Row[Any], page: int) -> float:
-    """The bytes of an average tuple with its line pointer. Its length is measured without the padding behind it.
+    """The bytes of an average tuple with its line pointer and padding.
 
-    What is taken of the pages has that, and line pointers that are out of use: it isn't more than the widest padding.
+    pgstattuple measures lengths without the padding behind a tuple. The taken room of the pages has this padding, but
+    also unused line pointers; so the widest padding is the limit.
     """
     length = float(heap.tuple_len) / heap.tuple_count
     dead = float(heap.dead_len) + (LINE_POINTER + HALF_PADDING) * heap.dead

@@ -1,4 +1,4 @@
-"""How far compactions are: of each its units, those that are at hand, and what it has saved until now."""
+"""How far compactions are: each one's units, those in progress, and the bytes saved until now."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ SELECT u.operation_id, count(*) AS units, count(*) FILTER (WHERE u.status = 'don
 
 @dataclass(frozen=True)
 class Standing:
-    """Of one compaction. units: all of them; done: those that are swapped in; left_out: those that won't be.
+    """The progress of one compaction. units: all of them; done: those that are swapped in; left_out: those left out.
 
-    bytes_before, bytes_after: of segments that were replaced, and of those that took their place. at_hand: in words.
+    bytes_before, bytes_after: of segments that were replaced, and of those that took their place. at_hand: the units in
+    progress, in words.
     """
 
     units: int
@@ -46,7 +47,7 @@ class Standing:
 
 
 def standings(connection: Connection, operations: Sequence[int]) -> dict[int, Standing]:
-    """Of those of the operations that are compactions."""
+    """The progress of those operations that are compactions, by operation."""
     rows = execute(connection, PROGRESS, {"operations": list(operations)})
     return {
         row.operation_id: Standing(

@@ -1,6 +1,6 @@
 """Which indexes of a database to compact, the one that gains most for its cost first, and which to rebuild instead.
 
-Changes nothing but by `suggest`, which writes its advice down.
+Only `suggest` changes anything: it writes its advice down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SELECT i.id, i.schema_name, i.name FROM roir.index i
 
 @dataclass(frozen=True)
 class Ranked:
-    """An index to compact. budget: for it alone. choice: what would be done; None: an unfinished compaction goes on."""
+    """An index to compact. budget: of this index. choice: the actions; None: an unfinished compaction continues."""
 
     index: str
     budget: Budget
@@ -39,13 +39,13 @@ class Ranked:
 
     @property
     def gain_per_cost(self) -> float:
-        """How many page reads one of the compaction saves."""
+        """The page reads that the compaction saves for each page read that it costs."""
         return float("inf") if self.choice is None else _ratio(self.choice)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """worth: to compact, in this order. rebuilds: of those a rebuild costs no more. left_out: of the others, why."""
+    """worth: to compact, in this order. rebuilds: those that a rebuild serves better. left_out: the others, and why."""
 
     worth: tuple[Ranked, ...]
     rebuilds: tuple[tuple[str, Choice], ...]
@@ -60,10 +60,10 @@ def rank(
     exact: bool = False,
     even_if_rebuild_is_cheaper: bool = False,
 ) -> Ranking:
-    """Choose for each index, and order the indexes by what they gain for their cost, within a budget for all.
+    """Chooses actions for each index, and orders the indexes by their gain for its cost, within a budget for all.
 
     indexes: by name; none: all published ones. each: the budget of one index. exact: as in `choose`. Raises NotFound
-    and InvalidInput for a name. An index that can't be looked at is left out, with the reason.
+    and InvalidInput for a name. If the choice for an index fails, the index is left out, with the reason.
     """
     each, rest = each or Budget(), all_of_them or Budget()
     found: list[Ranked] = []
@@ -89,7 +89,7 @@ def rank(
     for one in sorted(found, key=lambda one: (-one.gain_per_cost, one.index)):
         fitting = one if left is None else Ranked(one.index, each.within(left), one.choice)
         if one.choice is not None and left is not None and left.without(*_takes(one.choice)) is None:
-            # The others have had their share: what is left may do for some of it.
+            # The budget that the others left may pay for some of the actions.
             fitting = Ranked(one.index, each.within(left), choose(database, one.index, each.within(left), exact))
         if one.choice is not None and (left is None or fitting.choice is None or not fitting.choice.actions):
             left_out.append((one.index, f"the budget for all of {rest} has no room for it"))
@@ -101,7 +101,7 @@ def rank(
 
 
 def suggest(database: Database, index: str, choice: Choice, actor: str) -> str:
-    """Write down, as an event of the index, that it should rather be rebuilt; returns the advice. Raises NotFound."""
+    """Writes an event that advises to rebuild the index instead; returns the advice. Raises NotFound."""
     with database.transaction() as connection:
         check_schema(connection, writes=True)
         found = operations.find_index(connection, parse_name(index, "index"))
@@ -128,7 +128,7 @@ def _full_name(connection: Connection, index: str) -> str:
 
 
 def _unfinished(database: Database, index: str) -> str | None:
-    """Why the index can't be compacted now; '' if an unfinished compaction is to be continued, None if nothing is."""
+    """Why the index can't be compacted now; '' if it has an unfinished compaction to continue, None if it can be."""
     row = operations.find_operation(database, index)
     if row.status not in operations.LIVE:
         return None

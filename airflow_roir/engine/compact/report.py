@@ -1,4 +1,4 @@
-"""What a compaction has done, in words: for the command, and for a task's log."""
+"""The results of a compaction in words: for the command, and for a task's log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def told(report: CompactionReport) -> Iterator[str]:
-    """Lines: all of it, then each unit."""
+    """The report's lines: the whole compaction, then each unit."""
     done = [unit for unit in report.units if unit["status"] == UnitStatus.DONE]
     left = [unit for unit in report.units if unit["status"] == UnitStatus.LEFT]
     said = f"{report.index}: {counted(len(done), 'unit')} of {len(report.units):,} swapped in"

@@ -1,4 +1,4 @@
-"""What is known of one segment of a published index: its sizes beside those of a fresh one, its reads, its age."""
+"""One segment of a published index: its sizes beside those of a fresh one, its reads, its age."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Segment:
     rows: live entries, about; null if they weren't counted yet.
     heap_bytes, tree_bytes: the sizes of its table and of its B-trees, without TOAST and maps. Segment 0 of a unique
         index has two trees.
-    heap_needed, tree_needed: the same, if the segment were built now.
+    heap_needed, tree_needed: the sizes if the segment were built now.
     leaf_density: how full the leaves of its trees are, 0 to 1, dead entries included; 0.9 right after a build.
     dead_rows: dead entries that no vacuum has removed yet, about.
     scans, rows_read: index scans since `since`, and the entries that they returned. Writes look up entries, too.
@@ -25,8 +25,8 @@ class Segment:
     since: when these counters began: at the seal, at the last reset of the statistics, or after a crash.
     sealed_at: when its tree was built.
     growth: its rows divided by the median of the others'; null of segment 0, and if the others are empty.
-    exact: whether pgstattuple measured it; else it is an estimate.
-    note: what isn't known, and why.
+    exact: True if pgstattuple measured it; else it is an estimate.
+    note: the figures that aren't known, and why.
     """
 
     ordinal: int
@@ -52,19 +52,19 @@ class Segment:
 
     @property
     def bytes(self) -> int:
-        """Of table and trees."""
+        """The bytes of table and trees."""
         return self.heap_bytes + self.tree_bytes
 
     @property
     def needed(self) -> int | None:
-        """Of table and trees, if built now."""
+        """The bytes of table and trees if built now."""
         if self.heap_needed is None or self.tree_needed is None:
             return None
         return self.heap_needed + self.tree_needed
 
     @property
     def wasted(self) -> int | None:
-        """Bytes that building it now would give back, about."""
+        """About how many bytes building it now would free."""
         return None if self.needed is None else max(0, self.bytes - self.needed)
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,5 +74,5 @@ class Segment:
 
 
 def worst_first(segments: Iterable[Segment]) -> list[Segment]:
-    """By what building them now would give back; those of which it isn't known come last."""
+    """The segments by the bytes that building them now would free; those without the figure come last."""
     return sorted(segments, key=lambda one: (one.wasted is None, -(one.wasted or 0), one.ordinal))

@@ -1,6 +1,7 @@
-"""What is known of each segment of a published generation: by the catalogs and statistics, or measured.
+"""The segments of a published generation with their figures: estimated, or measured.
 
-An estimate reads no entry. With the extension pgstattuple the same is measured, which reads all of them.
+An estimate uses the catalogs and statistics, and reads no entry. The extension pgstattuple measures the same figures,
+which reads all entries.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.source.relation_size import RelationSize, relation_sizes
 
-# Each segment with its unique index; that of NULLs has two in a unique index, and a row for each. rows: counted live
-# since the last ANALYZE, which knows of deletes what the density of the last VACUUM doesn't; a server that crashed has
-# forgotten the count, and begins it at nothing: it isn't `counted` until the next VACUUM or ANALYZE. A crash also sets
-# the moments of all counters of the server, of which a user may set single ones again; so the least of them is meant.
+# Each segment with its unique index. In a unique index the segment of NULLs has two, and so two rows here. live: the
+# count since the last ANALYZE; unlike the density of the last VACUUM it knows of deletes. A crash of the server resets
+# this count to zero: it isn't `counted` until the next VACUUM or ANALYZE. A crash also renews the reset times of all of
+# the server's counters. A user may reset single ones, so the earliest reset time is taken for the crash's.
 SEGMENTS = f"""
 SELECT s.ordinal, s.lower, s.upper, s.sealed_at,
        greatest(s.sealed_at, pg_stat_get_db_stat_reset_time(d.oid), f.since) AS since,
@@ -59,8 +60,8 @@ SELECT s.ordinal, s.lower, s.upper, s.sealed_at,
  WHERE s.generation_id = %(generation)s
  ORDER BY s.ordinal, x.indexrelid
 """
-# Of each column of the entries what is known of each segment. A column that no segment has statistics of, and whose
-# type has no fixed length, is of unknown width.
+# Each column of the entries, with its statistics in each segment. If no segment has statistics of a column, and its
+# type has no fixed length, its width is unknown.
 WIDTHS = """
 SELECT a.attnum, a.attlen, a.attalign::text AS alignment, s.oid, s.avg_width, s.null_frac
   FROM pg_attribute a
@@ -81,9 +82,9 @@ EMPTY_TREE = "its B-tree has no leaf"
 def segments(connection: Connection, generation_id: int, exact: bool = False) -> tuple[Segment, ...]:
     """The segments of a sealed generation by ordinal, in the caller's transaction. Waits for no lock.
 
-    exact: measure them by pgstattuple, which reads all entries; what can't be measured is estimated, and its `note`
-    says why. Empty if the generation's tables are gone. Sizes of what somebody holds for itself alone are as of the
-    last VACUUM or ANALYZE. The counters may lag a second behind. TOAST counts neither way.
+    exact: measure them by pgstattuple, which reads all entries; a segment that can't be measured is estimated, and its
+    `note` says why. Empty if the generation's tables are gone. If another session locks a segment exclusively, or waits
+    for that, its size is that of the last VACUUM or ANALYZE. The counters may lag a second behind. TOAST isn't counted.
     """
     stores: dict[int, list[Row[Any]]] = defaultdict(list)
     for row in execute(connection, SEGMENTS, {"generation": generation_id, "base": physical.base(generation_id)}).all():
@@ -104,7 +105,7 @@ def segments(connection: Connection, generation_id: int, exact: bool = False) ->
 
 
 def rows_of(row: Row[Any]) -> int | None:
-    """Live entries of a segment, about; None if they weren't counted yet."""
+    """About how many live entries a segment has; None if they weren't counted yet."""
     if row.counted:
         return max(0, int(row.live))
     if row.reltuples >= 0:
@@ -115,7 +116,7 @@ def rows_of(row: Row[Any]) -> int | None:
 def _widths(
     connection: Connection, generation_id: int, stores: dict[int, list[Row[Any]]]
 ) -> dict[int, dict[int, Width]]:
-    """Of each segment its columns by number: by its own statistics, else as they are in the others on average."""
+    """The column widths of each segment, by column number: by its own statistics, else the average of the others."""
     rows = execute(
         connection,
         WIDTHS,
@@ -165,7 +166,7 @@ def _estimated(trees: Sequence[Row[Any]], size: RelationSize, columns: dict[int,
             continue
         entry = entry_bytes([columns[number] for number in one.columns if number in columns], INDEX_HEADER)
         needed += tree_pages(rows, entry, page)
-        # Dead entries fill a leaf, too, until a vacuum takes them.
+        # Dead entries fill a leaf, too, until a vacuum removes them.
         filled += (rows + first.dead) * entry
     leaves = leaves_of(size.trees // page) * leaf_room(page)
     density = min(1.0, round(filled / leaves, 3)) if leaves > 0 else None
@@ -186,7 +187,7 @@ def _known(trees: Sequence[Row[Any]], found: Measured) -> Segment:
 
 
 def _counted(trees: Sequence[Row[Any]], rows: int | None, dead: int, heap_bytes: int, tree_bytes: int) -> Segment:
-    """What is counted, whoever knows the rest."""
+    """A segment with its sizes and counters; the caller adds what it needs and how full it is."""
     first = trees[0]
     have = [one for one in trees if one.tree is not None]
     fetched = first.fetched + sum(one.tree_fetched for one in have)
@@ -214,7 +215,7 @@ def _counted(trees: Sequence[Row[Any]], rows: int | None, dead: int, heap_bytes:
 
 
 def _beside_siblings(found: Sequence[Segment]) -> list[Segment]:
-    """With their growth. The default segment, of NULLs, has no siblings."""
+    """The segments with their growth. The default segment, of NULLs, has no siblings."""
     counts = {one.ordinal: one.rows for one in found if one.ordinal != physical.DEFAULT_SEGMENT}
     told = []
     for one in found:

@@ -1,7 +1,8 @@
 """Swaps a unit's new segments in for the old ones: one transaction, under the drain lock and one lock of the base.
 
-No writer is in flight, no reader reads the base. What was touched since the last step is applied, the old segments go,
-the new ones come, the capture's text names these, and the view refuses snapshots to which they are empty.
+No writer is in flight, no reader reads the base. The swap applies the entries that were touched since the last step,
+drops the old segments, attaches the new ones and names them in the capture's text. The view then refuses snapshots for
+which the new segments are empty.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from airflow_roir.engine.source.relation_size import relation_sizes
 from airflow_roir.errors import InvariantViolated, LockNotAcquired, OperationFailed
 from airflow_roir.generation_state import GenerationStatus
 
-# What is applied while readers and writers wait.
+# The most listed identities that are applied while readers and writers wait.
 MOST_UNDER_LOCK = 2_000
 HIDDEN = """
 SELECT name FROM roir.source_partition
@@ -47,7 +48,7 @@ SELECT %(generation)s, %(ordinal)s, b.lower, b.upper, 'sealed', clock_timestamp(
 YOUNGER = """
 UPDATE roir.segment SET sealed_at = clock_timestamp() WHERE generation_id = %(generation)s AND ordinal = %(default)s
 """
-# From now on a snapshot must see this row.
+# From now on a reader's snapshot must see this transaction.
 LAID_OUT = """
 UPDATE roir.generation SET layout = layout + 1, laid_out_at = clock_timestamp(), mode_xid = pg_current_xact_id()::text
  WHERE id = %(generation)s AND status = 'active'
@@ -58,7 +59,7 @@ DONE = "status = 'done', bytes_after = %(bytes)s, note = NULL"
 
 
 def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Callable[[str], None]) -> bool:
-    """Swap a unit in. False if so much is left in the list that it is better applied without the locks.
+    """Swaps a unit in. False if the list is too long to be applied under the locks.
 
     Raises LockNotAcquired, OperationPaused, OperationFailed (readers see another generation now), Rewritten, Fenced.
     """
@@ -66,7 +67,7 @@ def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Ca
         index = operations.read_index(connection, job.index_id)
         names = names_of(connection, claim)
     shown = operations.index_name(index)
-    # What the unit has made, too: a dump reads it, an autovacuum comes.
+    # The unit's own tables, too: a dump may read them, an autovacuum may work on them.
     exclusive = [shown.sql, physical.base(claim.generation_id), claim.beside, claim.touched]
     return switch.drain(
         database, job, lambda connection, lock: _swap(connection, lock, job, worker, claim, names), report, exclusive
@@ -74,7 +75,7 @@ def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Ca
 
 
 def check_active(connection: Connection, job: Job) -> None:
-    """Raise OperationFailed if readers see another generation now."""
+    """Raises OperationFailed if readers see another generation now."""
     query = "SELECT status FROM roir.generation WHERE id = %(generation)s"
     if execute(connection, query, {"generation": job.generation_id}).scalar_one() != GenerationStatus.ACTIVE:
         raise OperationFailed(
@@ -107,12 +108,12 @@ def _swap(
         raise UNITS.fenced(job.run, worker, claim)
     view.hold(connection, job.index_id)
     execute(connection, LAID_OUT, generation)
-    # The view first, as its readers do.
+    # Locks the view before the base, as its readers do.
     view.show(connection, name, job.index_id, claim.generation_id)
-    # Once more: whoever hides entries, or removes them, holds what the view is made of.
+    # Checked again: a session that hides or removes entries takes the lock of `view.hold`, too.
     _check_hidden(connection, job)
     for locked in (f"ONLY {base}", *names):
-        # All of them within the limit of one attempt: writers queue behind the first.
+        # All locks within the time of one attempt: writers queue behind the first one.
         left = max(1, int(job.options["lock_timeout_ms"]) - int((time.monotonic() - begun) * 1000))
         execute(connection, f"SET LOCAL lock_timeout = {left}; LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE")
     check_files(connection, claim)
@@ -129,7 +130,7 @@ def _swap(
     _write_down(connection, claim)
     installation.refresh(connection, job.source)
     if not altered:
-        # What was altered by others before stays told.
+        # If others had altered the entries' tables before, the status continues to warn of it.
         execute(connection, KEEP_ENTRIES, generation)
     sizes = relation_sizes(connection, parts)
     values = {"bytes": sum(one.total for one in sizes.values())}
@@ -138,7 +139,7 @@ def _swap(
 
 
 def _check_hidden(connection: Connection, job: Job) -> None:
-    """Whoever removes or brings entries goes through the segments that there are. Raises LockNotAcquired."""
+    """Raises LockNotAcquired while a partition's entries are being brought or removed, segment by segment."""
     if (hidden := execute(connection, HIDDEN, {"generation": job.generation_id}).scalar()) is not None:
         raise LockNotAcquired(
             f"index {job.run.index}: entries of partition {hidden} are being brought or removed. Finish its attach, or "
@@ -147,7 +148,7 @@ def _check_hidden(connection: Connection, job: Job) -> None:
 
 
 def _exchange(connection: Connection, job: Job, claim: UnitClaim, names: list[str]) -> list[int]:
-    """The old segments go, with the triggers on them; the new ones become the base's. Returns their oids."""
+    """Drops the old segments with their triggers, and attaches the new ones to the base; returns the new ones' oids."""
     base = physical.base(claim.generation_id)
     is_default = claim.segments[0] == physical.DEFAULT_SEGMENT
     for old in names:
@@ -173,7 +174,7 @@ def _exchange(connection: Connection, job: Job, claim: UnitClaim, names: list[st
 
 
 def _rename(connection: Connection, job: Job, name: str, final: str) -> None:
-    """The default segment and its indexes keep their names: statements of the capture say them."""
+    """Gives the new default segment and its indexes the names of the old ones: the capture's statements use them."""
     suffixes = ["_key", *(["_pair"] if job.entry.enforced else [])]
     for suffix in suffixes:
         execute(connection, f"ALTER INDEX {name}{suffix} RENAME TO {final.split('.', 1)[1]}{suffix}")
@@ -186,7 +187,7 @@ def _edges(claim: UnitClaim) -> dict[str, int]:
 
 def _write_down(connection: Connection, claim: UnitClaim) -> None:
     if claim.segments[0] == physical.DEFAULT_SEGMENT:
-        # It keeps its number.
+        # The default segment keeps its ordinal.
         execute(connection, YOUNGER, {"generation": claim.generation_id, "default": physical.DEFAULT_SEGMENT})
         return
     edges = execute(connection, EDGES, _edges(claim)).one()

@@ -1,4 +1,4 @@
-"""Takes back what a unit has made beside the base: where it begins again, where it is aborted, and after its swap."""
+"""Drops a unit's tables, function and triggers: before it begins again, after an abort, and after its swap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Attempts
 from airflow_roir.generation_state import UnitStatus
 
-# So often a unit begins again: somebody who empties or rewrites it that often has his reasons.
+# At this restart the unit is left out instead: somebody who empties or rewrites its segments that often has a reason.
 MOST_RESTARTS = 3
 TRIGGERS = """
 SELECT t.tgrelid::regclass::text AS segment, t.tgrelid::oid::bigint AS oid FROM pg_trigger t
@@ -23,8 +23,8 @@ SELECT t.tgrelid::regclass::text AS segment, t.tgrelid::oid::bigint AS oid FROM 
 AGAIN = """status = 'waiting', files = NULL, cuts = NULL, watermark = NULL, blocks_done = 0, rows = 0,
        restarts = p.restarts + 1, note = %(note)s"""
 LEAVE = "status = 'left', note = %(note)s"
-# Waits for a worker who is about to commit, and changes the row that his commit asks: what comes later is fenced, also
-# of one whose statement had the epoch of before.
+# Waits for a worker that is about to commit, and changes the row that each commit checks. So later commits are fenced,
+# also that of a worker whose statement has already read the old epoch.
 FENCE = """
 UPDATE roir.compaction_unit SET claim_token = claim_token + 1, claim_epoch = NULL, claim_worker = NULL
  WHERE operation_id = %(operation)s AND status NOT IN ('done', 'left')
@@ -37,7 +37,7 @@ UPDATE roir.compaction_unit SET status = 'waiting', files = NULL, cuts = NULL, w
 
 
 def drop(connection: Connection, generation_id: int, unit_id: int) -> None:
-    """Drop the tables and the function of a unit, in the caller's transaction. No trigger may call it any more."""
+    """Drops the tables and the function of a unit, in the caller's transaction; its triggers must be gone."""
     name = beside(generation_id, unit_id)
     execute(connection, f"DROP FUNCTION IF EXISTS {name}_touch()")
     execute(connection, f"DROP TABLE IF EXISTS {name}, {name}_touched")
@@ -46,9 +46,9 @@ def drop(connection: Connection, generation_id: int, unit_id: int) -> None:
 def begin_anew(
     database: Database, job: Job, worker: int, claim: UnitClaim, note: str, report: Callable[[str], None]
 ) -> None:
-    """Take back what the unit has made; then it waits to be claimed, or, after too many times, is left out.
+    """Drops the unit's new segments and its capture. The worker keeps its claim, and the unit waits to begin again.
 
-    Raises LockNotAcquired, Fenced.
+    After `MOST_RESTARTS` times the unit is left out, and its claim ends. Raises LockNotAcquired, Fenced.
     """
 
     def body(connection: Connection, attempts: Attempts) -> None:
@@ -63,9 +63,9 @@ def begin_anew(
 
 
 def take_back(database: Database, operation_id: int, report: Callable[[str], None], patience_s: float) -> None:
-    """Take back what all units of an operation have made that aren't swapped in. Raises LockNotAcquired.
+    """Drops the new segments and the captures of all units of an operation that aren't swapped in.
 
-    Its epoch must have risen before.
+    The operation's epoch must have risen before. Raises LockNotAcquired.
     """
     with database.transaction() as connection:
         units = execute(connection, FENCE, {"operation": operation_id}).all()
@@ -104,7 +104,7 @@ def _attempt(
     with database.transaction() as connection:
         held = execute(connection, TRIGGERS, {"function": function}).all()
     what = ", ".join(row.segment for row in held) or beside(generation_id, unit_id)
-    # To drop a trigger is to have the segment for oneself.
+    # To drop a trigger needs an ACCESS EXCLUSIVE lock on its segment.
     attempts = Attempts(database, what, [row.oid for row in held], timeout_ms, patience_s, waiter=waiter)
     made = beside(generation_id, unit_id)
     exclusive = [*(row.segment for row in held), made, f"{made}_touched"]

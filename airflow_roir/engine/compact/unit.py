@@ -1,7 +1,7 @@
-"""A unit of a compaction: neighbouring segments that new ones take the place of, and what is made for that meanwhile.
+"""A unit of a compaction: neighbouring segments, and the new ones that will replace them.
 
-What a unit makes is named by it: the new segments beside the base, as partitions of a table of their own; the list of
-identities that were touched since they are copied; the triggers that keep the list.
+These objects have the unit's id in their names: a partitioned table beside the base, whose partitions are the new
+segments; the list of identities that were touched since the capture; the function of the triggers that keep the list.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_roir.engine.claims import Pieces
 from airflow_roir.engine.generation.cut import Bound
 from airflow_roir.generation_state import UnitStatus
 
-# Why a split is left out, as the next choice reads it.
+# The reason for which a split is left out; the next choice looks for this text.
 FEW_KEYS = "its entries have too few keys for a split, and it wastes too little to be made again"
 ENDED = f"status IN ('{UnitStatus.DONE.value}', '{UnitStatus.LEFT.value}')"
 UNITS = Pieces(
@@ -32,8 +32,8 @@ UNITS = Pieces(
 class UnitClaim:
     """A worker's hold on a unit. segments, parts: ordinals, in the order of keys. cuts: the bounds between the parts.
 
-    files: of each segment its oid, its file, and how many blocks it had when it was captured. watermark: the segment,
-    by its place, and the next block.
+    files: the oid and the file of each segment, and its number of blocks at the capture. watermark: the place of the
+    segment that is being copied, and the next block.
     """
 
     id: int
@@ -51,7 +51,7 @@ class UnitClaim:
 
     @classmethod
     def of(cls, row: Row[Any]) -> UnitClaim:
-        """Of a row that a claim or a commit has returned."""
+        """The claim by a row that a claim or a read of the unit returned."""
         return cls(
             row.id,
             row.ordinal,
@@ -69,24 +69,24 @@ class UnitClaim:
 
     @property
     def beside(self) -> str:
-        """The partitioned table whose partitions the new segments are until they are the base's."""
+        """The partitioned table that has the new segments until the swap attaches them to the base."""
         return beside(self.generation_id, self.id)
 
     @property
     def touched(self) -> str:
-        """The identities that were written since the capture."""
+        """The table of identities that were written since the capture."""
         return f"{self.beside}_touched"
 
     @property
     def touch(self) -> str:
-        """The function of the triggers that write them down."""
+        """The function of the triggers that list these identities."""
         return f"{self.beside}_touch"
 
     def part(self, place: int) -> str:
-        """A new segment, by its place in the order of keys."""
+        """The name of a new segment, by its place in the order of keys."""
         return f"{DATA_SCHEMA}.g{self.generation_id}_s{self.parts[place]:03d}"
 
 
 def beside(generation_id: int, unit_id: int) -> str:
-    """What all that a unit makes is named after."""
+    """The name of a unit's partitioned table, with which the names of its list and function begin."""
     return f"{DATA_SCHEMA}.g{generation_id}_u{unit_id}"

@@ -1,7 +1,7 @@
 """One worker of a compaction: claims units and takes each of them to its swap, step by step.
 
-Each step is one transaction under the unit's claim token, and says by the unit's row where the next one goes on:
-whoever is killed, paused or fenced leaves a unit that another worker continues.
+Each step commits under the unit's claim token, and the unit's row says where the next step continues. So another worker
+can continue the unit of a worker that was killed, paused or fenced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SELECT id, ordinal, claim_token, {UNITS.columns},
        (SELECT o.epoch FROM roir.operation o WHERE o.id = operation_id) AS epoch
   FROM roir.compaction_unit WHERE id = %(id)s
 """
-# Other workers may come to the swaps of these, which lock the default segment, too: an attach asks what is in it.
+# Units that other workers may swap meanwhile. A swap locks the default segment, too, since an attach checks it.
 OTHERS = f"""
 SELECT EXISTS (SELECT FROM roir.compaction_unit
                 WHERE operation_id = %(operation)s AND id <> %(unit)s AND NOT {ENDED}
@@ -41,7 +41,7 @@ WORKED = "UPDATE roir.compaction_unit SET seconds = seconds + %(took)s WHERE id 
 
 
 class CompactWorker(Worker):
-    """One of an operation's parallel workers. `step` is one step, so that tests can come between."""
+    """One of an operation's parallel workers. Each call of `step` is one step, so that tests can act between steps."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class CompactWorker(Worker):
         self.job = job
         self.worker = worker
         self.report = report
-        # Of the unit at hand: the list's blocks that are applied in this pass, and how many it has; whether it was
-        # compared, and how often that gave way.
+        # State of the current unit: the next block of the list in this pass, and the pass's end; whether it was
+        # compared, and how often the comparison gave way.
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is known of the unit at hand."""
+        """Resets the state of the current unit."""
         self._at = self._end = self._retreats = 0
         self._compared = False
 
     def claim(self) -> UnitClaim | Stop:
-        """Claim a unit. Raises Fenced, OperationFailed."""
+        """Claims a unit. Raises Fenced, OperationFailed."""
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
@@ -78,7 +78,7 @@ class CompactWorker(Worker):
         return Stop("done") if found is None else UnitClaim.of(found)
 
     def step(self, hold: UnitClaim) -> Step | Stop:
-        """The next step of a unit. Raises Fenced, LockNotAcquired, OperationPaused, InvariantViolated."""
+        """Takes the next step of a unit. Raises Fenced, LockNotAcquired, OperationPaused, InvariantViolated."""
         begun = time.monotonic()
         rest, rows = self.advance(hold)
         took = time.monotonic() - begun
@@ -91,7 +91,7 @@ class CompactWorker(Worker):
         return Step(rows, took, rest, paced=rows)
 
     def advance(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
-        """The next step of a unit: it as it is then, None once it has ended; and the rows that were copied.
+        """Takes the next step of a unit; returns its claim after that, None once it has ended, and the rows copied.
 
         Raises Fenced, LockNotAcquired, OperationPaused, InvariantViolated.
         """
@@ -109,7 +109,7 @@ class CompactWorker(Worker):
         if claim.status is not UnitStatus.WAITING:
             with connection.begin():
                 copying.check_files(connection, claim)
-                # Whatever is written to the new segments asks their bounds.
+                # Each write to the new segments evaluates their bounds.
                 found = obstacles.unread(connection, claim, job.entry) or obstacles.missed(connection, claim)
                 if found is not None:
                     raise Rewritten(found)
@@ -129,7 +129,7 @@ class CompactWorker(Worker):
         return self._now(claim), rows
 
     def _fold(self, claim: UnitClaim) -> None:
-        """Apply some of the list; at its end compare, at the next end swap."""
+        """Applies some blocks of the list; once the list is short, compares, then swaps."""
         if self._at < self._end:
             applying.step(self.database, self.connection, self.job, self.worker, claim, self._at)
             self._at += applying.BLOCKS_PER_STEP
@@ -160,7 +160,7 @@ class CompactWorker(Worker):
             self._at, self._end = 0, blocks
 
     def _is_awaited(self, claim: UnitClaim) -> bool:
-        """Whether swaps of its own operation may wait for who reads the segment of this unit."""
+        """True if other swaps of the operation may wait for a reader of this unit's segment."""
         if claim.segments[0] != DEFAULT_SEGMENT:
             return False
         of = {"operation": self.job.run.operation_id, "unit": claim.id}
@@ -177,13 +177,13 @@ class CompactWorker(Worker):
 
 
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> CompactWorker:
-    """A worker of a compaction. Raises Fenced, SourceChanged."""
+    """Makes a worker of a compaction. Raises Fenced, SourceChanged."""
     job = begin_work(connection, run, load_job)
     return CompactWorker(database, connection, job, number)
 
 
 def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
-    """End the operation, once each unit is swapped in or left out. Raises InvariantViolated, Fenced."""
+    """Ends the operation, once each unit is swapped in or left out. Raises InvariantViolated, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.COMPACT:
