@@ -1,4 +1,4 @@
-"""The seam to indexes over shards, as `engine/apart.py`: what a verification asks."""
+"""The seam to indexes over shards, as `engine/apart.py`: the questions of a verification."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from airflow_roir.options import VerifyOptions
 
 
 class TablesApart(Protocol):
-    """What a verification will read in the shards, asked before anything is locked here."""
+    """The tables in shards that a verification will read, looked up before it locks anything in this database."""
 
     @property
     def generation_id(self) -> int:
-        """The generation that it is compared with."""
+        """The generation that the tables are compared with."""
 
     def plan(
         self, connection: Connection, index_id: int, operation_id: int, options: VerifyOptions, mode: str
     ) -> tuple[int, int]:
-        """As `verify.units.plan`: write a verification and its units down; returns its id and the estimated rows."""
+        """Writes a verification and its units down, as `verify.units.plan`; returns its id and the estimated rows."""
 
 
 class ComparedApart(Apart):
-    """What a verification asks. Where nothing else is said it asks of an index over shards alone."""
+    """The questions of a verification. Unless a method says otherwise it is called only for an index over shards."""
 
     def tables(self, database: Database, generation_id: int, options: VerifyOptions) -> TablesApart | None:
-        """Of every generation that is to be compared: what there is to read in the shards; None if nothing is."""
+        """The tables to read in shards; None if there are none. Called for every generation that is compared."""
         return None
 
     def verify_worker(
         self, database: Database, connection: Connection, verify_job: VerifyJob, number: int
     ) -> VerifyWorker:
-        """A worker that compares on both sides, and repairs."""
+        """Makes a worker that compares both sides, and repairs."""
         raise NotImplementedError
 
     def units(self, connection: Connection, index_id: int, verification: Row[Any]) -> Units:
-        """The units of a verification, when a stage ends."""
+        """The units of a verification, at the end of a stage."""
         raise NotImplementedError
 
     def trust(self, connection: Connection, verification: Row[Any]) -> None:
-        """Of every verification that found all right, or has repaired it: what was in doubt before isn't any more."""
+        """Ends older doubts about a generation. Called for every verification that found no errors, or repaired all."""
 
 
 def apart() -> ComparedApart:
-    """What answers."""
+    """The implementation that answers."""
     found: ComparedApart = implementation()
     return found

@@ -1,4 +1,4 @@
-"""Verify: compare an index with its source, to the row, under writers. Units are its pieces, in stages."""
+"""Verify: compares an index with its source, row by row in the end, under writers; its pieces are units, in stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from airflow_roir.options import VerifyOptions
 
 
 def load(connection: Connection, run: Run) -> VerifyJob:
-    """Read what the workers of a run need. Raises Fenced, NotFound, SourceChanged."""
+    """Reads the verification of a run, for its workers. Raises Fenced, NotFound, SourceChanged."""
     row = read_control(connection, run)
     found = record.unfinished(connection, row.id)
     generation = execute(
@@ -64,7 +64,7 @@ def load(connection: Connection, run: Run) -> VerifyJob:
 
 
 def make_worker(database: Database, connection: Connection, run: Run, number: int) -> VerifyWorker:
-    """A worker of a verification. Raises Fenced, SourceChanged."""
+    """Makes a worker of a verification. Raises Fenced, SourceChanged."""
     job = begin_work(connection, run, load)
     if job.shard_column is not None:
         return apart().verify_worker(database, connection, job, number)
@@ -75,7 +75,7 @@ NOTHING = {"verification": 0, "spent": True, "until": 0}
 
 
 def named_in_units(connection: Connection, run: Run) -> Mapping[str, Any]:
-    """What the SQL of the units names: of the run's verification that is open; of none otherwise."""
+    """The values that the SQL of the units uses: those of the run's unfinished verification, else of none."""
     last = record.last(connection, run.operation_id)
     if last is None or last.finished_at is not None:
         return NOTHING
@@ -84,14 +84,14 @@ def named_in_units(connection: Connection, run: Run) -> Mapping[str, Any]:
 
 
 def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda line: None) -> None:
-    """End a stage: begin the next one, or close the verification. Raises InvariantViolated, Fenced."""
+    """Ends a stage: begins the next one, or closes the verification. Raises InvariantViolated, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.kind == "verify" and row.phase not in (Phase.SUM, Phase.CHECK):
             return
         last = record.last(connection, run.operation_id)
         if last is not None and last.finished_at is not None:
-            # The answer to the commit that closed it was lost.
+            # It is closed already: the answer to that commit was lost.
             return
         found = record.unfinished(connection, run.operation_id)
         left = UNITS.left(connection, run, (), named_in_units(connection, run))
@@ -120,7 +120,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         mixed = execute(connection, MIXED, values).scalar_one()
         execute(connection, FORGET_SUMS, values)
         if stage == "total" and (differ or mixed):
-            # Wrong, or written to between two readings.
+            # The sides differ, or a write came between two readings.
             pieces.again(stage, "sum", differ)
             return
         execute(connection, SET_SUSPICIOUS, {"verification": found.id, "buckets": differ})
@@ -130,7 +130,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
             operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
 
 
-# By blocks nothing is known but in one snapshot: a row may move from where it wasn't read yet to where it was.
+# Sums by blocks hold in one snapshot only: between two, a row may move from an unread block to one that was read.
 MIXED = """
 SELECT bool_or(side = 'heap') AND count(DISTINCT snapshot) > 1 FROM roir.verification_unit
  WHERE verification_id = %(verification)s AND stage = %(stage)s AND snapshot IS NOT NULL
@@ -156,9 +156,9 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
 
 
 def begin_of_build(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Begin to compare the generation of a build that is about to be published, in the build's own run.
+    """Begins to compare the generation of a build that is about to be published, in the build's own run.
 
-    One that was found right already isn't compared again. Raises Fenced, OperationPaused, SourceChanged.
+    If a comparison has found no errors already, none begins. Raises Fenced, OperationPaused, SourceChanged.
     """
 
     def begin() -> int:
@@ -185,7 +185,7 @@ def begin_of_build(database: Database, run: Run, report: Callable[[str], None] =
 
 
 def phase(name: Phase, why: str) -> PhaseWork:
-    """A phase in which units are compared."""
+    """The work of a phase that compares units."""
     return PhaseWork(name, UNITS, make_worker, finish, LISTED, why, values=named_in_units, has_stages=True)
 
 

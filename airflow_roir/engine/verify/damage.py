@@ -1,8 +1,8 @@
-"""What heap and index of a table disagree about: rows that a lookup doesn't find, or finds twice.
+"""Damage: heap and index of a table disagree, so that a lookup doesn't find a row, or finds several.
 
-A lookup can't tell of itself that it misses something. So a row or entry that was read from its heap is looked for by
-the index of its own identity, in one statement, which is one snapshot: a sound index leads to that row and to no other,
-whoever writes. Where the sums of both sides came from one snapshot, both are compared once more without any index.
+A lookup can't notice that it misses something. So a row or entry that was read from its heap is looked up by the index
+of its own identity, in one statement and so in one snapshot: a sound index leads to that row and to no other, even
+under writers. If the sums of both sides come from one snapshot, both are compared once more without any index.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import differences, hashes
 from airflow_roir.entry_state import EntryState
 
-# What a finding keeps, of a table that is damaged all over.
+# The most primary keys that one comparison names, in case a table is damaged all over.
 MOST_NAMED = 1_000
 BY_INDEX = (
-    # What is read by blocks stays so (a range of row addresses); all else goes by an index, however small the table is.
+    # A scan of a range of row addresses is still possible. All else uses an index, however small the table is.
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"
 )
 WITHOUT_INDEX = (
@@ -29,7 +29,7 @@ WITHOUT_INDEX = (
 
 
 def remedy_of_source(source: Source) -> str:
-    """What a user must do about the source."""
+    """The remedy for a damaged source, for the user."""
     return (
         f"Leave one row of each primary key in {source.name}, found without its index (SET enable_indexscan = off; SET "
         f"enable_bitmapscan = off; SET enable_indexonlyscan = off), then REINDEX TABLE {source.name}, then verify again"
@@ -37,18 +37,18 @@ def remedy_of_source(source: Source) -> str:
 
 
 def remedy_of_entries(index: str) -> str:
-    """What a user must do about the entries."""
+    """The remedy for damaged entries, for the user."""
     return f"Rebuild the index from its table: roir build {argument(index)}"
 
 
 def itself(entry: Entry, table: str) -> str:
-    """SELECT whether the lookup of the identity of the entry `s` in these entries leads to that very entry."""
+    """SELECT whether the lookup of entry `s` by its identity in these entries leads to that very entry."""
     found = differences.lookup(entry, table, "b.tableoid AS place, b.ctid AS tid")
     return f"SELECT e.place = s.place AND e.tid = s.tid AS itself FROM ({found}) e"
 
 
 def unreachable_rows(source: Source, entry: Entry, leaf: str, where: str) -> tuple[str, str]:
-    """Rows of a leaf that its primary key doesn't lead to; as `comparison.recorded`. where: over it, alias `r`."""
+    """Rows of a leaf that its primary key doesn't lead to, as `differences.recorded`. where: over it, alias `r`."""
     values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r")))
     same = " AND ".join(
         f"{entry.columns[i].of('o')} {entry.columns[i].equals} s.c{i + 1}"
@@ -73,18 +73,18 @@ def unreachable_rows(source: Source, entry: Entry, leaf: str, where: str) -> tup
     )
 
 
-# Of one segment, in one statement: what its heap holds and what its B-tree leads to.
+# The number of entries in a segment's heap, and of those that its B-tree leads to, in one statement.
 COUNTS = """
 SELECT (SELECT count(*) FROM {segment} x WHERE x.ctid >= '(0,0)'::tid) AS heap, (SELECT count(*) FROM {segment}) AS tree
 """
 
 
 def mistaken(recorded: str, source: Source, base: str, entry: Entry, index: str) -> Iterator[tuple[str, str, str]]:
-    """What to look for again, without indexes, of what lookups have called missing or extra.
+    """The searches, without indexes, for the other side of discrepancies that lookups called missing or extra.
 
-    recorded: their identities, `s`. A row whose entry is there but isn't found, and an entry whose row is there but
-    isn't found, are damage: to put or to remove an entry would make it worse. Yields the kind that was recorded, the
-    SELECT of the ids that are there after all, and what is said of them.
+    recorded: the identities of the discrepancies, `s`. If the row or the entry exists but a lookup doesn't find it,
+    that is damage, and a repair that adds or removes entries would make it worse. Yields the recorded kind, the SELECT
+    of the ids whose other side exists, and the text for them.
     """
     sides = (
         ("missing", base, entry.equal("x.", "s."), "its entry exists, but the B-tree doesn't lead to it",
@@ -103,7 +103,7 @@ def both_sides(source: Source, entry: Entry, generation_id: int, shown: str, wit
     entries = f"SELECT {names} FROM {physical.base(generation_id)} x WHERE {shown}"
     if with_delta:
         delta = physical.delta(generation_id)
-        # The base, overridden by the delta (I3).
+        # The delta overrides the base (I3).
         touched = f"SELECT FROM {delta} d WHERE d.state <> '{EntryState.GHOST.value}' AND {entry.equal('x.', 'd.')}"
         regular = f"SELECT {names} FROM {delta} x WHERE x.state = '{EntryState.REGULAR.value}' AND {shown}"
         entries += f" AND NOT EXISTS ({touched}) UNION ALL {regular}"
@@ -114,13 +114,13 @@ def both_sides(source: Source, entry: Entry, generation_id: int, shown: str, wit
     )
 
 
-# What these return, as column definition lists.
+# The columns that the queries below return, as column definition lists.
 DIFFERING_BUCKETS = "bucket int"
 DIFFERING_ROWS = "primary_key jsonb, key jsonb, rows bigint, entries bigint"
 
 
 def differing_buckets(both: str, entry: Entry, buckets: int) -> str:
-    """SELECT of the buckets whose rows and entries aren't the same."""
+    """SELECT of the buckets whose rows and entries differ."""
     bucket = hashes.bucket(entry, entry.physical(prefix="b."), buckets)
     return (
         f"SELECT {bucket} AS bucket FROM ({both}) b GROUP BY 1 "
@@ -129,7 +129,7 @@ def differing_buckets(both: str, entry: Entry, buckets: int) -> str:
 
 
 def differing_rows(both: str, entry: Entry, buckets: int, chosen: Sequence[int]) -> str:
-    """SELECT, in these buckets, of primary keys whose rows and entries aren't the same: how many there are of each."""
+    """SELECT of the primary keys in these buckets whose rows and entries differ, with the number of each."""
     bucket = hashes.bucket(entry, entry.physical(prefix="b."), buckets)
     primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
     return (

@@ -1,6 +1,6 @@
 """The SQL that compares rows and entries one by one, each row and its entry in one statement, so in one snapshot.
 
-So a writer at the same time makes a bucket of `hashes.py` suspicious at the most, never a discrepancy.
+So a concurrent write can make a bucket of `hashes.py` suspicious, but never causes a discrepancy.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import hashes
 from airflow_roir.entry_state import EntryState
 
-# A lookup has an arm for each pattern of NULLs in the key, since only that can use the index; more would be too long.
+# A lookup has an arm for each pattern of NULLs in the key, since only such an arm can use the index. With more nullable
+# columns the statement would be too long.
 MOST_NULLABLE = 4
 
 
-# Characters of an included value that a discrepancy keeps: where a whole segment is lost that is every value of it.
+# Characters of an included value that a discrepancy keeps: a lost segment makes a discrepancy of each of its entries.
 MOST_KEPT = 1_000
 
 
 def missing_or_different(
     source: Source, entry: Entry, generation_id: int, leaf: str, where: str, with_delta: bool, index: str
 ) -> tuple[str, str]:
-    """Source rows without their entry, or with another one; see `recorded`. where: over the leaf, alias `r`.
+    """Source rows without their entry, or with a different one; see `recorded`. where: over the leaf, alias `r`.
 
-    In a unique index a row whose key is another row's, which has the entry, is a duplicate.
+    In a unique index a row is a duplicate if the entry of its key belongs to another row.
     """
     values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r")))
     base = lookup(entry, physical.base(generation_id), "true AS present")
     stores = [physical.base(generation_id)]
     if with_delta:
-        # The base, overridden by the delta (I3). A ghost says nothing.
+        # The delta overrides the base (I3). Ghosts don't count.
         delta_of = f"(SELECT * FROM {physical.delta(generation_id)} WHERE state"
         delta = lookup(
             entry,
@@ -72,7 +73,7 @@ def missing_or_different(
 def holders(entry: Entry, table: str, first: str) -> str:
     """SELECT of the entries that have the key of the outer row `s` and another primary key; as `lookup`.
 
-    Of a unique index, by it: in one table there is one at the most.
+    For unique indexes, and by them: one table has at most one such entry.
     """
     apart = entry.apart_positions
     nullable = [i for i in entry.nullable_positions if i in entry.key_positions and i not in apart][:MOST_NULLABLE]
@@ -88,8 +89,8 @@ def holders(entry: Entry, table: str, first: str) -> str:
 
 
 def duplicate_of(entry: Entry, prefix: str, index: str) -> str:
-    """SQL for what is said of a row whose key another one has. prefix: `alias.` of the other's identity."""
-    # One may be called anything: a per cent sign would be taken for a place to bind at.
+    """SQL for the text about a row whose key another row has. prefix: `alias.` of the other row's identity."""
+    # Names can have a per cent sign, which psycopg2 would take for a placeholder.
     said, parts = "row ", []
     for i in entry.identity_positions:
         if entry.columns[i].primary_key:
@@ -115,9 +116,9 @@ def extra(
 ) -> tuple[str, str]:
     """Entries that no source row projects to; see `recorded`. where: over the relation, alias `x`.
 
-    One with the key of another version of the row is extra too; the version itself is looked for from the source's
-    side. An entry that the delta overrides is judged there. itself: SELECT whether a lookup leads to the entry `s`;
-    if it doesn't, that is damage, which a repair by lookups can't repair; `remedy` says what to do.
+    An entry with the key of another version of its row is extra, too; the comparison from the source's side looks for
+    the version itself. An entry that the delta overrides is judged in the delta. itself: SELECT whether a lookup leads
+    to entry `s`; if it doesn't, that is damage, which a repair by lookups can't repair. remedy: what the user can do.
     """
     overridden = ""
     kinds = f"WHEN e.present IS NULL {'AND o.present IS NULL' if with_delta else ''} THEN 'extra'"
@@ -149,7 +150,7 @@ def extra(
     )
 
 
-# What is compared, as a column definition list.
+# The columns of a comparison, as a column definition list.
 COMPARED = "kind text, detail text, key jsonb, primary_key jsonb, looked_at jsonb, other jsonb"
 
 
@@ -157,12 +158,12 @@ SUMMED = "buckets int[], counts bigint[], sums numeric[], rows bigint"
 
 
 def recorded(entry: Entry, compared: str, ours: str, theirs: str) -> tuple[str, str]:
-    """What compares, and the statement around it, `{compared}`, that writes down what differs.
+    """The query that compares, and the statement that writes its differences down; `{compared}` is the query's place.
 
-    One statement, so one snapshot; it returns how many it read and found.
+    It is one statement, so one snapshot; it returns how many it read and how many differ.
 
-    `compared` has the columns of the looked-at side, `other` (the other side's, as JSON), the kind of difference, and
-    `detail`. A row that is damaged is written down once.
+    `compared` has the columns of the side that is read, `other` (the other side's, as JSON), the kind of difference,
+    and `detail`. A damaged row is written down once.
     """
     primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
     columns = f"kind, key, primary_key, {ours}" + (
@@ -187,12 +188,12 @@ def recorded(entry: Entry, compared: str, ours: str, theirs: str) -> tuple[str, 
 
 
 def literal(said: str) -> str:
-    """SQL for a text of ours."""
+    """The text as an SQL literal."""
     return "'" + said.replace("'", "''") + "'"
 
 
 def texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> str:
-    """SQL for a JSON array of lossless texts: unlike the function for it, an array takes any number of columns."""
+    """SQL for a JSON array of lossless texts. Unlike jsonb_build_array, an array takes any number of columns."""
     chosen = range(len(entry.columns)) if positions is None else positions
     listed = ", ".join(
         hashes.text(entry.columns[i], f"{prefix}c{i + 1}")
@@ -204,8 +205,8 @@ def texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> 
 
 
 def lookup(entry: Entry, table: str, first: str) -> str:
-    """SELECT of the entry, by index, whose identity is that of the outer row `s`: `first`, then all its columns."""
-    # Of the rest the index's leading columns have left few entries.
+    """SELECT, by index, of the entry with the identity of the outer row `s`: `first`, then all its columns."""
+    # For more nullable columns no pattern is needed: by the columns before them the index finds few entries.
     nullable = entry.nullable_positions[:MOST_NULLABLE]
     head = f"SELECT {first}, {', '.join(entry.physical(prefix='b.'))} FROM {table} b WHERE "
     arms = []

@@ -1,8 +1,8 @@
-"""Hashes of rows and entries, equal where the values are, and their sums by buckets of the primary key.
+"""Hashes of rows and entries, equal for equal values, and their sums by buckets of the primary key.
 
-The sides share no order, so no range of one is a range of the other. Sums need no order: both sides are read once, each
-piece in a snapshot of its own. Where the totals differ, both are summed by buckets, and only buckets whose sums differ
-are looked at again, row by row.
+The sides share no order, so a range of one side is no range of the other. Sums need no order: both sides are read once,
+each piece in a snapshot of its own. If the totals differ, both sides are summed by buckets, and only the buckets whose
+sums differ are compared row by row.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from airflow_roir.engine.generation.entry import Entry, EntryColumn
 
-# Types of which two values are equal only where they are the same value, and which have a hash function; every other
-# type is compared by its text, as 1.0 and 1.00 differ.
+# Types with a hash function, of which two equal values are always the same value. Other types are compared by their
+# texts, so that 1.0 and 1.00 differ.
 EXACT = frozenset(
     (
         "smallint",
@@ -41,7 +41,7 @@ TEXTUAL = frozenset(("text", "character varying", "name"))
 PADDED = frozenset(("character", "bpchar"))
 
 
-# Types whose hash function can be called by itself, with a seed: several times as fast as through a record.
+# Types whose hash function can be called directly, with a seed: several times as fast as through a record.
 HASHES = {
     "smallint": "hashint2extended({value}, {seed})",
     "integer": "hashint4extended({value}, {seed})",
@@ -68,13 +68,13 @@ NEWER_HASHES = frozenset(("date", "bytea"))
 
 
 def image(column: EntryColumn, value: str) -> str:
-    """SQL for something that is equal for two values only where they are the same, down to trailing zeros."""
+    """SQL for an expression that is equal for two values only if they are the same, down to trailing zeros."""
     if column.cast in EXACT or _has_scale(column):
         return value
     if column.oid_alias:
         return f"{value}::oid"
     if column.cast in PADDED:
-        # Its text has lost the blanks at the end.
+        # Its text lacks the blanks at the end.
         return f"bpcharsend({value})"
     return f'({_output(column, value)}) COLLATE "C"' if column.cast not in TEXTUAL else f'{value} COLLATE "C"'
 
@@ -107,15 +107,15 @@ def text(column: EntryColumn, value: str) -> str:
 def row_hash(entry: Entry, values: Sequence[str], newer: bool) -> str:
     """SQL for the 64-bit hash of all columns. newer: the server is PostgreSQL 18 or newer.
 
-    A record's hash is linear in those of its columns: values that two rows have swapped could leave a sum as it was.
-    So each row is hashed with a seed of its own, of its primary key.
+    The hash of a record is linear in those of its columns: if two rows swapped values, the sum could stay the same. So
+    each row is hashed with a seed of its own, from its primary key.
     """
     pairs = [(column, image(column, value)) for column, value in zip(entry.columns, values, strict=True)]
     key = [(column, value) for column, value in pairs if column.primary_key]
     seed = f"hash_record_extended(ROW({', '.join(value for _, value in key)}), 0)"
     if len(key) == 1 and _is_fast(key[0][0], newer):
         seed = HASHES[key[0][0].cast].format(value=key[0][1], seed="0")
-    # The hash of a bigint folds its halves into one: 1 and 2^32 have the same.
+    # The hash of a bigint folds its halves into one: 1 and 2^32 have the same hash.
     halves = [value for column, value in pairs for value in (value, *[f"{value} >> 32"] * (column.cast == "bigint"))]
     record = f"hash_record_extended(ROW({', '.join(halves)}), {seed})"
     slow = ", ".join(value for column, value in pairs if not _is_fast(column, newer))
@@ -124,7 +124,7 @@ def row_hash(entry: Entry, values: Sequence[str], newer: bool) -> str:
         if _is_fast(column, newer):
             seed = f"{value} # {chain}" if column.cast == "bigint" else chain
             chain = HASHES[column.cast].format(value=value, seed=seed)
-    # Each function of the chain is NULL for a NULL.
+    # Each function of the chain returns NULL for a NULL.
     return f"coalesce({chain}, {record})"
 
 
@@ -132,19 +132,19 @@ def bucket(entry: Entry, values: Sequence[str], buckets: int) -> str:
     """SQL for the bucket of a row by its primary key. buckets: a power of two."""
     key = [(column, value) for column, value in zip(entry.columns, values, strict=True) if column.primary_key]
     if len(key) == 1 and key[0][0].cast in INTEGERS:
-        # Hashing would take longer than all else here.
+        # A hash would take longer than everything else here.
         return f"({key[0][1]} & {buckets - 1})::int"
     images = ", ".join(image(column, value) for column, value in key)
     return f"(hash_record_extended(ROW({images}), 0) & {buckets - 1})::int"
 
 
 def of_source(entry: Entry, alias: str) -> list[str]:
-    """The entry's columns, read from a row of the source."""
+    """SQL for the entry's columns, read from a row of the source."""
     return [column.of(alias) for column in entry.columns]
 
 
 def total(entry: Entry, values: Sequence[str], relation: str, where: str, newer: bool) -> str:
-    """As `sums` of a single bucket: several times as fast."""
+    """SELECT of one row, as `sums` with a single bucket: several times as fast."""
     return f"""
     SELECT ARRAY[0] AS buckets, ARRAY[count(*)] AS counts,
            ARRAY[coalesce(sum({row_hash(entry, values, newer)}), 0)] AS sums, count(*) AS rows
@@ -152,12 +152,12 @@ def total(entry: Entry, values: Sequence[str], relation: str, where: str, newer:
 
 
 def sums(entry: Entry, values: Sequence[str], relation: str, where: str, newer: bool, buckets: int) -> str:
-    """SELECT of one row, as `summed`: of each bucket of rows."""
+    """SELECT of one row, as `summed`, with a group for each bucket."""
     return summed(relation, where, row_hash(entry, values, newer), bucket(entry, values, buckets))
 
 
 def summed(relation: str, where: str, hashed: str, grouped: str) -> str:
-    """SELECT of one row: of each group the count and the sum of its rows' hashes, and the count of all.
+    """SELECT of one row: the count of each group's rows and the sum of their hashes, and the count of all rows.
 
     The sum of 64-bit hashes is exact: it has 128 bits, and doesn't depend on any order.
     """

@@ -1,4 +1,4 @@
-"""What the workers of a verification know of it, and of the unit that they hold."""
+"""A verification, and a unit of it, as its workers know them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_roir.options import VerifyOptions
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """What a worker must know of a verification; none of it changes in a stage."""
+    """The facts of a verification that a worker needs; none of them changes in a stage."""
 
     job: Job
     verification_id: int
@@ -19,13 +19,13 @@ class VerifyJob:
     suspicious: tuple[int, ...] | None
     with_delta: bool
     options: VerifyOptions
-    # Of an index apart from its source: the column of its entries that tells the shard.
+    # Only for an index over shards: the column of its entries that names the shard.
     shard_column: str | None = None
 
 
 @dataclass(frozen=True)
 class UnitClaim:
-    """A worker's hold on a unit. compared: only what was found in it is to be mended yet."""
+    """A worker's hold on a unit. compared: True if only the repair of its discrepancies is left."""
 
     id: int
     ordinal: int
@@ -46,7 +46,7 @@ class UnitClaim:
 
 @dataclass(frozen=True)
 class UnitMetrics:
-    """What a worker did on one unit: how many rows it read, how many discrepancies it found."""
+    """A worker's results for one unit. rows: the rows that it read; found: the discrepancies."""
 
     worker: int
     ordinal: int

@@ -1,4 +1,4 @@
-"""Reads what a unit compares: under locks that keep it what it is, and only the unit's part of it."""
+"""Reads the rows or entries of one unit, under locks that keep its relation in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_roir.engine.source import owner
 from airflow_roir.engine.verify.job import UnitClaim, VerifyJob
 from airflow_roir.scan_range import ScanRange
 
-# NULL where the relation is gone, or no part of the source any more; of our own segments only whether they are there.
+# The name of the relation; no row if it is gone, or no longer a part of the source. Our own segments must only exist.
 STILL_THERE = """
 SELECT c.oid::regclass::text FROM pg_class c
  WHERE c.oid = %(relation)s::oid
@@ -27,28 +27,29 @@ SELECT c.oid::regclass::text FROM pg_class c
 
 
 class UnitReading:
-    """What a worker's session reads of the units that it claims."""
+    """A worker's session, as it reads the units that the worker claims."""
 
     def __init__(self, connection: Connection, verify_job: VerifyJob) -> None:
         self.connection = connection
         self.verify_job = verify_job
         self.job = verify_job.job
         self._source = SourceCheck(connection, self.job)
-        # What isn't a leaf: no table becomes a level of partitions, nor the other way round.
+        # The source and its levels of partitions, without leaves: a table never becomes a level, nor a level a table.
         leaves = set(self.job.source.leaves) - {self.job.source.oid}
         self._levels = [relation for relation in self.job.source.relations if relation not in leaves]
 
     def hold(self, claim: UnitClaim) -> str | None:
-        """Keep partitions from being taken out while the unit is read; the relation's name, None if it is gone.
+        """Locks the source's levels and the unit's relation; returns the relation's name, None if it is gone.
 
-        The source is locked before the entries, as a TRUNCATE of the source does.
+        No partition can leave the source until the transaction ends. The source is locked before the entries, in the
+        order of a TRUNCATE.
         """
         job = self.job
         path = ", ".join(["pg_catalog", *map(quote, job.source.operator_schemas), "pg_temp"])
         execute(
             self.connection,
             f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}; SET LOCAL search_path = {path}; "
-            # Workers are the parallelism that was asked for.
+            # Our workers are the requested parallelism.
             "SET LOCAL max_parallel_workers_per_gather = 0",
         )
         for level in execute(
@@ -57,9 +58,9 @@ class UnitReading:
             "ORDER BY c.oid <> %(source)s, c.oid",
             {"levels": self._levels, "source": job.source.oid},
         ).all():
-            # A unit of the source reads one of its leaves, which is locked below; the others look at any.
+            # A unit of the source reads one leaf, which is locked below; other units look up rows in any leaf.
             lock_table(self.connection, level.name, level.oid, "ACCESS SHARE", only=claim.of_source)
-        # The other side's question names the source as it was called when the run began.
+        # The comparison of the other side uses the source's name as of the run's beginning.
         check_name(self.connection, job.source.sql, job.source.oid)
         self._source.look(partitions=False)
         values = {"relation": claim.relation, "ours": not claim.of_source, "source": job.source.oid}
@@ -67,19 +68,22 @@ class UnitReading:
         while name is not None:
             locked = self.lock(name, claim.relation)
             before, name = name, execute(self.connection, STILL_THERE, values).scalar()
-            # Under its lock it can't be renamed any more; an old snapshot knows its old name only.
+            # A locked relation can't be renamed any more. An old snapshot shows only its old name.
             if name == before:
                 return str(name) if locked else None
         return None
 
     def check_names(self, claim: UnitClaim, name: str) -> None:
-        """What was read by name was that: a lock keeps a table's name, its schema can have another one since."""
+        """Checks that the names which were read by meant these tables: a lock keeps a table's name, not its schema's.
+
+        Raises LockNotAcquired.
+        """
         check_name(self.connection, self.job.source.sql, self.job.source.oid)
         if claim.of_source:
             check_name(self.connection, name, claim.relation)
 
     def lock(self, name: str, relation: int) -> bool:
-        """Lock a relation by its name; False if it doesn't have that name any more."""
+        """Locks a relation by its name; False if it doesn't have that name any more."""
         try:
             with self.connection.begin_nested():
                 execute(self.connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")
@@ -93,23 +97,23 @@ class UnitReading:
             raise
 
     def where(self, claim: UnitClaim, values: dict[str, Any], alias: str) -> str:
-        """SQL that a row is the unit's; what it binds is put into `values`."""
+        """SQL for the condition that a row belongs to the unit; adds the values that it binds to `values`."""
         job = self.job
         if claim.side == "source":
             unit = ScanRange(claim.lower, claim.upper)
             return unit.condition(job.source.primary_key, job.source.comparands, None, values)
         terms = []
         for sign, bound in ((">=", claim.lower), ("<", claim.upper)):
-            # From the first block to the last it is a plain scan, which reads ahead.
+            # Without bounds a unit of all blocks is a plain scan, which reads ahead.
             if bound is not None and bound != [0]:
                 terms.append(f"{alias}.ctid {sign} '({int(bound[0])},0)'::tid")
         if claim.side == "delta":
             terms.append(f"{alias}.state = 'regular'")
         if claim.side != "heap":
-            # What readers see: without the entries of partitions that are leaving or joining.
+            # Only entries that readers see: without those of partitions that are leaving or joining.
             shown = "SELECT coalesce(roir.is_shown(%(id)s, %(alias)s), 'true')"
             terms.append(execute(self.connection, shown, {"id": job.generation_id, "alias": alias}).scalar_one())
-        # Put in last: a partition's bounds may hold literals with a per cent sign.
+        # The condition is inserted last: a partition's bounds may have literals with a per cent sign.
         values["where"] = " AND ".join(terms) or "true"
         return "%(where)s"
 
@@ -122,7 +126,10 @@ class UnitReading:
         around: str,
         reads: list[str] | None = None,
     ) -> Row[Any]:
-        """Bound, but where pieces are cut by blocks: there all values are numbers. around: has the query in FROM."""
+        """Sends the unit's query, within the statement `around`, which has it in FROM as `{compared}`.
+
+        A unit by primary key binds its values; a unit by blocks, whose bounds are numbers, has them in the text.
+        """
         if claim.side != "source":
             for name in sorted(values, key="where".__eq__):
                 sql = sql.replace(f"%({name})s", str(values[name]))

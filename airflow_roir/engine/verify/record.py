@@ -1,6 +1,6 @@
-"""The life of a verification: what it compares, in which units, what it found.
+"""The record of a verification: begins it with its units, counts its discrepancies, and closes it.
 
-Alone it is an operation of kind `verify`, with its runs, pauses and events; after a build it is a part of that.
+A verification is an operation of kind `verify`, with its runs, pauses and events, or a part of a build.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, Operati
 from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import VerifyOptions
 
-# For writers that ran a capture function which was replaced.
+# How long a verification waits for writers that still run a replaced capture function.
 PATIENCE_S = 5.0
 
 
@@ -37,9 +37,9 @@ def begin(
     mode: str = "only",
     report: Callable[[str], None] = lambda line: None,
 ) -> BegunOperation:
-    """Begin to verify the active generation of an index, or adopt its unfinished verification; start a run to do it.
+    """Begins to verify the active generation of an index, or adopts its unfinished verification; starts a run.
 
-    mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput; what `begin_or_adopt` raises.
+    mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput, and all that `begin_or_adopt` raises.
     """
 
     def new(row: Row[Any] | None) -> BegunOperation:
@@ -73,7 +73,7 @@ def begin(
 
 
 def _tables(database: Database, index: str, options: VerifyOptions) -> TablesApart | None:
-    """Of an index apart, what there is in the shards: asked before anything is locked here."""
+    """The tables of an index over shards, looked up before anything is locked here; None for other indexes."""
     with database.transaction() as connection:
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
@@ -84,9 +84,9 @@ def _tables(database: Database, index: str, options: VerifyOptions) -> TablesApa
 
 
 def _await_writers(database: Database, index: str) -> None:
-    """If a capture function was replaced, wait a little for the writers that ran the other one.
+    """If a capture function was replaced, waits up to `PATIENCE_S` for the writers that ran the old one.
 
-    A writer that doesn't end in time is left alone; then the verification doesn't end the warning.
+    If a writer doesn't end in time, the verification begins all the same, but doesn't end the status's warning.
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -119,7 +119,7 @@ SELECT *, missing + extra + different + corrupt + damaged + duplicate AS found
 
 
 def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
-    """The verification of an operation that is under way. Raises NotFound."""
+    """The unfinished verification of an operation. Raises NotFound."""
     row = execute(connection, f"{UNFINISHED} ORDER BY id DESC LIMIT 1", {"operation": operation_id}).first()
     if row is None:
         raise NotFound(f"operation {operation_id} has no unfinished verification")
@@ -127,7 +127,10 @@ def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
 
 
 def stage(connection: Connection, verification_id: int) -> str:
-    """`total`, `sum`, `check` or `whole`: the last one that has units; also `check` where nothing is suspicious."""
+    """The verification's stage: `total`, `sum`, `check` or `whole`.
+
+    It is the last stage that has units, or `check` if the suspicious buckets are known or nothing has units.
+    """
     query = (
         "SELECT CASE WHEN EXISTS (SELECT FROM roir.verification_unit u WHERE u.verification_id = v.id "
         "AND u.stage = 'whole') THEN 'whole' WHEN v.suspicious IS NOT NULL THEN 'check' ELSE coalesce((SELECT u.stage "
@@ -138,17 +141,17 @@ def stage(connection: Connection, verification_id: int) -> str:
 
 
 def is_open(connection: Connection, verification_id: int) -> bool:
-    """True until it has ended."""
+    """True until the verification has ended."""
     query = "SELECT finished_at IS NULL FROM roir.verification WHERE id = %(id)s"
     return bool(execute(connection, query, {"id": verification_id}).scalar_one())
 
 
 def last(connection: Connection, operation_id: int) -> Row[Any] | None:
-    """The newest verification of an operation; its discrepancies, of all kinds, are `found`."""
+    """The newest verification of an operation; `found` counts its discrepancies of all kinds."""
     return execute(connection, LAST, {"operation": operation_id}).first()
 
 
-# --- what came out
+# --- results
 
 
 COUNTS = """
@@ -174,7 +177,7 @@ FORGET_UNITS = "DELETE FROM roir.verification_unit WHERE verification_id = %(id)
 
 
 def close(connection: Connection, row: Row[Any]) -> None:
-    """End a verification: keep its counts, forget its units but those for the next slice."""
+    """Ends a verification: stores its counts, and deletes its units, except those for the next slice."""
     options = VerifyOptions(**row.options)
     counts = execute(connection, COUNTS, {"id": row.id}).one()
     looked_at = execute(connection, LOOKED_AT, {"id": row.id, "parts": options.is_partial}).one()
@@ -190,13 +193,13 @@ def close(connection: Connection, row: Row[Any]) -> None:
 
 
 def forget_units(connection: Connection, verification_id: int, left: bool = False) -> None:
-    """Delete the units of a verification that has ended. left: keep those that are still to do."""
+    """Deletes the units of a verification that has ended. left: keep those that aren't done."""
     execute(connection, "DELETE FROM roir.suspect WHERE verification_id = %(id)s", {"id": verification_id})
     execute(connection, FORGET_UNITS, {"id": verification_id, "left": left})
 
 
 def give_up(connection: Connection, operation_id: int) -> None:
-    """End the verifications of an operation that was aborted, with their counts so far."""
+    """Ends the verifications of an aborted operation, with their counts so far."""
     for row in execute(connection, UNFINISHED, {"operation": operation_id}).all():
         close(connection, row)
         execute(connection, "UPDATE roir.verification SET complete = false WHERE id = %(id)s", {"id": row.id})

@@ -1,11 +1,11 @@
-"""Mending what a verification found, so that it can't undo a concurrent write.
+"""Repairs the discrepancies of a verification in such a way that no repair can undo a concurrent write.
 
-A row that lacks its entry, or has another one, is locked first and looked at again: whoever writes to it next comes
-after the right entry. An entry without a row is locked first, then its row is looked for again with a later snapshot: a
-writer that brought such a row has either committed, and is seen, or waits for the lock and writes the entry again.
+If a row lacks its entry, or has a different one, the repair locks the row and looks at it again: the row's next writer
+comes after the right entry. If an entry has no row, the repair locks the entry and looks for the row again with a later
+snapshot: a writer that brought such a row has committed and is seen, or waits for the lock and writes the entry again.
 
-In a unique index the key of a row that lacks its entry can be taken: by an entry without a row, which makes room in the
-same way, or by that of another row. Then both are left as they are: no user's row is ever deleted.
+In a unique index the key of a row that lacks its entry can be taken: by an entry without a row, which is removed in the
+same way, or by the entry of another row. Then both rows stay as they are: a repair never deletes a user's row.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.verify import damage, differences, hashes
 
-# A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.
+# If a unit has more discrepancies, one transaction repairs a whole chunk of them: each takes some ten milliseconds.
 MANY = 100
 CHUNK = 1_000
-# How often one that a writer holds is tried again.
+# How often a discrepancy whose row or entry a writer holds is tried.
 TRIES = 20
 
 UNMENDED = """
@@ -45,12 +45,12 @@ OUTCOME = """
 UPDATE roir.discrepancy SET outcome = %(outcome)s, mended_at = clock_timestamp()
  WHERE id = ANY (%(ids)s) AND outcome IS NULL
 """
-# What lookups have called missing or extra is damage.
+# A discrepancy that lookups called missing or extra is damage.
 MISTAKEN = """
 UPDATE roir.discrepancy d SET kind = 'damaged', detail = %(said)s FROM {found}
  WHERE d.id = r.id AND d.kind = %(kind)s AND d.outcome IS NULL
 """
-# A row whose key another one has.
+# A row whose key another row has.
 DUPLICATE = """
 UPDATE roir.discrepancy d SET kind = 'duplicate', detail = r.detail, entry_values = coalesce(r.other, d.entry_values)
   FROM {found} WHERE d.id = r.id AND d.kind IN ('missing', 'different', 'duplicate') AND d.outcome IS NULL
@@ -60,10 +60,10 @@ RECORDED = "SELECT id, key, primary_key FROM roir.discrepancy WHERE id = ANY (%(
 
 
 class Mender:
-    """Mends discrepancies of one generation, in one session.
+    """Repairs discrepancies of one generation, in one session.
 
-    It waits for no row: it holds some, and who waits for a second one while it holds a first can meet a writer that
-    does so the other way round.
+    It never waits for a row: it already holds locks on others, and could deadlock with a writer that locks them in
+    another order.
     """
 
     def __init__(self, connection: Connection, job: Job) -> None:
@@ -82,21 +82,21 @@ class Mender:
         self.row = entry.has_row("r", "s.")
 
     def _lock_source(self) -> None:
-        """Each transaction begins with it: before the entries, as a TRUNCATE of the source does.
+        """Locks the source at the beginning of each transaction: before the entries, in the order of a TRUNCATE.
 
-        No partition begins to join meanwhile, and the source's owner stays who he is. Raises LockNotAcquired if
+        Under the lock no partition begins to join, and the source's owner stays the same. Raises LockNotAcquired if
         another table has its name by now.
         """
         catalog.hold(self.connection, self.read)
         self.trusted = owner.is_trusted(self.connection, self.read)
-        # The recorded identities, with the names of the entry's first columns.
-        # The owner, as whom a source is read where he isn't trusted, sees no table of ours.
+        # The recorded identities, with the names of the entry's first columns. An untrusted owner, as whom the source
+        # is then read, sees no table of ours, and gets them as JSON.
         listed = "jsonb_to_recordset(%(recorded)s::jsonb) AS d (id bigint, key jsonb, primary_key jsonb)"
         found = "roir.discrepancy d WHERE d.id = ANY (%(ids)s)" if self.trusted else listed
         self.recorded = f"(SELECT d.id, {self.identity} FROM {found}) s"
 
     def look_again(self, ids: list[int]) -> None:
-        """Without indexes, before anything is put or taken out by them: see `damage.mistaken`."""
+        """Looks for these rows and entries again without indexes, before a repair trusts lookups: `damage.mistaken`."""
         if not ids:
             return
         self._lock_source()
@@ -109,13 +109,13 @@ class Mender:
         check_name(self.connection, self.source, self.read.oid)
 
     def _find_pairs(self, ids: list[int]) -> None:
-        """Of rows that share a key of a unique index and all lack their entry, all but one are duplicates."""
+        """Finds rows that share a key of a unique index and all lack their entry: all but one are duplicates."""
         missing = list(execute(self.connection, MISSING, {"ids": ids}).scalars())
         entry = self.entry
         firsts = ", ".join(f"first_value(s.c{i + 1}) OVER w AS c{i + 1}" for i in entry.identity_positions)
         apart = " AND ".join(f"NOT {is_null(f's.c{i + 1}')}" for i in entry.apart_positions) or "true"
         key = ", ".join(entry.physical(entry.key_positions, prefix="s."))
-        # As a window, since a join over NULLs that may be equal would compare each with each.
+        # By a window: a join over NULLs that may be equal would compare each row with each.
         pairs = (
             f"FROM (SELECT s.id, row_number() OVER w AS nth, {firsts} FROM {self.recorded} WHERE {apart} "
             f"WINDOW w AS (PARTITION BY {key} ORDER BY s.id)) o "
@@ -131,16 +131,16 @@ class Mender:
         execute(self.connection, DUPLICATE.format(found=item), values)
 
     def put(self, ids: list[int]) -> list[int]:
-        """Give rows their entries, in one transaction; returns those whose rows aren't there any more.
+        """Gives rows their entries, in one transaction; returns the discrepancies whose rows are gone.
 
-        Rows that a writer holds are left as they are, and those whose key another row has.
+        A row that a writer holds stays as it is, and so does a row whose key another row has.
         """
         with self.connection.begin():
             self._wait_little()
             self._lock_source()
             held = "FOR NO KEY UPDATE SKIP LOCKED"
             if not self.trusted:
-                # As the owner no row stays locked: then all of them, for this transaction.
+                # A read as the owner can't keep rows locked, so this transaction locks the table against writers.
                 execute(self.connection, f"LOCK TABLE {self.source} IN SHARE ROW EXCLUSIVE MODE")
                 held = ""
             rows = (
@@ -153,7 +153,7 @@ class Mender:
             if self.entry.enforced:
                 wrong -= self._make_room(wrong)
                 self._write_unique(wrong)
-                # A writer may have taken a key meanwhile.
+                # A writer may have taken a key in between.
                 wrong = self._right(wrong)
             else:
                 self._write(wrong, self.base, self.entry.on_conflict())
@@ -164,7 +164,7 @@ class Mender:
             return list(left)
 
     def _right(self, ids: set[int]) -> set[int]:
-        """Those whose rows have their entry, as it must be."""
+        """The discrepancies whose rows have their right entry."""
         entry = differences.lookup(self.entry, self.base, "true AS present")
         read = ", ".join(hashes.of_source(self.entry, "r"))
         image = f"ROW({', '.join(self.entry.physical(prefix='e.'))})::record"
@@ -174,7 +174,7 @@ class Mender:
         )
 
     def _write(self, ids: set[int], table: str, conflict: str, where: str = "true") -> None:
-        """Write the entries of rows. where: over these, `r.c1` and so on."""
+        """Writes the entries of rows. where: over the new entries, `r.c1` and so on."""
         columns = ", ".join(self.entry.physical())
         read = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(self.entry, "r")))
         query = f"SELECT {read} FROM {self.recorded} JOIN {self.source} r ON {self.row}"
@@ -183,11 +183,11 @@ class Mender:
         execute(self.connection, f"INSERT INTO {table} ({columns}) {chosen} {conflict}", values)
 
     def _write_unique(self, ids: set[int]) -> None:
-        """As `_write`, where an entry that is there has the key, or nothing: no other row's is touched."""
+        """Writes entries into a unique index, if the key is free or has the row's own entry; never over another's."""
         entry = self.entry
         lookup = differences.lookup(entry, self.base, "true AS present")
         present = self._ids(f"SELECT s.id FROM {self.recorded} CROSS JOIN LATERAL ({lookup}) e", ids)
-        # Of two rows of one key the first one gets the entry.
+        # If two rows have one key, the first one gets the entry.
         self._write(ids - present, self.base, "ON CONFLICT DO NOTHING")
         apart = " OR ".join(is_null(f"r.c{i + 1}") for i in entry.apart_positions) or "false"
         ours = " AND ".join(
@@ -200,9 +200,9 @@ class Mender:
             self._write(present, rest, entry.on_conflict(), apart)
 
     def _make_room(self, ids: set[int]) -> set[int]:
-        """Remove entries without a row that have the key of these rows; returns the rows for which there is no room.
+        """Removes entries without a row that have the key of these rows; returns the rows whose key stays taken.
 
-        Those are duplicates, or wait for a writer who holds the entry.
+        These are duplicates, or a writer holds the entry.
         """
         holders = differences.holders(self.entry, self.base, "b.tableoid, b.ctid")
         by_segment = self._places(holders, ids)
@@ -223,7 +223,7 @@ class Mender:
         return taken
 
     def take_out(self, ids: list[int]) -> list[int]:
-        """Remove entries that no row projects to, in one transaction; returns those that could not be settled."""
+        """Removes entries that no row projects to, in one transaction; returns the discrepancies it can't settle."""
         with self.connection.begin():
             self._wait_little()
             self._lock_source()
@@ -232,7 +232,7 @@ class Mender:
             hidden: set[int] = set()
             for segment, tids in sorted(by_segment.items()):
                 self._remove(segment, tids, removed, hidden)
-            # What has a row, or no entry, or isn't shown, is right by now.
+            # A discrepancy is over if its entry has a row, is gone, or isn't shown to readers.
             gone = self._with_row(ids) | hidden
             gone |= set(ids) - {one for tids in by_segment.values() for found in tids.values() for one in found}
             gone -= removed
@@ -242,7 +242,7 @@ class Mender:
             return list(set(ids) - gone - removed)
 
     def _places(self, entries: str, ids: Iterable[int]) -> dict[str, dict[str, set[int]]]:
-        """Where entries are that belong to what was recorded: by segment, then by address."""
+        """The places of the discrepancies' entries: by segment, then by address."""
         place = "e.tableoid AS segment, e.ctid AS tid"
         query = f"SELECT s.id, {place} FROM {self.recorded} CROSS JOIN LATERAL ({entries}) e"
         item, values = self._asked(query, "id bigint, segment oid, tid tid", ids)
@@ -253,13 +253,13 @@ class Mender:
         return by_segment
 
     def _remove(self, segment: str, tids: dict[str, set[int]], removed: set[int], hidden: set[int]) -> None:
-        # Nothing is bound here: the conditions may hold literals with a per cent sign.
+        # No values are bound here: the conditions may have literals with a per cent sign.
         def these(chosen: Iterable[str]) -> str:
             return f"x.ctid = ANY ('{{{','.join(map(_quoted, chosen))}}}'::tid[])"
 
         lock = f"SELECT x.ctid::text FROM {segment} x WHERE {these(tids)} FOR UPDATE SKIP LOCKED"
         locked = list(execute(self.connection, lock).scalars())
-        # Statements of their own, so with later snapshots. An entry that was written meanwhile is another version.
+        # The next statements have later snapshots. An entry that was written meanwhile is a version at another address.
         visible = f"SELECT coalesce(roir.is_shown({self.generation_id}, 'x'), 'true')"
         shown = execute(self.connection, visible).scalar_one()
         row = f"SELECT FROM {self.source} r WHERE {self.entry.has_row('r', 'x.')}"
@@ -281,7 +281,7 @@ class Mender:
         return set(execute(self.connection, f"SELECT id FROM {item}", values).scalars())
 
     def _asked(self, query: str, columns: str, ids: Iterable[int]) -> tuple[str, dict[str, Any]]:
-        """A query over what was recorded under these ids, to be used in FROM."""
+        """A query over the recorded discrepancies with these ids, to be used in FROM."""
         values: dict[str, Any] = {"ids": list(ids)}
         if not self.trusted:
             values = {
@@ -298,9 +298,9 @@ class Mender:
 
 
 def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: int) -> Iterator[None]:
-    """Mend all that was found in a unit, in steps of one or two short transactions.
+    """Repairs all discrepancies of a unit, in steps of one or two short transactions.
 
-    What writers hold is tried again for some seconds, then left as it was.
+    A discrepancy that a writer holds is tried again for some seconds, then stays as it is.
     """
     mender = Mender(connection, job)
     values = {"verification": verification_id, "unit": unit_id}
@@ -308,17 +308,17 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
         mender.look_again([row.id for row in execute(connection, UNMENDED, {**values, "first": True})])
     for attempt in range(TRIES):
         with connection.begin():
-            # A duplicate isn't waited for: only a user can heal it.
+            # Duplicates are tried once: only a user can resolve them.
             rows = execute(connection, UNMENDED, {**values, "first": attempt == 0}).all()
         if not rows:
             return
         if attempt:
             time.sleep(limits_of(connection).repair_rest_s)
-        # At once where there are many; the next time one by one, if a lock on a table was in the way.
+        # Many are repaired in chunks, but one by one in every second attempt, in case a table's lock was in the way.
         size = CHUNK if len(rows) > MANY and attempt % 2 == 0 else 1
         absent = [row.id for row in rows if row.kind != "extra"]
         for ids in _chunks(absent, size):
-            # Without its row an entry that was different is one too many, and one that was missing is not missed.
+            # If the row is gone, a different entry is an extra one, and a missing entry isn't missing any more.
             if left := tried(mender.put, ids):
                 tried(mender.take_out, left)
             yield
@@ -337,7 +337,7 @@ def _chunks(ids: list[int], size: int) -> Iterator[list[int]]:
 
 
 def tried(work: Callable[[list[int]], list[int]], ids: list[int]) -> list[int]:
-    """What `work` left; nothing where a writer held what it needed."""
+    """The discrepancies that `work` left for the next step; none if a writer held something that it needed."""
     try:
         return work(ids)
     except DBAPIError as error:

@@ -1,4 +1,4 @@
-"""What a verification found, for whoever asked for it."""
+"""The results of a verification, for the command and other callers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FIRST_FOUND = "SELECT * FROM roir.discrepancy WHERE verification_id = %(verifica
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What a verification found. rows, entries: of source and index, that were looked at.
+    """The results of a verification. rows, entries: of source and index, that were read.
 
-    different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
+    different: the entry exists, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
     or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell;
     or the view is wrong.
     duplicate: rows of a unique index without an entry, since another row has their key.
-    mended: those of all these that a repair has repaired, or that were right when it looked again. complete: False if a
+    mended: discrepancies that were repaired, or that were right when the repair looked again. complete: False if a
     sample, a slice or a time limit left something out.
     """
 
@@ -54,12 +54,12 @@ class VerifyReport:
 
     @property
     def found(self) -> int:
-        """All discrepancies."""
+        """The number of all discrepancies."""
         return self.missing + self.extra + self.different + self.corrupt + self.damaged + self.duplicate
 
     @property
     def is_exact(self) -> bool:
-        """True if nothing that was looked at is wrong now."""
+        """True if all that was read is right now."""
         return self.found == self.mended
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class VerifyReport:
         return {name: facts.pop(name) for name in counts} | facts
 
     def __str__(self) -> str:
-        """One line."""
+        """The counts in one line."""
         found = f"missing {self.missing}, extra {self.extra}, different {self.different}"
         found += f", corrupt {self.corrupt}" if self.corrupt else ""
         found += f", damaged {self.damaged}" if self.damaged else ""
@@ -79,7 +79,7 @@ class VerifyReport:
 
 
 def report(database: Database, verification_id: int) -> VerifyReport:
-    """What a verification that has ended found. Raises NotFound."""
+    """The results of a verification that has ended. Raises NotFound."""
     with database.transaction() as connection:
         row = execute(connection, VERIFICATION, {"verification": verification_id}).first()
         if row is None:
@@ -104,7 +104,7 @@ def report(database: Database, verification_id: int) -> VerifyReport:
 
 
 def report_of(database: Database, operation_id: int) -> VerifyReport:
-    """What the newest verification of an operation found. Raises NotFound."""
+    """The results of the newest verification of an operation. Raises NotFound."""
     with database.transaction() as connection:
         found = record.last(connection, operation_id)
     if found is None:
@@ -117,7 +117,7 @@ def described(one: dict[str, Any]) -> str:
     if one["kind"] == "corrupt":
         return f"corrupt: {one['entry']}"
     if not one["key"]:
-        # Of a view.
+        # A view's discrepancy has no key.
         outcome = f" ({one['outcome']})" if one["outcome"] else ""
         return f"{one['kind']}: {one['detail']}{outcome}"
     where = ", ".join(f"{name} {value}" for name, value in {**one["key"], **one["primary_key"]}.items())
@@ -132,7 +132,7 @@ def _named(row: Row[Any], entry: Entry) -> dict[str, Any]:
     key = [column.source for column in columns[: entry.key]]
     primary_key = [columns[i].source for i in entry.identity_positions if columns[i].primary_key]
     everything = [column.source for column in columns]
-    # Of a B-tree that is corrupt, and of a view, there are no columns.
+    # A discrepancy of a corrupt B-tree or of a view has no columns.
     named = row.kind != "corrupt" and bool(row.key)
     return {
         "kind": row.kind,

@@ -1,4 +1,4 @@
-"""Rows and entries of a unit, compared one by one, and what a segment's B-tree leads to."""
+"""Compares the rows and entries of a unit one by one, and a segment's heap with its B-tree."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class UnitRows:
         self.reading = reading
 
     def check(self, claim: UnitClaim, name: str) -> tuple[int, int]:
-        """Compare the unit's rows one by one; how many were read, and how many discrepancies were written down."""
+        """Compares the unit's rows one by one; returns how many it read, and how many discrepancies it wrote down."""
         job, with_delta = self.job, self.verify_job.with_delta
         values: dict[str, Any] = {}
-        # Not "s": that is the source's in the question whether an entry is shown.
+        # Not "s": the condition whether an entry is shown uses that alias for the source.
         alias = "r" if claim.of_source else "x"
         where = self.reading.where(claim, values, alias)
         if claim.side != "source":
             where += f" AND {alias}.ctid >= '(0,0)'::tid"
-        # What is looked up is looked up by an index, however small the table is: as readers and the capture do.
+        # Lookups use an index, however small the table is, as readers and the capture do.
         execute(self.connection, damage.BY_INDEX)
         if self.verify_job.suspicious is not None:
             read = of_source(job.entry, "r") if claim.of_source else job.entry.physical(prefix="x.")
             bucket = hashes.bucket(job.entry, read, self.verify_job.buckets)
-            # A constant, so that the server looks them up by hash.
+            # A constant array: the server looks buckets up in it by hash.
             where += f" AND {bucket} = ANY ('{{{','.join(map(str, self.verify_job.suspicious))}}}'::int[])"
         if claim.side == "source":
             compared = differences.missing_or_different(
@@ -72,26 +72,26 @@ class UnitRows:
 
     def _extra(self, claim: UnitClaim, name: str, where: str) -> tuple[str, str]:
         job = self.job
-        # A regular row of the delta overrides the base itself.
+        # Only entries of the base can be overridden by the delta.
         of_base = self.verify_job.with_delta and claim.side == "entry"
         itself = damage.itself(job.entry, physical.base(job.generation_id)) if claim.side != "delta" else None
         remedy = damage.remedy_of_entries(job.run.index)
         return differences.extra(job.source, job.entry, job.generation_id, name, where, of_base, itself, remedy)
 
     def count(self, claim: UnitClaim, name: str) -> None:
-        """Whether a segment's B-tree leads to as much as its heap holds; to what it doesn't."""
+        """Counts a segment's entries by its heap and by its B-tree; if they differ, finds the entries that differ."""
         execute(self.connection, damage.BY_INDEX)
         counted = execute(self.connection, damage.COUNTS.format(segment=name)).one()
         if counted.heap != counted.tree:
             self._compare(claim, self._extra(claim, name, "x.ctid >= '(0,0)'::tid"), {})
 
     def check_tree(self, claim: UnitClaim, name: str) -> None:
-        """Check a segment's B-trees by amcheck. Raises what the server does where one is corrupt."""
+        """Checks a segment's B-trees by amcheck. Raises the server's error if one is corrupt."""
         for check in execute(self.connection, TREES, {"relation": claim.relation}).scalars().all():
             execute(self.connection, check)
 
     def noting_corruption(self, claim: UnitClaim, name: str, look: Callable[[UnitClaim, str], Found]) -> Found | None:
-        """What a look returns, or None if the server finds an index corrupt: that is written down."""
+        """Returns what `look` returns; if the server finds an index corrupt, writes that down and returns None."""
         try:
             with self.connection.begin_nested():
                 return look(claim, name)
@@ -114,7 +114,7 @@ class UnitRows:
             return None
 
     def look_again(self, which: str, values: dict[str, Any]) -> None:
-        """Look again at what was found missing or extra: a writer may have been between the two looks."""
+        """Looks again at missing and extra entries, without indexes, and marks damage: see `damage.mistaken`."""
         found = execute(
             self.connection,
             f"SELECT id FROM roir.discrepancy WHERE {which} AND verification_id = %(verification)s "

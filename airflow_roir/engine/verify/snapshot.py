@@ -1,8 +1,8 @@
-"""A snapshot that the workers of a verification share for a while, in whatever processes they are.
+"""A snapshot that the workers of a verification share for a while, also between processes.
 
-Sums of both sides in one snapshot differ only where something is wrong, whoever writes meanwhile. One worker holds it,
-in a session of its own, for a minute at the most (I7); the next one that needs it then takes a new one. Sums that come
-from several snapshots only make more rows suspicious.
+Sums of both sides in one snapshot differ only if something is wrong, even under writers. One worker holds the snapshot,
+in a session of its own, for at most a minute (I7); the next worker that needs one then takes a new one. Sums from
+several snapshots only make more rows suspicious.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
 
-# Half of what an idle transaction of ours is allowed.
+# Half of the time after which the server ends an idle transaction of ours.
 LONGEST_S = 30.0
 
 FIND = """
@@ -27,7 +27,7 @@ UPDATE roir.verification SET snapshot = %(snapshot)s, snapshot_at = clock_timest
 
 
 class SharedSnapshot:
-    """A worker's part in it."""
+    """One worker's access to the shared snapshot."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -35,9 +35,9 @@ class SharedSnapshot:
         self._until = 0.0
 
     def share(self, verification_id: int, gone: str | None = None) -> str:
-        """The name of the snapshot to import: somebody's who holds it, or one that this worker holds from now on.
+        """The name of the snapshot to import: another worker's, or one that this worker holds from now on.
 
-        gone: the name of one that couldn't be imported. Whoever holds the one that is returned may leave, too.
+        gone: the name of a snapshot that couldn't be imported. The returned one can vanish before its import, too.
         """
         if self._holding is not None and time.monotonic() > self._until:
             self.close()
@@ -57,7 +57,7 @@ class SharedSnapshot:
             # Another worker was faster.
 
     def close(self) -> None:
-        """Let it go, if this worker holds it."""
+        """Ends the snapshot, if this worker holds it."""
         if self._holding is not None:
             self._holding.close()
             self._holding = None

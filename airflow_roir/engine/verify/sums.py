@@ -1,4 +1,4 @@
-"""Sums of a unit, of one side, in the snapshot that the workers share."""
+"""The sums of a unit, in the snapshot that the workers share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_SUMS: dict[str, Any] = {"rows": 0, "snapshot": None, "buckets": None, "counts
 
 # How many shared snapshots are tried before a unit is read in one of its own.
 SHARES = 3
-# No such snapshot any more, or its session is about to end; or it is older than a rewrite, and sees no rows.
+# The snapshot is gone, or its session is about to end; or it is older than a rewrite, and sees no rows.
 NO_SNAPSHOT = (
     pg_errors.SerializationFailure,
     pg_errors.InvalidParameterValue,
@@ -40,14 +40,14 @@ class UnitSums:
         self.newer = newer
 
     def of(self, claim: UnitClaim) -> dict[str, Any]:
-        """The unit's sums, in the snapshot that the workers share."""
+        """The unit's sums, in the shared snapshot if one of `SHARES` could be imported, else in one of its own."""
         shared: str | None = None
         for _ in range(SHARES):
             shared = self.snapshot.share(self.verify_job.verification_id, gone=shared)
             try:
                 return self._in(claim, shared)
             except DBAPIError as error:
-                # Whoever held it has left, as the next one may.
+                # The snapshot's holder has left; the next one may leave, too.
                 if not isinstance(error.orig, NO_SNAPSHOT):
                     raise
         return self._in(claim, None)
@@ -67,10 +67,10 @@ class UnitSums:
             read = of_source(entry, "r") if claim.of_source else entry.physical(prefix="r.")
             where = self.reading.where(claim, values, "r")
             if claim.side != "source":
-                # An index that has lost something must not hide it.
+                # An index must not hide the rows that it has lost.
                 execute(self.connection, damage.WITHOUT_INDEX)
             elif values:
-                # As a batch of the build: a unit is no scan of the whole table.
+                # As in a batch of a build: a unit must not scan the whole table.
                 execute(self.connection, "SET LOCAL enable_seqscan = off")
             if claim.stage == "total":
                 sql = hashes.total(entry, read, f"{name} r", where, self.newer)
@@ -79,6 +79,6 @@ class UnitSums:
             reads = [name] if claim.of_source else None
             row = self.reading.execute(claim, sql, values, differences.SUMMED, "SELECT * FROM {compared}", reads)
             self.reading.check_names(claim, name)
-            # Not by its name, which a server that was restarted gives again.
+            # Not the snapshot's name: a restarted server uses names again.
             seen = execute(self.connection, "SELECT md5(pg_current_snapshot()::text)").scalar_one()
             return {**row._mapping, "snapshot": seen}

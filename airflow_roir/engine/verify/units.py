@@ -19,13 +19,13 @@ from airflow_roir.engine.source.files import File, cut, files_of
 from airflow_roir.engine.source.source import Source
 from airflow_roir.options import VerifyOptions
 
-# A segment in one piece is read by a plain scan.
+# Blocks of a unit of the index: mostly a whole segment, which is read by a plain scan.
 BLOCKS_PER_SEGMENT_UNIT = 8_192
-# Of each side: every unit has its sums of every bucket.
+# The most units of one side, about: each of them stores a sum for each bucket.
 MOST_UNITS = 256
-# Of a verification in parts, so that a part can be chosen finely.
+# The units of one side if only a part is verified: small, so that the part can be chosen finely.
 UNITS_OF_PARTS = 1_000
-# Few enough rows to compare one by one where a single one differs, and few enough buckets to keep.
+# A single wrong row makes this many be compared one by one. More rows in a bucket mean fewer sums to store.
 ROWS_PER_BUCKET = 256
 FEWEST_BUCKETS, MOST_BUCKETS = 64, 65_536
 
@@ -40,9 +40,10 @@ def plan(
     mode: str,
     with_delta: bool,
 ) -> tuple[int, int]:
-    """Write a verification and its units down; returns its id and the source's estimated rows.
+    """Writes a verification and its units down; returns its id and the source's estimated rows.
 
-    with_delta: the generation isn't published yet. Each of several slices takes over the units that the last one left.
+    with_delta: the generation isn't published yet. If a verification is one of several slices, it takes over the units
+    that earlier slices left.
     """
     size = catalog.size_of(connection, source)
     rows = size.rows or 0
@@ -91,7 +92,7 @@ def write_down(
     mode: str,
     rows: int,
 ) -> int:
-    """Write a verification down, for as many buckets as that many rows need; returns its id."""
+    """Writes a verification down, with as many buckets as this many rows need; returns its id."""
     buckets = 1 << max(rows // ROWS_PER_BUCKET, 1).bit_length()
     values = {
         "index": index_id,
@@ -105,13 +106,13 @@ def write_down(
 
 
 def set_quota(connection: Connection, verification_id: int, walking: int, slices: int) -> None:
-    """How many of a walk's units this verification compares."""
+    """Sets how many units this slice compares. walking: the units of all slices together."""
     values = {"verification": verification_id, "quota": math.ceil(walking / slices)}
     execute(connection, "UPDATE roir.verification SET quota = %(quota)s WHERE id = %(verification)s", values)
 
 
 class Units:
-    """The units of a verification, when a stage of it ends."""
+    """The units of a verification, at the end of a stage."""
 
     def __init__(self, connection: Connection, index_id: int, verification: Row[Any]) -> None:
         self.connection = connection
@@ -119,29 +120,29 @@ class Units:
         self.verification = verification
 
     def summed(self, differ: list[int]) -> list[int]:
-        """Of the buckets that differ after stage `sum`, those that both sides were summed for."""
+        """The buckets that differ after stage `sum` and that were summed on both sides."""
         return differ
 
     def again(self, old: str, new: str, differ: Sequence[int]) -> None:
-        """The units of a stage once more, for the next one. differ: the buckets of the old one that do."""
+        """Writes the units of the next stage: those of the old one again. differ: the buckets that differ in that."""
         source = catalog.source_of_index(self.connection, self.index_id)
         next_units(self.connection, self.verification.id, source, old, new)
 
     def plan_last(self) -> bool:
-        """After the check: what explains what it found; True if there is anything."""
+        """Plans the unit that explains the discrepancies after stage `check`; True if one is needed."""
         source = catalog.source_of_index(self.connection, self.index_id)
         return plan_whole(self.connection, self.verification.id, source)
 
 
 def next_units(connection: Connection, verification_id: int, source: Source, old: str, new: str) -> None:
-    """The units of a stage once more, for the next one. What the heap's blocks were is then cut by primary key."""
+    """Writes the units of the next stage: those of the old one, but cut by primary key instead of the heap's blocks."""
     values = {"id": verification_id, "old": old, "new": new}
     execute(connection, NEXT_UNITS, values)
     if execute(connection, HAS_HEAP, values).scalar_one():
         _, units = _source_units(connection, source)
         write_units(connection, verification_id, new, units, first=1_000_000)
     if new == "check":
-        # Once more by blocks: what the primary key doesn't lead to is in no range of it.
+        # Also by blocks: a row that the primary key's index doesn't lead to is in none of its ranges.
         write_units(connection, verification_id, new, _heap_units(connection, source), first=2_000_000)
 
 
@@ -154,10 +155,11 @@ SELECT EXISTS (SELECT FROM roir.discrepancy WHERE verification_id = %(id)s AND k
 
 
 def plan_whole(connection: Connection, verification_id: int, source: Source) -> bool:
-    """After the check: a last unit that uses no index, where anything was found or is to be explained; True if so.
+    """Plans a last unit, which uses no index, after stage `check`; True if one is needed.
 
-    Totals that came from several snapshots differ wherever somebody wrote: there is nothing to explain then, and to
-    read all of a big table in one snapshot would hold back clean-up in the whole database (I7).
+    It explains missing and extra entries, and totals of one snapshot that differed. Totals from several snapshots
+    differ after any write: they need no explanation, and to read a big table in one snapshot would hold back the vacuum
+    of the whole database (I7).
     """
     due = bool(execute(connection, WHOLE_IS_DUE, {"id": verification_id}).scalar_one())
     if due:
@@ -172,7 +174,7 @@ def _source_units(connection: Connection, source: Source, fine: bool = False) ->
         per_unit = max(limits_of(connection).unit_rows, rows // MOST_UNITS)
         return max(1, min(per_unit, rows // UNITS_OF_PARTS)) if fine else per_unit
 
-    # By its owner of now, which it then keeps.
+    # Locked, so that its owner stays the same.
     catalog.hold(connection, source)
     rows, pieces = cut_source(connection, source, rows_per_unit)
     units = [
@@ -182,12 +184,12 @@ def _source_units(connection: Connection, source: Source, fine: bool = False) ->
 
 
 def _heap_units(connection: Connection, source: Source) -> list[dict[str, Any]]:
-    """The leaves, cut by blocks: read in one snapshot, in which no row moves."""
+    """The leaves, cut by blocks. Their sums need one snapshot, in which no row moves."""
     blocks = limits_of(connection).unit_blocks
     return [{"side": "heap", **piece} for piece in _blocks(files_of(connection, source.leaves), blocks)]
 
 
-# The same units, but for those that are about themselves alone.
+# The units of the old stage, except B-tree checks and heap blocks.
 NEXT_UNITS = """
 INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper)
 SELECT verification_id, %(new)s, ordinal, side, relation, lower, upper FROM roir.verification_unit
@@ -201,7 +203,7 @@ SELECT EXISTS (SELECT FROM roir.verification_unit WHERE verification_id = %(id)s
 def entry_units(
     connection: Connection, generation_id: int, fine: bool, with_delta: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """The segments, cut by blocks. An entry that moves meanwhile is one that a write has just made right."""
+    """The segments, cut by blocks. An entry moves only if a write has just set it right."""
     segments = files_of(connection, segments_of(connection, generation_id))
     total = sum(segment.blocks for segment in segments)
     step = max(1, total // UNITS_OF_PARTS) if fine else max(BLOCKS_PER_SEGMENT_UNIT, total // MOST_UNITS)
@@ -216,7 +218,7 @@ def _whole(side: str, relation: int) -> dict[str, Any]:
 
 
 def _blocks(files: Iterable[File], step: int) -> Iterator[dict[str, Any]]:
-    """Pieces of equal blocks; the last one of each relation is open, as the relation may grow."""
+    """Pieces of `step` blocks. The last piece of each relation has no upper bound, as the relation may grow."""
     for file, first, end in cut(files, step):
         yield {"relation": file.relation, "lower": [first], "upper": [end] if end < file.blocks else None}
 
@@ -224,12 +226,12 @@ def _blocks(files: Iterable[File], step: int) -> Iterator[dict[str, Any]]:
 def write_units(
     connection: Connection, verification_id: int, stage: str, units: list[dict[str, Any]], first: int = 0
 ) -> None:
-    """Units of one stage, to be claimed."""
+    """Writes units of one stage, for workers to claim. first: the first ordinal."""
     listed = [{"ordinal": n, **unit} for n, unit in enumerate(units, first)]
     execute(connection, WRITE_UNITS, {"verification": verification_id, "stage": stage, "units": to_json(listed)})
 
 
-# What walks before this one left of the same generation.
+# Takes over the units that earlier slices of the same generation left.
 LEFT_OVER = """
 UPDATE roir.verification_unit u SET verification_id = %(to)s, claim_epoch = NULL, claim_worker = NULL
   FROM roir.verification v
@@ -239,9 +241,9 @@ UPDATE roir.verification_unit u SET verification_id = %(to)s, claim_epoch = NULL
 
 
 def walk_on(connection: Connection, verification_id: int, index_id: int, generation_id: int) -> int:
-    """Take over the units that earlier slices left; returns of how many slices, 0 if none are left: start again."""
+    """Takes over the units that earlier slices left; returns how many units all slices have, 0 if none are left."""
     values = {"to": verification_id, "index": index_id, "generation": generation_id}
     execute(connection, LEFT_OVER, values)
-    # Ordinals are the whole walk's, and the last unit is done last.
+    # Ordinals count the units of all slices, and the unit with the highest one is done last.
     of_walk = "SELECT coalesce(max(ordinal) + 1, 0) FROM roir.verification_unit WHERE verification_id = %(id)s"
     return int(execute(connection, of_walk, {"id": verification_id}).scalar_one())

@@ -1,8 +1,8 @@
 """One worker of a verification: claims units, and compares source and index in them, inside PostgreSQL.
 
-Stage `total`: both sides are summed. Where they differ, stage `sum`: the same by buckets of the primary key. Stage
-`check`: the rows of the buckets whose sums differ are compared one by one; where only a part is verified, all rows of
-that part. A unit is claimed like a range of a build.
+Stage `total` sums both sides. If they differ, stage `sum` sums them by buckets of the primary key. Stage `check`
+compares the rows of the buckets that differ one by one; if only a part is verified, all rows of that part. A unit is
+claimed like a range of a build.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from airflow_roir.engine.verify.sums import NO_SUMS, UnitSums
 from airflow_roir.engine.work.phase_work import Step, Worker
 from airflow_roir.operation import Phase, Status
 
-# What is due: a unit that is to be compared, or one that is compared and still claimed, with something to mend.
+# A unit is due if it isn't compared yet, or if it is compared and still claimed, so that discrepancies need a repair.
 DUE = "(done AND claim_epoch IS NOT NULL OR NOT done AND NOT %(spent)s AND ordinal < %(until)s)"
-# Of a shard that nobody can reach now.
+# A unit of a shard that can't be reached now.
 AWAY = f"""
 EXISTS (SELECT FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
          WHERE l.id = lane_id AND {IS_AWAY})
@@ -47,7 +47,7 @@ UNITS = Pieces(
 UNIT_DONE = """done = true, seconds = %(seconds)s, rows = %(rows)s, snapshot = %(snapshot)s,
        buckets = %(buckets)s::int[], counts = %(counts)s::bigint[], sums = %(sums)s::numeric[]"""
 
-# How far the work of a verification may go on: by its time, and, in a walk, up to which unit.
+# The limits of a verification: whether its time is spent, and, in a slice, the ordinal of the first unit beyond it.
 LIMITS = """
 SELECT coalesce((SELECT sum(value::numeric) FROM jsonb_each_text(o.phase_seconds))
                 >= (v.options ->> 'max_seconds')::numeric, false) AS spent,
@@ -57,13 +57,13 @@ SELECT coalesce((SELECT sum(value::numeric) FROM jsonb_each_text(o.phase_seconds
   FROM roir.verification v JOIN roir.operation o ON o.id = v.operation_id
  WHERE v.id = %(verification)s
 """
-# Whether the totals, which differed, were of one snapshot.
+# True if the totals differed and came from one snapshot.
 ONE_SNAPSHOT = """
 SELECT count(DISTINCT snapshot) = 1 AND bool_or(stage = 'sum') FROM (
     SELECT stage, CASE WHEN stage = 'total' THEN snapshot END AS snapshot FROM roir.verification_unit
      WHERE verification_id = %(verification)s) u
 """
-# What nothing that was found and is left explains.
+# A primary key whose rows and entries differ, unless an unsettled discrepancy explains it.
 UNEXPLAINED = """
 INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, detail)
 SELECT %(verification)s, %(unit)s, 'damaged', %(key)s, %(primary_key)s, %(detail)s
@@ -73,7 +73,7 @@ SELECT %(verification)s, %(unit)s, 'damaged', %(key)s, %(primary_key)s, %(detail
 
 
 class VerifyWorker(Worker):
-    """One of a verification's parallel workers. Each method is one transaction, so that tests can step it."""
+    """One of a verification's parallel workers. Tests call its methods one by one."""
 
     def __init__(self, connection: Connection, verify_job: VerifyJob, worker: int) -> None:
         self.connection = connection
@@ -86,7 +86,7 @@ class VerifyWorker(Worker):
         self.rows = UnitRows(self.reading)
 
     def claim(self) -> UnitClaim | Stop:
-        """Claim a unit. Raises Fenced."""
+        """Claims a unit. Raises Fenced."""
         run = self.job.run
         values = {"verification": self.verify_job.verification_id}
         with self.connection.begin():
@@ -111,7 +111,7 @@ class VerifyWorker(Worker):
         )
 
     def step(self, hold: UnitClaim) -> Step | Stop:
-        """Compare a unit that isn't compared yet, and repair what was found in it, if that is asked for."""
+        """Compares a unit that isn't compared yet, and repairs its discrepancies, if the verification repairs."""
         done = None if hold.compared else self.unit(hold)
         to_mend = done is None or (done.found > 0 and self.verify_job.options.repair)
         if to_mend and not self.mend(hold):
@@ -119,11 +119,11 @@ class VerifyWorker(Worker):
         return Step(0, 0.0) if done is None else Step(done.rows, done.seconds)
 
     def let_go(self) -> None:
-        """Nobody waits with a snapshot open."""
+        """Ends the snapshot: a worker that waits must not hold one."""
         self.close()
 
     def unit(self, claim: UnitClaim) -> UnitMetrics:
-        """Compare a claimed unit. What a check found commits together with the unit's end; sums alone change nothing.
+        """Compares a claimed unit. Its discrepancies or sums commit together with the unit's end.
 
         Raises Fenced (nothing was changed), SourceChanged, LockNotAcquired (a name was changed meanwhile).
         """
@@ -157,7 +157,7 @@ class VerifyWorker(Worker):
         return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
 
     def mend(self, claim: UnitClaim) -> bool:
-        """Repair what was found in a compared unit, then give its claim back; False if a pause came between.
+        """Repairs the discrepancies of a compared unit, then ends its claim; False if a pause came in between.
 
         Raises Fenced.
         """
@@ -173,17 +173,17 @@ class VerifyWorker(Worker):
         return True
 
     def close(self) -> None:
-        """Let go of the snapshot."""
+        """Ends the snapshot."""
         self.sums.snapshot.close()
 
     def _whole(self, claim: UnitClaim, begun: float) -> None:
-        """Explain what remains, without any index: lookups that failed, and sums of one snapshot that differed."""
+        """Explains without any index lookups that found nothing, and sums of one snapshot that differed."""
         rows: list[Row[Any]] = []
         values = {"verification": self.verify_job.verification_id, "unit": claim.id}
         with self.connection.begin():
             execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            # Before the snapshot, which LOCK doesn't take: an older one sees the rows of a COPY with FREEZE that was
-            # waited for, and not their entries.
+            # Before the snapshot (LOCK takes none). If the lock waits for a COPY with FREEZE, a snapshot from before
+            # would see its rows, but not their entries.
             execute(self.connection, f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}")
             self.reading.lock(self.job.source.sql, self.job.source.oid)
             if self.reading.hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
@@ -222,7 +222,7 @@ class VerifyWorker(Worker):
         return list(owner.rows(self.connection, job.source, query, damage.DIFFERING_ROWS).all())
 
     def _commit(self, claim: UnitClaim, found: dict[str, Any], begun: float, to_repair: bool = False) -> int:
-        # If there is something to repair the claim is kept until that is done.
+        # If there is something to repair, the worker keeps the claim until that is done.
         values = {**found, "to_repair": to_repair, "seconds": round(time.monotonic() - begun, 3)}
         UNITS.commit(
             self.connection, self.job.run, self.worker, claim, UNIT_DONE, values, "NOT p.done", "NOT %(to_repair)s"
