@@ -1,1 +1,1 @@
-"""What an operation will take, told before it begins: room, time, locks, rights, statements. Changes nothing."""
+"""The forecast of an operation before it begins: room, time, locks, rights, statements. Changes nothing."""

@@ -1,8 +1,8 @@
-"""The DDL of an operation, as it will be sent, in its order. To be reviewed: nothing of it is run here.
+"""The DDL that an operation will send, in its order, for a review: none of it is carried out here.
 
-Tables and indexes are made by the phases' own code in a transaction that is rolled back, under a number that no
-generation has, and read off what was sent. What touches the user's table isn't: its text is rendered as by
-`capture/installation.py`. `tests/engine/test_forecast_ddl.py` compares all of it with what a build sends.
+For tables and indexes the phases' own code runs in a transaction that is rolled back, under a number that no generation
+has, and the statements that it sends are recorded. Statements on the user's table aren't sent: their text is rendered
+as in `capture/installation.py`. `tests/engine/test_forecast_ddl.py` compares all of this with the DDL of a build.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.source.source import Source
 from airflow_roir.options import BuildOptions
 
-# No generation has such a number.
+# No generation has a number of this size.
 STAND_IN = 7_000_000_000_000_000_000
 WORDS = ("CREATE", "ALTER", "DROP", "GRANT", "REVOKE", "COMMENT", "TRUNCATE", "VACUUM")
 NEXT = """
@@ -53,7 +53,7 @@ ACTIVE_ONE = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND stat
 
 @dataclass(frozen=True)
 class Part:
-    """The statements of a phase. whole: they are one transaction."""
+    """The statements of a phase. whole: True if they are one transaction."""
 
     phase: str
     says: str
@@ -62,13 +62,13 @@ class Part:
 
 
 def is_ddl(statement: str) -> bool:
-    """True for what makes, alters, removes or grants something."""
+    """True for a statement that creates, alters, removes or grants something."""
     return statement.lstrip().startswith(WORDS)
 
 
 @contextmanager
 def recorded(target: Any) -> Iterator[list[str]]:
-    """The DDL that a session, or an engine's sessions, send in the block, with the values in it."""
+    """Records the DDL that a session, or an engine's sessions, send in the block, with its values."""
     sent: list[str] = []
 
     def note(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -85,9 +85,9 @@ def recorded(target: Any) -> Iterator[list[str]]:
 def foresee(
     database: Database, dry: DryRun, options: BuildOptions, report: Callable[[str], None] = lambda line: None
 ) -> list[Part]:
-    """The DDL of all phases, with the numbers that the next generation gets. Changes nothing.
+    """The DDL of all phases, with the number of the next generation. Changes nothing.
 
-    Raises LockNotAcquired if a session holds the whole table.
+    Raises LockNotAcquired if a session locks the source exclusively.
     """
     source = dry.source
 
@@ -105,7 +105,7 @@ def foresee(
 
 
 def as_script(parts: Sequence[Part]) -> str:
-    """For psql, with a comment before each phase."""
+    """The statements for psql, with a comment before each phase."""
     lines: list[str] = []
     for part in parts:
         lines += [f"-- {part.phase}: {part.says}", *(["BEGIN;"] if part.whole else [])]
@@ -126,7 +126,7 @@ def _parts(connection: Connection, dry: DryRun) -> Iterator[Part]:
 
     with recorded(connection) as made:
         entry = physical.create(connection, stand_in, dry.entry, plan)
-    # As they come off the claims.
+    # The order in which workers claim the segments.
     ordinals = [*range(1, plan.segments + 1), physical.DEFAULT_SEGMENT]
     seals: list[str] = []
     with recorded(connection) as sealed:
@@ -183,7 +183,7 @@ def _drop(table: str) -> str:
 
 @dataclass(frozen=True)
 class _Capture:
-    """The capture of a source with a new generation, as `installation` sends it."""
+    """The DDL of the capture of a source with a new generation, as `installation` sends it."""
 
     connection: Connection
     source: Source
@@ -195,7 +195,7 @@ class _Capture:
     bounds: tuple[Bound, ...]
 
     def functions(self, mode: str, former: Sequence[Target] | None = None) -> list[str]:
-        """Both, with the new generation in that mode."""
+        """Both functions, with the new generation in this mode."""
         new = Target(self.number, self.entry, mode, self.dry.choice.scan, self.bounds, self.dry.definition.name.name)
         targets = [*(self.former if former is None else former), new]
         found = [render(self.source, targets), render_truncate(self.source, targets)]
@@ -209,7 +209,7 @@ class _Capture:
         return found
 
     def install(self) -> list[str]:
-        """From the lock on: the view of the source, the functions, what they need, the triggers."""
+        """The statements from the lock on: the view of the source, the functions with their rights, the triggers."""
         source = self.source
         with recorded(self.connection) as viewed:
             physical.create_source_view(self.connection, self.number, source, self.entry)

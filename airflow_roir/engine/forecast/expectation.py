@@ -1,7 +1,7 @@
-"""What a build is expected to take, before it begins: seconds of work, and seconds until Spark works and after it.
+"""The expected time of a build, before it begins: seconds of work, and seconds before and after Spark's work.
 
-Both are ranges: what else the server will do can't be known. They stand on what earlier builds of this database took,
-if there are any; else the work on a trial, or on how fast the plan read its sample, and the start on what is usual.
+Both are ranges: the server's other load can't be known. They come from earlier builds of this database, if there are
+any; else the work comes from a trial, or from the time of the plan's sample, and the start from usual times.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, expected
 
-# Of the last builds that went through in one run, without a rate limit and little throttled: more would be of another
-# server by now.
+# The last builds that ended in one run, without a limit and little throttled. Older builds would tell about a server
+# that has changed since.
 EARLIER = """
 SELECT coalesce(o.index_id = %(index)s, false) AS same, o.rows_estimate AS rows, o.parallelism,
        coalesce((o.phase_seconds ->> 'prepare')::float8, 0) AS prepare, s.worked,
@@ -37,29 +37,29 @@ SELECT coalesce(o.index_id = %(index)s, false) AS same, o.rows_estimate AS rows,
  ORDER BY o.id DESC LIMIT %(most)s
 """
 MOST_EARLIER = 20
-# Of the same index.
+# The most builds of the same index that count.
 MOST_SAME = 3
-# A build of another index tells what a row takes if it had so many; of fewer, what is constant is most of it.
+# A build of another index tells the time of a row if it had this many; with fewer most of the time is constant.
 TELLING_ROWS = 50_000
-# The same index, if the table hasn't become another one: by so much it may have grown or shrunk.
+# A build of the same index counts if the table has grown or shrunk since by at most this factor.
 MOST_GROWTH = 8.0
 
-# Without history. `make bench` and `make bench-curves ARGS="--curves size"` print what a row takes; the rest is
-# `make bench-curves ARGS="--curves control"` and small tables. Worker-seconds, with the verification.
+# Without earlier builds. Worker-seconds, with the verification. The time of a row is from `make bench` and
+# `make bench-curves ARGS="--curves size"`, the rest from `make bench-curves ARGS="--curves control"` and small tables.
 CONSTANT_S = 1.0
 ROW_S = 3e-6
 BYTE_S = 1e-9
 # A range's claim and commits, and a leaf's unit of the verification.
 RANGE_S = 0.006
 LEAF_S = 0.008
-# What a row of the sample takes where ROW_S was measured: it is read and sorted for ranges and segments. A sample is
-# short: it tells a slow server from a fast one, no more.
+# The time of a sampled row on the server where ROW_S was measured: it is read, and sorted for ranges and segments. A
+# sample is short: it tells a slow server from a fast one, no more.
 SAMPLED_ROW_S = 5.5e-6
 FEWEST_SAMPLED = 5_000
 SLOWEST, FASTEST = 4.0, 0.7
 # A row of a trial is copied and indexed; a build also vacuums it, compares it and commits.
 BESIDE = 1.6
-# More workers help if they have cores; of the server's nobody tells us.
+# More workers help only if they have cores; the server doesn't say how many it has.
 SURE_WORKERS = 2
 
 # Until the first row, and after the last one: the JVM, its session, the Python workers (`make bench-start`).
@@ -68,7 +68,7 @@ START_S = (4.0, 15.0)
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds: between these in most builds, no promise. by: what that stands on."""
+    """Seconds: between these in most builds, no promise. by: the source of the figures."""
 
     low: float
     high: float
@@ -80,14 +80,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Expectation:
-    """work: of all phases, as `phase_seconds` counts it. start: Spark's, and whatever else isn't work."""
+    """work: of all phases, as `phase_seconds` counts it. start: of Spark, with all other time that isn't work."""
 
     work: Span
     start: Span
     advice: str | None = None
 
     def __str__(self) -> str:
-        """One sentence, and what to do where the start is most of it."""
+        """One sentence, with advice if the start takes most of the time."""
         by = f"by {self.work.by}" if self.work.by == self.start.by else f"by {self.work.by}; {self.start.by}"
         said = f"{self.work} of work, {self.start} of start on Spark ({by}); more on a busy server"
         return f"{said}. {self.advice}" if self.advice else said
@@ -114,7 +114,7 @@ def expect(
     index_id: int | None,
     trial: Trial | None = None,
 ) -> Expectation:
-    """What the build of a plan is expected to take. index_id: None if the index is new."""
+    """The expected time of a plan's build. index_id: None if the index is new."""
     earlier = execute(connection, EARLIER, {"index": index_id, "most": MOST_EARLIER}).all()
     work = _as_before(earlier, plan.rows, options.parallelism) or _as_others(earlier, source, plan, options)
     work = work or (by_trial(source, plan, options, trial) if trial is not None else None)
@@ -127,7 +127,7 @@ def expect(
 
 
 def _as_before(earlier: Sequence[Row[Any]], rows: int, parallelism: int) -> Span | None:
-    """By earlier builds of the same index."""
+    """The work by earlier builds of the same index; None without comparable ones."""
     spans = [
         _scaled(one, rows / one.rows, parallelism)
         for one in [one for one in earlier if one.same and one.rows][:MOST_SAME]
@@ -140,14 +140,14 @@ def _as_before(earlier: Sequence[Row[Any]], rows: int, parallelism: int) -> Span
 
 
 def _scaled(one: Row[Any], growth: float, parallelism: int) -> tuple[float, float]:
-    """More workers may help or not; fewer may hurt or not."""
+    """The bounds of an earlier build's work, scaled: more workers may help or not, fewer may hurt or not."""
     seconds = one.prepare + (one.worked - one.prepare) * growth
     fewer = one.parallelism / parallelism
     return seconds * min(1.0, fewer), seconds * max(1.0, fewer)
 
 
 def _as_others(earlier: Sequence[Row[Any]], source: Source, plan: Plan, options: BuildOptions) -> Span | None:
-    """By builds of other indexes in the database: what a row took."""
+    """The work by the time of a row in builds of other indexes of the database; None without large ones."""
     telling = [one for one in earlier if one.rows >= TELLING_ROWS]
     if not telling:
         return None
@@ -157,7 +157,7 @@ def _as_others(earlier: Sequence[Row[Any]], source: Source, plan: Plan, options:
 
 
 def by_trial(source: Source, plan: Plan, options: BuildOptions, trial: Trial) -> Span | None:
-    """By what rows took that were copied and indexed for it; None if they were too few."""
+    """The work by a trial, which copied and indexed some rows; None if these were too few."""
     if trial.timed < FEWEST_SAMPLED:
         return None
     low, high = _of_rows(source, plan, options, plan.rows * trial.row_s * BESIDE)
@@ -165,7 +165,7 @@ def by_trial(source: Source, plan: Plan, options: BuildOptions, trial: Trial) ->
 
 
 def by_sample(source: Source, plan: Plan, options: BuildOptions) -> Span:
-    """By how long the plan's sample took, a row of it."""
+    """The work by the time of a row in the plan's sample."""
     pace, by = 1.0, "what is usual"
     if plan.sampled >= FEWEST_SAMPLED and plan.sample_seconds:
         pace = min(max(plan.sample_seconds / plan.sampled / SAMPLED_ROW_S, FASTEST), SLOWEST)
@@ -175,7 +175,7 @@ def by_sample(source: Source, plan: Plan, options: BuildOptions) -> Span:
 
 
 def _of_rows(source: Source, plan: Plan, options: BuildOptions, seconds: float) -> tuple[float, float]:
-    """With what each range and leaf costs. seconds: of one worker, for the rows."""
+    """The bounds of the work with the cost of each range and leaf. seconds: of one worker, for the rows."""
     seconds += plan.ranges * RANGE_S + len(source.leaves) * LEAF_S
     return (
         CONSTANT_S + seconds / options.parallelism,
@@ -187,19 +187,19 @@ def _start(earlier: Sequence[Row[Any]]) -> Span:
     beside = [max(0.0, one.beside) for one in earlier[:MOST_SAME]]
     if not beside:
         return Span(*START_S, "the start as usual")
-    # Not the longest: a run that was killed and began anew later is among them.
+    # The median, not the longest: a run that was killed and began again later may be among them.
     by = "the start by the last " + (counted(len(beside), "build") if len(beside) > 1 else "build")
     return Span(0.8 * min(beside), 1.5 * statistics.median(beside), by)
 
 
 def _advice(work: Span, start: Span, source: Source, options: BuildOptions) -> str | None:
-    """What to do where the start is most of it."""
+    """The advice if the start takes longer than the work; else None."""
     if start.low + start.high <= work.low + work.high:
         return None
-    # Of so little work a second worker saves less than its own process takes.
+    # With so little work a second worker saves less time than its own process takes.
     ways = ["one worker does (--parallelism 1)"] if options.parallelism > 1 and work.high <= start.low else []
     ways.append("threads of the command begin at once (--without-spark)")
-    # An index over shards, whose table is in a schema of ours, can't be made otherwise.
+    # Not for an index over shards, whose source is a table in a schema of roir's.
     if not source.partitioned and source.name.schema != DATA_SCHEMA:
         ways.append("an index by CREATE INDEX CONCURRENTLY needs no Spark")
     return f"The start takes longer than the work: {', '.join(ways)}"

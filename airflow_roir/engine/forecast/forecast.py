@@ -1,4 +1,4 @@
-"""A dry run together with what the build is expected to take: for `roir plan`, and for what prepare says first."""
+"""A dry run together with the expected time of the build: for `roir plan`, and for the first lines of prepare."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from airflow_roir.options import BuildOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(DryRun):
-    """A dry run with what it foresees. trial: None if none was wanted, a text if none was possible."""
+    """A dry run with its forecast. trial: None if none was wanted, a text with the reason if none was possible."""
 
     expectation: Expectation
     trial: Trial | str | None
 
 
 def run(database: Database, definition: IndexDefinition, options: BuildOptions, with_trial: bool = False) -> Forecast:
-    """As `dry_run.run`, and foresee what the build takes. with_trial: copy some rows and take them back.
+    """Does a dry run, and forecasts the time of the build. with_trial: copy some rows and roll them back.
 
-    Raises what `dry_run.run` raises.
+    Raises all that `dry_run.run` raises.
     """
     seen: list[tuple[Expectation, Trial | str | None]] = []
 
@@ -42,14 +42,14 @@ def run(database: Database, definition: IndexDefinition, options: BuildOptions, 
         seen.append((_expected(connection, dry, options, tried if isinstance(tried, Trial) else None), tried))
 
     dry = dry_run.run(database, definition, options, also=look)
-    # An attempt that didn't get its lock has looked, too: the last one counts.
+    # Each attempt for the lock has looked, also those that failed; the last look counts.
     expectation, trial = seen[-1]
     found = {field.name: getattr(dry, field.name) for field in fields(dry)}
     return Forecast(**found, expectation=expectation, trial=trial)
 
 
 def lines(connection: Connection, dry: DryRun, options: BuildOptions) -> Sequence[str]:
-    """What to say before the build begins: how long it takes, and whether duplicates are found early."""
+    """The lines before a build begins: the time that it takes, and whether duplicates can't be found early."""
     untold = hashing.untold(connection, dry.entry)
     return [f"expected: {_expected(connection, dry, options)}", *([] if untold is None else [untold])]
 

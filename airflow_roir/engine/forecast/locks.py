@@ -1,7 +1,7 @@
-"""Every lock that an operation takes on the user's own tables and views: when, for how long, and whom it holds up.
+"""Every lock that an operation takes on the user's tables and views: when, for how long, and the sessions it holds up.
 
-docs/reference/locks.md has those of all commands. `tests/engine/test_forecast_locks.py` compares this with what the
-server says of a build's sessions.
+docs/reference/locks.md has the locks of all commands. `tests/engine/test_forecast_locks.py` compares this module with
+the locks of a build's sessions, as the server lists them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ EACH = "each phase"
 class Lock:
     """A lock of one phase. of: `source` (with its partitions), `leaf` (one at a time), or the index's `view`.
 
-    wait_ms: how long one attempt waits at the most, while others queue behind it; patience_s: how long it is tried.
-    held: until when it is held. holds_up: who waits for it meanwhile.
+    wait_ms: the longest wait of one attempt, while other sessions queue behind it; patience_s: how long it is tried.
+    held: how long it is held. holds_up: the sessions that wait for it meanwhile.
     """
 
     phase: str
@@ -51,12 +51,12 @@ def foresee(source: Source, view: QualifiedName, kind: str, options: BuildOption
 
 
 def lines(foreseen: Sequence[Lock]) -> list[str]:
-    """For people: what is locked alike in one line, the strongest first."""
+    """Lines for the user: one for all locks of the same kind, the strongest first."""
     found = []
     strongest = [ACCESS_EXCLUSIVE, SHARE_ROW_EXCLUSIVE, ACCESS_SHARE]
     for mode in strongest:
         for of in (SOURCE, VIEW):
-            # A partition at a time is less than all of them.
+            # A lock on one partition at a time counts with those on the whole source.
             alike = [lock for lock in foreseen if lock.mode == mode and (lock.of == VIEW) == (of == VIEW)]
             if not alike:
                 continue

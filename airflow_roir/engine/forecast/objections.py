@@ -1,6 +1,6 @@
-"""All that speaks against a build, at once: rights that are missing, and what it will be refused for.
+"""All objections to a build at once: missing rights, and the reasons for which it would be refused.
 
-`dry_run.run` and `prepare` raise the first of it. Here each check is made by itself, whatever the others say.
+`dry_run.run` and `prepare` raise the first objection. Here each check runs, whatever the others find.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from airflow_roir.options import BuildOptions
 
 T = TypeVar("T")
 
-# A table that is being altered isn't waited for here.
+# The checks don't wait long for a table that is being altered.
 PATIENCE_MS = 1_000
 
 
 @dataclass(frozen=True)
 class Objections:
-    """missing: rights; refused: sentences with their remedies."""
+    """The objections to a build. missing: rights; refused: sentences with their remedies."""
 
     missing: tuple[MissingRight, ...]
     refused: tuple[str, ...]
@@ -50,7 +50,7 @@ class Objections:
 
 
 class _Notes:
-    """Calls checks, and notes what they raise. A right is noted only if `rights.missing` doesn't know of any."""
+    """Calls checks, and notes the errors that they raise; those about rights are noted apart."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -69,7 +69,7 @@ class _Notes:
             self.add((RightMissing if sqlstate(error) == DENIED else InvalidInput)(said(error)))
         finally:
             if not self.connection.invalidated:
-                # Reading as the table's owner leaves a function behind.
+                # Removes the function that a read as the table's owner creates.
                 savepoint.rollback()
         return None
 
@@ -80,7 +80,10 @@ class _Notes:
 
 
 def find(database: Database, definition: IndexDefinition, options: BuildOptions) -> Objections:
-    """What speaks against a build, as far as it can be looked at. What only the rows tell is not among it."""
+    """The objections to a build that can be found without reading rows.
+
+    Errors about rights count only if `rights.missing` finds none.
+    """
     with database.transaction() as connection:
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
         notes = _Notes(connection)
@@ -97,7 +100,7 @@ def find(database: Database, definition: IndexDefinition, options: BuildOptions)
 def _look(
     connection: Connection, definition: IndexDefinition, options: BuildOptions, notes: _Notes
 ) -> IndexDefinition | None:
-    """What is in this database. Returns the whole definition of an index over shards, whose table isn't."""
+    """Runs the checks in this database. Returns the whole definition of an index over shards, else None."""
     notes(lambda: checks.check_server(connection))
     notes(lambda: dry_run.check_lock_timeout(connection, options))
     notes(lambda: check_writable(connection))

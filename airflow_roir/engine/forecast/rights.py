@@ -1,4 +1,4 @@
-"""The rights that a role lacks for a build, all of them at once, each with the statement that gives it."""
+"""The rights that a role lacks for a build, all of them at once, each with the statement that grants it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_roir.definition import IndexDefinition, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.source import checks
 
-# `trusts` and the tree of partitions are asked of the control schema only where the role may.
+# The role. `roir.trusts` and `roir.partition_tree` are called only if the role has `control`, rights on their schema.
 ROLE = """
 SELECT current_user::text AS name, r.rolsuper AS super,
        current_setting('server_version_num')::int >= 160000 AS by_options,
@@ -38,7 +38,7 @@ SELECT c.oid::bigint AS oid, c.oid::regclass::text AS name, pg_get_userbyid(c.re
  ORDER BY array_position(%(schemas)s::text[], n.nspname::text) LIMIT 1
 """
 MAY_BECOME = "SELECT pg_has_role(c.relowner, 'SET') FROM pg_class c WHERE c.oid = %(oid)s"
-# Whoever reads a partition by its name needs its schema.
+# The source and its partitions. To read a partition by its name, a role needs USAGE on its schema.
 RELATIONS = """
 SELECT c.oid::regclass::text AS name, quote_ident(n.nspname) AS schema, pg_get_userbyid(c.relowner)::text AS owner,
        c.relowner <> s.relowner AND NOT (roir.trusts(c.relowner) AND roir.trusts(s.relowner)) AS of_another,
@@ -60,7 +60,7 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class MissingRight:
-    """what: the right, in a sentence; statement: the SQL that gives it, for whoever may."""
+    """what: the right, in a sentence; statement: the SQL that grants it, for a role that may."""
 
     what: str
     statement: str
@@ -70,9 +70,9 @@ class MissingRight:
 
 
 def missing(connection: Connection, definition: IndexDefinition, schemas: list[str]) -> list[MissingRight]:
-    """What our role lacks. schemas: where a name without one is looked for.
+    """The rights that our role lacks. schemas: where a source without a schema is looked for.
 
-    A table, a schema or a control schema that isn't there is no right that is missing.
+    If the table, its schema or the control schema doesn't exist, its rights aren't missing.
     """
     role = execute(connection, ROLE).one()
     if role.super:
@@ -147,7 +147,7 @@ def _of_source(connection: Connection, role: Any, source: Any, definition: Index
                 f"ALTER TABLE {row.name} OWNER TO {owner}",
             )
             continue
-        # A member has what its owner has; what an owner took from himself he can give back.
+        # A member has its owner's rights, and an owner can grant back the rights that it took from itself.
         for name, reaches in ((owner, row.owner_reaches), (who, row.reaches or not source.member)):
             if not reaches:
                 lack(

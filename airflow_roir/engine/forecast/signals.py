@@ -1,4 +1,4 @@
-"""Which signals a build could be held back by on this server: what they say now, and which can't be read, and why."""
+"""The signals that could hold a build back on this server: their present values, or why they can't be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.signals import Reading
 
-# Limits as they are asked for here; a commit's time and rates take some looks, and a probe that commits.
+# Limits for signals that one look can read. Without the time of a commit and rates, which take several looks and a
+# probe that commits.
 LOOKED_AT = {
     "replica_lag": 100 << 20,
     "replica_delay": 30.0,
@@ -19,7 +20,7 @@ LOOKED_AT = {
     "active_sessions": 16.0,
     "lock_waits": 4.0,
 }
-# A build on a server that others use: whatever it has.
+# Sensible on every server that others use.
 ALWAYS = "commit_latency=20ms"
 OF_REPLICAS = "replica_lag=100MB"
 OF_SLOTS = "slot_room=1GB"
@@ -27,13 +28,13 @@ OF_SLOTS = "slot_room=1GB"
 
 @dataclass(frozen=True)
 class Signals:
-    """readings: of this moment. sensible: a throttle to begin with."""
+    """readings: the present values. sensible: a throttle to begin with."""
 
     readings: tuple[Reading, ...]
     sensible: str
 
     def line(self) -> str:
-        """For people."""
+        """One line for the user."""
         parts = [f"{self.sensible} is something to begin with"]
         seen = [f"{_named(one)} {one.signal.shown(one.value)}" for one in self.readings if one.value is not None]
         parts += [f"now {', '.join(seen)}"] if seen else []
@@ -52,7 +53,7 @@ class Signals:
 
 
 def look(database: Database, surroundings: Surroundings) -> Signals:
-    """Read each signal once, in transactions of its own. A query of the user's isn't run."""
+    """Reads each signal once, in transactions of its own. Doesn't run a query that the user gave."""
     reader = SignalReader(database, Surroundings(surroundings.replicas))
     try:
         with database.connect() as connection:

@@ -1,6 +1,6 @@
-"""The room that an operation takes: entries and their B-tree, the delta, WAL, what the seal sorts with.
+"""The room that an operation takes: entries and their B-tree, the delta, WAL, memory and files of the seal's sorts.
 
-It stands on a trial (`trial.py`). What the table will hold by then isn't known.
+The figures come from a trial (`trial.py`). They ignore that the table may grow until the build ends.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, rate, size
 
 HOUR_S = 3_600
-# Besides whole pages of entries: a B-tree's first page; of a vacuumed heap its free-space map and its visibility map.
+# Besides whole pages of entries: a B-tree's first page; the free-space map and the visibility map of a vacuumed heap.
 PAGES_OF_TREE = 1
 PAGES_OF_HEAP = 4
-# Of catalogs and of our own tables, with whole pages after a checkpoint; for each segment.
+# WAL of catalogs and roir's own tables, with whole pages after a checkpoint: of a build, and of each segment.
 FIXED_WAL = 1 << 20
 SEGMENT_WAL = 40 << 10
-# Of an entry while it is sorted, besides itself.
+# Memory of an entry while it is sorted, besides its own bytes.
 SORTED_BYTES = 40
-# On a tape: its length, before and after.
+# An entry in a sort's file has its length before and after it.
 TAPE_BYTES = 8
 
 SERVER = """
@@ -43,11 +43,11 @@ KEPT = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status IN 
 
 @dataclass(frozen=True)
 class Space:
-    """Bytes. index: the B-tree; present: generations that readers use, or may go back to; delta, captured_wal: an hour.
+    """Bytes. base: the entries; index: their B-tree; present: the active generation, and those that it can revert to.
 
-    wal_high: where the server writes whole pages for hints (checksums, wal_log_hints), and between checkpoints.
-    sort_memory: of each worker of the seal; sort_files: temporary ones of all workers at once.
-    delta_hour and captured_wal_hour are None if it isn't known how often the source is written to.
+    wal_high: the WAL if the server writes whole pages for hints (checksums, wal_log_hints), and between checkpoints.
+    sort_memory: of each worker of the seal; sort_files: temporary ones of all workers at once. delta_hour,
+    captured_wal_hour: for each hour; None if the rate of writes to the source isn't known.
     """
 
     base: int
@@ -64,11 +64,11 @@ class Space:
 
     @property
     def new(self) -> int:
-        """What is there besides when it is published, but for the delta."""
+        """The bytes of the new generation when it is published, without the delta."""
         return self.base + self.index
 
     def lines(self) -> dict[str, str]:
-        """For people, by topic."""
+        """Texts for the user, by topic."""
         beside = ""
         if self.present:
             beside = f", beside {size(self.present)} of the present index until its revert window has ended"
@@ -118,17 +118,17 @@ def foresee(
     writes: WriteRate | None,
     index_id: int | None,
 ) -> Space:
-    """The room for a plan. index_id: of the index that is rebuilt."""
+    """The room for a plan. index_id: of the index that is rebuilt, else None."""
     server = execute(connection, SERVER).one()
     rows, share = plan.rows, plan.rows / trial.rows
     filled = min(plan.segments, max(1, rows))
     heap = _in_pages(trial.heap * share / filled, server.block) + PAGES_OF_HEAP * server.block
     base = filled * heap + round(trial.toast * share)
-    # A B-tree's first page is in each.
+    # Without the B-tree's first page, which is added for each segment.
     entries = max(0, trial.index - server.block) * share
     tree = _in_pages(entries / filled, server.block) + PAGES_OF_TREE * server.block
     index = filled * tree + (plan.segments + 1 - filled) * PAGES_OF_TREE * server.block
-    # What the copy writes, and the B-tree as it is. A page's first change after a checkpoint is written as a whole.
+    # The WAL of the copy, and the whole B-tree. The first change of a page after a checkpoint logs the whole page.
     beside = FIXED_WAL + plan.segments * SEGMENT_WAL
     wal = beside + round(trial.wal * share) + (round(entries) if server.wal_level != "minimal" else 0)
     workers = min(options.parallelism, plan.segments)
@@ -153,7 +153,7 @@ def foresee(
 
 
 def sorting(rows: float, entry_bytes: float, setting_kb: int = 0) -> tuple[int, int]:
-    """Memory and temporary files that a segment of these rows is sorted with. setting_kb: maintenance_work_mem."""
+    """The bytes of memory and of temporary files to sort a segment of this size. setting_kb: maintenance_work_mem."""
     memory = max(SORT_MEMORY_KB, setting_kb) * 1024
     needed = round(rows * (entry_bytes + SORTED_BYTES))
     return min(memory, needed), 0 if needed <= memory else round(rows * (entry_bytes + TAPE_BYTES))

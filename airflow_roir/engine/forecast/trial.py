@@ -1,7 +1,7 @@
-"""A batch's worth of rows is copied and indexed as a build does it, and taken back: what a row takes on this server.
+"""A trial copies and indexes a batch of rows as a build does, and rolls that back: the cost of a row on this server.
 
-It writes tables of ours that no other session ever sees, reads under ACCESS SHARE, and is bounded in rows, bytes and
-time. So it tells the size of entries and of their B-tree, WAL and seconds for a row.
+It writes tables that no other session ever sees, reads under ACCESS SHARE, and is bounded in rows, blocks and time. It
+measures the size of entries and of their B-tree, the WAL and the seconds of a row.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.files import File, files_of
 from airflow_roir.engine.source.source import Source
 
-# Read in all, at most. The first few blocks tell how much of that fits into the time.
+# The most that a trial reads. The first few blocks tell how much of it fits into the time.
 MOST_ROWS = 20_000
 MOST_BLOCKS = 1_000
 FIRST_BLOCKS = 8
-# Blocks in a row, as a batch reads them; places are chosen by chance.
+# Consecutive blocks of one place, as a batch reads them; places are random.
 STRETCH_BLOCKS = 50
 MOST_PLACES = 40
-# Of a table that isn't stored in blocks.
+# The rows of a leaf that isn't stored in blocks.
 ROWS_OF_LEAF = 500
-# For the second, bigger part; a statement that takes much longer is cancelled, and then there is no trial.
+# The wanted time of the second, larger copy. A statement that takes much longer is cancelled, and the trial fails.
 WANTED_S = 0.4
 LONGEST_MS = 3_000
-# Written as users' writes are captured, one by one.
+# The most entries that are written into a delta.
 MOST_CAPTURED = 2_000
-# Of fewer rows a size is mostly that of pages which aren't full.
+# With fewer rows most of the size is pages that aren't full.
 FEWEST_CAPTURED = 200
 SIZES = """
 SELECT pg_relation_size(%(heap)s) AS heap, pg_table_size(%(heap)s) - pg_relation_size(%(heap)s) AS beside,
@@ -47,7 +47,7 @@ SELECT pg_relation_size(%(heap)s) AS heap, pg_table_size(%(heap)s) - pg_relation
 
 @dataclass(frozen=True)
 class Captured:
-    """Rows of the delta that were written. bytes: with their index; wal: that this wrote."""
+    """The written rows of a delta. bytes: with their index; wal: the bytes of WAL for them."""
 
     rows: int
     bytes: int
@@ -56,7 +56,10 @@ class Captured:
 
 @dataclass(frozen=True)
 class Trial:
-    """What rows took. copy_s: for `timed` of them; index_s: for all. heap, toast, index, wal (of the copy): bytes."""
+    """The cost of the rows. copy_s: for `timed` of them; index_s: for all of them.
+
+    heap, toast, index, wal (of the copy): bytes.
+    """
 
     rows: int
     timed: int
@@ -70,14 +73,14 @@ class Trial:
 
     @property
     def row_s(self) -> float:
-        """Seconds of one worker for a row, copied and indexed."""
+        """One worker's seconds to copy and index a row."""
         return self.copy_s / self.timed + self.index_s / self.rows if self.timed else 0.0
 
 
 def attempt(connection: Connection, source: Source, entry: Entry) -> Trial | str:
-    """Copy and index some rows of a source that is locked, in the caller's transaction, which keeps nothing of it.
+    """Copies and indexes some rows of a locked source, in the caller's transaction, and rolls that back.
 
-    A text if it wasn't possible: why. An empty source is one, too.
+    Returns a text with the reason if it wasn't possible, also if the source has no rows.
     """
     savepoint = connection.begin_nested()
     try:
@@ -96,7 +99,7 @@ def _attempt(connection: Connection, source: Source, entry: Entry) -> Trial | st
     # Two plans at once must not wait for each other.
     name = f"{DATA_SCHEMA}.trial_{execute(connection, 'SELECT pg_backend_pid()').scalar_one()}"
     stored = f"{name}_s"
-    # Routed into a segment, as the copy is.
+    # Rows are routed into a partition, as the copy routes them into segments.
     execute(connection, f"CREATE TABLE {name} ({entry.definitions()}) PARTITION BY RANGE (c1)")
     execute(connection, f"CREATE TABLE {stored} PARTITION OF {name} DEFAULT WITH (autovacuum_enabled = false)")
     files = [file for file in files_of(connection, source.leaves) if file.blocks]
@@ -106,7 +109,7 @@ def _attempt(connection: Connection, source: Source, entry: Entry) -> Trial | st
     timed, copy_s = rows, seconds
     more = min(MOST_BLOCKS, total)
     if rows:
-        # Part of the first look is the start of things: what follows is faster.
+        # The first blocks include the costs of a start, so the next ones are faster.
         more = min(more, int(blocks * MOST_ROWS / rows), int(blocks * WANTED_S / max(seconds, 1e-3)) * 2)
     if more > blocks:
         execute(connection, f"TRUNCATE {stored}")
@@ -115,7 +118,7 @@ def _attempt(connection: Connection, source: Source, entry: Entry) -> Trial | st
     if not rows:
         return "the table has no rows" if not total else "no rows were met"
     begun = time.monotonic()
-    # Duplicates are no matter here; a unique index keeps no lists of them.
+    # Not unique, since duplicates don't matter here. Without deduplication, as in a unique index.
     execute(connection, f"CREATE INDEX ON {stored} {physical.key_clause(entry)} WITH (deduplicate_items = off)")
     index_s = time.monotonic() - begun
     size = execute(connection, SIZES, {"heap": stored}).one()
@@ -126,7 +129,7 @@ def _attempt(connection: Connection, source: Source, entry: Entry) -> Trial | st
 def _copy(
     connection: Connection, source: Source, entry: Entry, into: str, files: Sequence[File], blocks: int
 ) -> tuple[int, float, int]:
-    """Rows, seconds, bytes of WAL."""
+    """Copies rows from some blocks; returns the rows, the seconds and the bytes of WAL."""
     names = names_of(connection, [file.relation for file in files])
     read = ", ".join(column.of("s") for column in entry.columns)
     parts = [f"(SELECT {read} FROM ONLY {names[relation]} s {where})" for relation, where in _stretches(files, blocks)]
@@ -146,7 +149,7 @@ def _explained(connection: Connection, statement: str, values: dict[str, object]
 
 
 def _stretches(files: Sequence[File], blocks: int) -> Iterator[tuple[int, str]]:
-    """Conditions over leaves `s`: places by chance, in each leaf by its share of the blocks."""
+    """Conditions over leaves, alias `s`: random places, in each leaf by its share of the blocks."""
     heaps = [file for file in files if file.heap]
     for file in files:
         if not file.heap:
@@ -157,7 +160,7 @@ def _stretches(files: Sequence[File], blocks: int) -> Iterator[tuple[int, str]]:
             yield file.relation, ""
         return
     step = max(1, min(STRETCH_BLOCKS, blocks // 8))
-    # Stretches of all files, numbered through, of which some are taken.
+    # The stretches of all files are numbered, and some of the numbers are chosen.
     counts = [-(-file.blocks // step) for file in heaps]
     chosen = random.sample(range(sum(counts)), min(sum(counts), MOST_PLACES, max(1, blocks // step)))
     first = 0
@@ -169,7 +172,7 @@ def _stretches(files: Sequence[File], blocks: int) -> Iterator[tuple[int, str]]:
 
 
 def _capture(connection: Connection, entry: Entry, base: str, rows: int) -> Captured:
-    """Put entries into a delta in no order, as users' writes come."""
+    """Writes entries into a delta in random order, in which users' writes come."""
     delta = f"{base}_d"
     execute(connection, f"CREATE TABLE {delta} ({entry.definitions()}, state {SCHEMA}.entry_state NOT NULL)")
     identity = ", ".join(entry.physical(entry.identity_positions))

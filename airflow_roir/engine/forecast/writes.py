@@ -1,4 +1,4 @@
-"""How often a source is written to: by the server's statistics, or counted for a while."""
+"""The rate of writes to a source: by the server's statistics, or counted for a while."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.source.source import Source
 from airflow_roir.quantity import duration
 
-# Statistics that are younger tell of a load, or of a quiet hour.
+# Statistics of a shorter time may be those of a load, or of a quiet hour.
 FEWEST_S = 3_600.0
 
-# What a session has written is counted a second or more after its commit. Without a reset nobody knows since when the
-# server counts, but it does since its start.
+# The server counts a session's writes a second or more after its commit. If the statistics were never reset, the server
+# has counted at least since its start.
 COUNTED = """
 SELECT coalesce(sum(pg_stat_get_tuples_inserted(r)), 0)::bigint AS inserts,
        coalesce(sum(pg_stat_get_tuples_updated(r)), 0)::bigint AS updates,
@@ -31,7 +31,7 @@ SELECT coalesce(sum(pg_stat_get_tuples_inserted(r)), 0)::bigint AS inserts,
 
 @dataclass(frozen=True)
 class WriteRate:
-    """Rows a second, and what that stands on."""
+    """The writes of each kind, in rows a second. by: the source of the figures."""
 
     inserts: float
     updates: float
@@ -40,17 +40,17 @@ class WriteRate:
 
     @property
     def rows(self) -> float:
-        """All writes."""
+        """The rate of all writes."""
         return self.inserts + self.updates + self.deletes
 
     @property
     def most_entries(self) -> float:
-        """Rows of a delta a second, at the most: an update of a key leaves two, one of any other column none."""
+        """The most rows of a delta a second: an update of a key leaves two, of a column outside of the index none."""
         return self.inserts + 2 * self.updates + self.deletes
 
 
 def by_statistics(connection: Connection, source: Source, least_s: float = FEWEST_S) -> WriteRate | None:
-    """As the server counted until now, loads included; None if it hasn't counted for long."""
+    """The rate by the server's counts until now, loads included; None if it hasn't counted for long."""
     row = _counted(connection, source)
     if row.seconds < least_s:
         return None
@@ -60,7 +60,7 @@ def by_statistics(connection: Connection, source: Source, least_s: float = FEWES
 def counted(
     database: Database, source: Source, seconds: float, wait: Callable[[float], object] = time.sleep
 ) -> WriteRate:
-    """As the server counts it from now on, for `seconds`."""
+    """The rate by the server's counts of the next `seconds`."""
     begun = time.monotonic()
     with database.transaction() as connection:
         first = _counted(connection, source)

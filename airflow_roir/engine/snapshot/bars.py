@@ -1,4 +1,4 @@
-"""The pieces of an operation as bars: what is done of each, and which worker holds it; neighbours are put together."""
+"""The pieces of an operation as bars: how far each is, and which worker holds it; neighbours share a bar."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.engine.database import execute
 
-# So many can be told apart on a page.
+# The most bars that a user can tell apart on a page.
 MOST_BARS = 400
 
-# One pass, grouped by a number: at ten thousand pieces sorts and windows would cost more than all the rest. Of a piece
-# that is held: its worker and its number in one.
+# One pass, grouped by a number: at ten thousand pieces sorts and windows would cost more than all the rest. held: the
+# worker and the number of each held piece, in one number.
 HELD = 1 << 32
 BARS = """
 SELECT min(p.n)::int AS first, max(p.n)::int AS last, bool_and(p.done) AS done, bool_or(p.done) AS some,
@@ -23,7 +23,8 @@ SELECT min(p.n)::int AS first, max(p.n)::int AS last, bool_and(p.done) AS done, 
  GROUP BY p.n / (%(count)s / %(most)s + 1)
  ORDER BY 1
 """
-# A range counts its rows as `roir.operation_work` does. Ranges and segments are numbered from 0, units aren't.
+# Counts the rows of ranges as `roir.operation_work` does. Ordinals of ranges and segments begin with 0, those of units
+# don't.
 PIECES = {
     "ranges": """
 SELECT ordinal AS n, done, rows, claim_worker, claim_epoch,
@@ -71,7 +72,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """of: ranges, segments, units or compactions. held: which one each worker holds."""
+    """of: ranges, segments, units or compactions. held: the number of the piece that each worker holds."""
 
     of: str
     count: int
@@ -85,7 +86,7 @@ class Bars:
 
 
 def bars(connection: Connection, of: str, count: int, values: dict[str, Any]) -> Bars:
-    """The pieces of one kind, of which there are `count`. values: to find them, and the epoch whose claims count."""
+    """The bars of `count` pieces of one kind. values: to find the pieces, and the epoch whose claims count."""
     query = BARS.format(pieces=PIECES[of])
     values = {**values, "count": max(count, 1), "most": MOST_BARS, "held": HELD}
     rows = execute(connection, query, values).all()

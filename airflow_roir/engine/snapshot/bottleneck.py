@@ -1,7 +1,7 @@
-"""Who works on an operation, what each worker does, and what holds the operation up.
+"""The workers of an operation, the activity of each, and the cause that holds the operation up.
 
-Whoever may connect may name his session as ours: only sessions of our own role count, or of one that may do all that
-the owner of the control schema may. Of others' sessions nothing but their locks is read.
+Any role can give its session a name like ours. So only sessions of our own role count, and of roles that have all
+rights of the control schema's owner. Other sessions are read only for the locks that they hold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from airflow_roir.engine.snapshot.parts import HeldUp, Worker, Workers
 from airflow_roir.engine.snapshot.words import paused_by, state_of
 from airflow_roir.operation import Phase, Status
 
-# A rate limit this many times the rate of late isn't what it is slow by.
+# A rate limit that is this many times the recent rate isn't the cause of slowness.
 OUT_OF_REACH = 10
 
 SESSIONS = r"""
@@ -59,20 +59,20 @@ READS = ("DataFileRead", "DataFilePrefetch", "BufFileRead", "AioIoCompletion", "
 
 @dataclass(frozen=True)
 class AtWork:
-    """The workers of an operation, and what their sessions say of what holds them up."""
+    """The workers of an operation, and their sessions with what these wait for."""
 
     workers: Workers
     sessions: tuple[Row[Any], ...]
 
 
 def at_work(connection: Connection, one: OperationStatus, bars: Bars) -> AtWork:
-    """Who works on an operation. bars: what is worked on."""
+    """The workers of an operation, and their sessions. bars: the pieces that they hold."""
     held = bars.held
     prefix = f"roir {one.operation_id}.{one.epoch} worker "
     sessions = tuple(execute(connection, SESSIONS, {"prefix": prefix}))
     by_number = {session.worker: session for session in sessions}
     if not sessions and not one.is_fresh:
-        # Claims of a run that is gone are nobody's.
+        # The claims of a run that is gone have no worker.
         held = {}
     workers = []
     for number in sorted(held.keys() | by_number.keys()):
@@ -87,7 +87,7 @@ def at_work(connection: Connection, one: OperationStatus, bars: Bars) -> AtWork:
 
 def _state(session: Row[Any] | None, of: str) -> str:
     if session is None:
-        # A thread of a run whose sessions don't say what they are for.
+        # The worker holds a piece, but no session has its name.
         return "reading" if of == "units" else "writing"
     if session.kind == "Lock":
         return "lock"
@@ -97,7 +97,7 @@ def _state(session: Row[Any] | None, of: str) -> str:
 
 
 def held_up(connection: Connection, one: OperationStatus, work: AtWork) -> HeldUp:
-    """What holds an operation up, the most certain first."""
+    """The cause that holds an operation up; the most certain cause goes first."""
     if one.status == Status.PAUSED:
         return HeldUp("pause", cut(paused_by(one)))
     if one.status != Status.RUNNING:
@@ -106,7 +106,7 @@ def held_up(connection: Connection, one: OperationStatus, work: AtWork) -> HeldU
     if state.name == "queued":
         return HeldUp("another run", cut(one.notice or ""))
     if state.name == "undriven":
-        # Without the seconds of its silence: the page asks whether anything has changed.
+        # Without the seconds of its silence, since the page compares texts to see whether anything has changed.
         by = "starting" if one.heartbeat_age is None else "no run"
         return HeldUp(by, cut(f"no run drives it; {state.remedy}"))
     return _by_lock(connection, one, work) or _by_throttle(one) or _by_work(one, work)
@@ -132,7 +132,7 @@ def _by_lock(connection: Connection, one: OperationStatus, work: AtWork) -> Held
 
 
 def _is_near_its_limit(one: OperationStatus) -> bool:
-    """False if there is no rate limit, or one that is far above the rate of late."""
+    """False if there is no rate limit, or if it is far above the recent rate."""
     limit, now = one.options["max_rows_per_second"], one.rows_per_second_now
     return limit is not None and (now is None or now * OUT_OF_REACH >= limit)
 
@@ -150,7 +150,7 @@ def _by_work(one: OperationStatus, work: AtWork) -> HeldUp:
         return HeldUp("nothing", "")
     by = "reading" if states.count("reading") > states.count("writing") else "writing"
     if by not in states:
-        # All are between two statements.
+        # All workers are between two statements.
         return HeldUp("nothing", "")
     return HeldUp(
         by, f"{states.count(by)} of {len(states)} workers are {by}" if len(states) > 1 else f"the worker is {by}"

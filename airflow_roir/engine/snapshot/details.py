@@ -1,7 +1,7 @@
-"""What a page or a live view shows of an operation beside its row: pieces, workers, what holds it up, its history.
+"""The details of an operation for a page or a live view: pieces, workers, the cause that holds it up, its history.
 
-A look is a handful of statements, whose size doesn't grow with the ranges: PostgreSQL puts neighbours together. It
-takes no lock that a write waits for, and waits for none itself.
+A look takes a handful of statements, whose results don't grow with the ranges: PostgreSQL puts neighbours together. It
+takes no lock that a write waits for, and hardly waits for locks itself.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from airflow_roir.operation import BUILDS, PHASES_OF, PLACED, Kind, Phase, Statu
 
 MOST_SAMPLES = 240
 MOST_EVENTS = 20
-# Of pauses, and of errors: the last ones.
+# The most pauses and errors that are shown, the last ones.
 MOST_SHOWN = 50
-# A delta up to this is counted, a greater one by a sample of so many blocks: a few milliseconds.
+# A delta of up to this many blocks is counted, a larger one by a sample of this many: a few milliseconds.
 DELTA_BLOCKS = 128
-# A look never waits for long, not for who holds the delta either.
+# A look never waits for long, also not for a session that locks the delta.
 PATIENCE = "SET LOCAL statement_timeout = 5000; SET LOCAL lock_timeout = 20"
 CANCELLED = "57014"
 
@@ -63,15 +63,15 @@ SELECT to_regclass(%(delta)s) IS NOT NULL AS exists, pg_relation_size(to_regclas
 DELTA = "SELECT state::text AS state, count(*) AS rows FROM {delta} {sample} GROUP BY state"
 
 
-# What a pause on request begins with; one that a run took upon itself has only the error.
+# The beginning of a requested pause's text. If a run pauses the operation itself, the text is the error alone.
 HOW_FAR = re.compile(r"at [0-9.]+ %: ")
 
 
 def progress(database: Database, index: str | None = None, operation_id: int | None = None) -> OperationStatus:
-    """How far the latest operation of an index is, or the operation of that id; with neither, the newest of all.
+    """The status of an index's latest operation, or of the operation with that id; with neither, of the newest of all.
 
-    With all details, but without what a list of operations says of each: warnings, long pauses, who shares its scan. In
-    one short transaction that changes nothing. Raises NotFound, SchemaVersionMismatch.
+    It has all details, but not those of a list of operations: warnings, long pauses, and the indexes that share its
+    scan. One short transaction, which changes nothing. Raises NotFound, SchemaVersionMismatch.
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -95,7 +95,7 @@ def _newest(connection: Connection, index: str | None) -> int:
 
 
 def look_in_passing(connection: Connection, one: OperationStatus) -> OperationStatus:
-    """As `look`; without details where the server is too busy for them, or somebody holds what they are read from."""
+    """As `look`; without details if the server is too busy for them, or a session locks a table that they need."""
     try:
         with connection.begin_nested():
             execute(connection, PATIENCE)
@@ -107,7 +107,7 @@ def look_in_passing(connection: Connection, one: OperationStatus) -> OperationSt
 
 
 def look(connection: Connection, one: OperationStatus) -> OperationStatus:
-    """The operation with its details; `pausing` while a run or workers of a paused one haven't left yet."""
+    """The operation with its details; a paused one is `pausing` until its run and its workers have left."""
     of, count = _pieces(one)
     values = {
         "operation": one.operation_id,
@@ -118,7 +118,7 @@ def look(connection: Connection, one: OperationStatus) -> OperationStatus:
     }
     found = bars(connection, of, count, values)
     work = at_work(connection, one, found)
-    # A run forgets its heartbeat when it has left; one that was killed is believed for as long as its heart counts.
+    # A run that leaves clears its heartbeat; a run that was killed counts as present until its heartbeat is too old.
     leaves = one.status == Status.PAUSED and (one.is_fresh or work.sessions)
     pauses, errors = _stops(connection, one)
     return replace(
@@ -139,7 +139,7 @@ def look(connection: Connection, one: OperationStatus) -> OperationStatus:
 
 
 def _pieces(one: OperationStatus) -> tuple[str, int]:
-    """What is worked on, piece by piece, and how many pieces there are."""
+    """The kind of pieces that the operation works on now, and their number."""
     phase = PHASES_OF[Kind(one.kind)][0] if one.phase == Phase.DONE else Phase(one.phase)
     of = PLACED[phase].pieces
     if phase == Phase.PUBLISH and one.verification_id is None:
@@ -152,7 +152,7 @@ def _phases(one: OperationStatus) -> tuple[PhaseOf, ...]:
     names = [phase.value for phase in PHASES_OF[Kind(one.kind)]]
     now = one.phase
     if one.kind in BUILDS:
-        # Before the first phase, and what publish begins with.
+        # `prepare` comes before the first phase; publish begins with `verify`.
         names = ["prepare", *names[:-1], "verify", names[-1]]
         in_publish = seconds.pop("publish", None)
         if not one.compares:
@@ -174,7 +174,7 @@ def _phases(one: OperationStatus) -> tuple[PhaseOf, ...]:
 def _samples(connection: Connection, operation_id: int) -> tuple[tuple[float, int, float], ...]:
     found = execute(connection, SAMPLES, {"operation": operation_id, "most": MOST_SAMPLES}).all()
     samples: list[tuple[float, int, float]] = []
-    # Where the server's clock was set back, what was before is moved back too: work has an order, a clock has none.
+    # If the server's clock was set back, earlier samples are moved back, too: their order is that of the work done.
     back = 0.0
     for n, one in enumerate(found):
         if n and one.at - back > samples[-1][0]:
@@ -189,7 +189,7 @@ def _events(connection: Connection, operation_id: int) -> tuple[Event, ...]:
 
 
 def _stops(connection: Connection, of: OperationStatus) -> tuple[tuple[Pause, ...], tuple[Error, ...]]:
-    """The pauses, and the errors: a run that stops by itself pauses the operation, with the error as the reason."""
+    """The pauses, and the errors. A run that meets an error pauses the operation, with the error as the reason."""
     found = execute(connection, STOPS, {"operation": of.operation_id, "most": MOST_SHOWN})
     pauses, errors = [], []
     for one in found:
@@ -202,7 +202,7 @@ def _stops(connection: Connection, of: OperationStatus) -> tuple[tuple[Pause, ..
 
 
 def _delta(connection: Connection, of: OperationStatus) -> Delta | None:
-    """What the delta consists of; None if there is none, or if somebody holds it."""
+    """The rows of the delta by state; None if there is no delta, or if a session locks it."""
     if of.kind not in BUILDS or of.phase == Phase.DONE:
         return None
     name = physical.delta(of.generation_id)

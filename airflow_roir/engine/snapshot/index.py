@@ -1,6 +1,6 @@
-"""What there is to know of each index: what readers see, its size and age, when it was verified, what is wrong.
+"""The facts of each index: the generation that readers see, its size and age, its last verification, its warnings.
 
-`progress` tells of an operation; this tells of the index, also while nothing runs.
+They are there also while no operation runs; `details.progress` has the facts of an operation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.shards import ShardLag, lags
 from airflow_roir.engine.source.relation_size import relation_sizes
 
-# operation: the newest one. An index of which a drop was killed half-way has no generation any more.
+# newest: the newest operation. An index whose drop was killed half-way has no generation any more.
 INDEXES = f"""
 SELECT {TABLE_OF} AS table_apart, i.announced_by, i.id, i.schema_name, i.name, i.source_oid, i.is_unique,
        i.nulls_not_distinct,
@@ -56,7 +56,7 @@ SELECT id, index_id, status, published_at, retired_at, drop_after, ghosts, uniqu
   FROM roir.generation WHERE status <> 'dropped' AND index_id = ANY (%(indexes)s)
  ORDER BY id DESC
 """
-# Of the segments and the delta.
+# The tables of each generation: its segments and its delta.
 STORES = """
 SELECT g.id AS generation, s.oid::bigint
   FROM unnest(%(generations)s::bigint[]) g (id)
@@ -73,7 +73,7 @@ SELECT s.oid AS source, t.relation::bigint AS leaf
        UNION ALL SELECT oid FROM pg_class WHERE oid = s.oid::oid AND relkind = 'r') t
 """
 NOT_PUBLISHED = "it isn't published yet"
-# The newest that has ended, of the generation that readers see: one of an older generation says nothing of it.
+# The newest verification that has ended of the generation that readers see: one of an older generation doesn't count.
 VERIFIED = """
 SELECT DISTINCT ON (v.index_id) v.index_id, v.finished_at AS at, v.rows, v.missing, v.extra, v.different, v.corrupt,
        v.damaged, v.duplicate, v.mended, v.complete, v.options
@@ -95,9 +95,9 @@ class Generation:
     """One generation that has tables.
 
     id: its number, which is in the names of its tables.
-    status: `building`, `active` (what readers see) or `retired`.
-    bytes: all that it takes.
-    published_at, retired_at: when readers began and stopped to see it.
+    status: `building`, `active` (readers see it) or `retired`.
+    bytes: the size of its tables with their B-trees.
+    published_at, retired_at: when readers began to see it, and when they stopped.
     drop_after: when the clean-up may drop it.
     """
 
@@ -119,8 +119,8 @@ class Verified:
     corrupt: B-trees that amcheck or a lookup refused.
     damaged: heap and B-tree disagree, or the index's view shows other rows.
     duplicate: rows without an entry in a unique index, whose key another row has.
-    repaired: of all these, those that are right now.
-    part: what was compared: `all`, `sample`, `slice`, or `time limit` if that ended it.
+    repaired: the discrepancies that were repaired, or were right when the repair looked again.
+    part: the part that was compared: `all`, `sample`, `slice`, or `time limit` if that ended it.
     """
 
     at: datetime
@@ -136,12 +136,12 @@ class Verified:
 
     @property
     def found(self) -> int:
-        """All that it found."""
+        """The number of all discrepancies."""
         return self.missing + self.extra + self.different + self.corrupt + self.damaged + self.duplicate
 
     @property
     def wrong(self) -> int:
-        """What it found, less what is right now."""
+        """The discrepancies that aren't repaired."""
         return max(0, self.found - self.repaired)
 
     @property
@@ -168,17 +168,18 @@ class IndexFacts:
     rows: entries, about.
     bytes: the size of the entries with their B-trees.
     source_bytes: the size of the table's rows with TOAST, without its indexes; unknown over shards.
-    generation, published_at, age_seconds: what readers see, and since when.
+    generation, published_at, age_seconds: the generation that readers see, since when, and for how long.
     revert_until: when the replaced generation is dropped (docs/operate.md#revert).
     generations: every generation that has tables.
-    verified: the last verification of what readers see; null: never.
-    warnings: what is wrong with the index: capture triggers that don't fire, an altered table, partitions that are gone
+    verified: the last verification of the generation that readers see; null: never.
+    warnings: the problems of the index: capture triggers that don't fire, an altered table, partitions that are gone
         (docs/troubleshooting.md#a-warning-of-roir-status-or-the-clean-up).
-    bloat: what holds no entry, and what a rebuild would win; null if nothing is published.
+    bloat: the room that holds no entry, and how much a rebuild would win; null if nothing is published.
     operation: the number of the unfinished operation.
     apart: whether the table is in shards (docs/shards.md).
     shards: how far each shard is behind, for each generation (docs/shards.md#ship).
-    announced_by: who announces the writes of shards (docs/shards.md#strict): `server` or `client`; null: neither.
+    announced_by: the side that announces the writes of shards (docs/shards.md#strict): `server` or `client`; null:
+        neither.
     strict_problem: why an index over shards can't be read strictly; null if it can.
     unique_since, unique_problem: since when a key is unique over shards, or why it isn't (docs/shards.md#unique).
     segments: the segments that readers see; `--segments` alone shows them.
@@ -210,16 +211,16 @@ class IndexFacts:
     segments: tuple[Segment, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: moments in ISO 8601. There may be very many segments: who wants them says so."""
+        """For JSON: moments in ISO 8601. Without segments, since there may be very many."""
         return {name: value for name, value in plain_fields(self).items() if name != "segments"}
 
 
 def indexes(database: Database, index: str | None = None, exact: bool = False) -> list[IndexFacts]:
-    """Every index that isn't dropped, or the one of that name; by name. Changes nothing and waits for no lock.
+    """Every index that isn't dropped, or the one with that name; by name. Changes nothing and waits for no lock.
 
-    exact: measure the bloat by pgstattuple, if it is there, which reads all entries.
-    Sizes of what somebody holds for itself alone are as of the last VACUUM or ANALYZE; rows and bloat are estimates.
-    Raises NotFound, InvalidInput (no name, or an ambiguous one), SchemaVersionMismatch.
+    exact: measure the bloat by pgstattuple, if it is installed, which reads all entries; else rows and bloat are
+    estimates. If a session locks a table exclusively, its size is that of the last VACUUM or ANALYZE. Raises NotFound,
+    InvalidInput (no name, or an ambiguous one), SchemaVersionMismatch.
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -228,7 +229,7 @@ def indexes(database: Database, index: str | None = None, exact: bool = False) -
 
 
 def read_indexes(connection: Connection, index_id: int | None = None, exact: bool = False) -> list[IndexFacts]:
-    """As `indexes`, in the caller's transaction, whose schema is checked; by id."""
+    """As `indexes`, in the caller's transaction, which has checked the schema; takes the index's id."""
     rows = execute(connection, INDEXES, {"index": index_id}).all()
     ids = [row.id for row in rows]
     if not ids:
@@ -283,7 +284,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 nulls_not_distinct=row.nulls_not_distinct,
                 rows=None if swollen is None else swollen.rows,
                 bytes=takes(shown.id) if shown else 0,
-                # An index apart has an empty table here in place of its source.
+                # An index over shards has an empty table here in place of its source.
                 source_bytes=0
                 if row.table_apart
                 else sum(sizes[oid].own for oid in leaves.get(row.source_oid, ()) if oid in sizes),
@@ -310,7 +311,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
 
 
 def verifications(connection: Connection, index_ids: Sequence[int]) -> dict[int, Verified]:
-    """The last verification of what readers see, by index; of those that have one."""
+    """The last verification of the generation that readers see, by index; only for indexes that have one."""
     return {row.index_id: _verified(row) for row in execute(connection, VERIFIED, {"indexes": list(index_ids)})}
 
 

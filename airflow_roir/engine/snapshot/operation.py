@@ -1,7 +1,7 @@
 """One operation as it is shown, read by one statement and frozen; every number is derived from committed rows (I9).
 
-`operation_status` and `read` give what one row of the view `roir.shown_operation` has; `details.look` adds what a page
-or a live view shows beside it. Each surface renders this document and reads nothing itself.
+`operation_status` and `read` return one row of the view `roir.shown_operation`; `details.look` adds the details of a
+page or a live view. Each surface renders this document and reads nothing itself.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from airflow_roir.one_line import one_line
 from airflow_roir.operation import Kind, Phase, Status
 from airflow_roir.options import LIVE_OPTIONS
 
-# What a paused operation is called until its run and its workers have left.
+# The status of a paused operation until its run and its workers have left.
 PAUSING = "pausing"
-# What `OperationStatus.status` says of an operation that can still do something.
+# The values of `OperationStatus.status` for an operation that can still continue.
 LIVE = (Status.RUNNING.value, PAUSING, Status.PAUSED.value)
-# A text of the database is shown up to this.
+# The most characters of a database's text that are shown.
 MOST_SAID = 500
-# A task that is killed has five seconds to notice it.
+# A killed task has five seconds left.
 SOON_MS = 1_000
 
 
@@ -131,8 +131,8 @@ class OperationStatus:
     granted: float | None
     throttle_seconds: dict[str, float]
 
-    # What the rest is read by, and what metrics alone show. limits: of signals, as the governor reads them; holders:
-    # workers that hold a piece; delta_rows: by PostgreSQL's statistics.
+    # Fields by which the details are read, and fields for metrics alone. limits: of signals, as the governor reads
+    # them; holders: workers that hold a piece; delta_rows: by PostgreSQL's statistics.
     generation_id: int
     epoch: int
     heartbeat_age: float | None
@@ -149,15 +149,15 @@ class OperationStatus:
     delta_rows: int
     queued_seconds: float | None
 
-    # By statements of their own. warnings: of the published index (`health`), by `status` only.
+    # Fields that take statements of their own. warnings: of the published index (`health`); only `status` reads them.
     shares_scan_of: tuple[str, ...] = ()
     long_pause: str | None = None
     compaction: Standing | None = None
     warnings: tuple[str, ...] = ()
 
-    # By `details.look`, which also says `pausing` of a paused one that a run or workers haven't left yet. phases:
-    # `verify` is the comparison before a publish. governor: None if it has no limits and has lost no time. samples:
-    # unix seconds, rows, percent. shards: of an index over shards.
+    # Fields that `details.look` reads, which also changes `paused` to `pausing` until run and workers have left.
+    # phases: `verify` is the comparison before a publish. governor: None without limits, lost time and samples.
+    # samples: unix seconds, rows, percent. shards: of an index over shards.
     phases: tuple[PhaseOf, ...] = ()
     bars: Bars | None = None
     workers: Workers | None = None
@@ -172,20 +172,20 @@ class OperationStatus:
 
     @property
     def is_fresh(self) -> bool:
-        """True while the run that drives the operation, or did until it was paused, has given a sign of life lately."""
+        """True if the operation's run, or that of a paused one, has given a recent sign of life."""
         return self.heartbeat_age is not None and abs(self.heartbeat_age) < sign_of_life.HEARTBEAT_FRESH_S
 
     @property
     def phase_shown(self) -> str:
-        """The phase; of a publish that still compares, `verify`, once that was looked at."""
+        """The phase; with details `verify` for a publish that still compares."""
         return next((phase.name for phase in self.phases if phase.state == "now"), self.phase)
 
     def seconds_since(self, moment: datetime | None) -> float:
-        """By the server's clock; 0 for None."""
+        """The seconds since then by the server's clock; 0 for None."""
         return 0.0 if moment is None else (self.now - moment).total_seconds()
 
     def as_dict(self, whole: bool = False) -> dict[str, Any]:
-        """For JSON: moments in ISO 8601, and each option by its name. whole: as `details.progress` has it."""
+        """For JSON: moments in ISO 8601, and each option by its name. whole: with the details of `details.progress`."""
         left_out = INTERNAL | (OF_LISTS if whole else DETAILS)
         facts = {name: value for name, value in plain_fields(self).items() if name not in left_out}
         options: dict[str, Any] = facts.pop("options")
@@ -210,7 +210,7 @@ SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
 
 
 def status(database: Database, index: str | None = None) -> list[OperationStatus]:
-    """The latest operation of one index, or of every live index, with what is wrong with the published indexes.
+    """The latest operation of one index, or of each index that isn't dropped, with the warnings of published indexes.
 
     Raises NotFound, SchemaVersionMismatch.
     """
@@ -231,7 +231,7 @@ def operation_status(database: Database, operation_id: int) -> OperationStatus:
 
 
 def operation_soon(database: Database, operation_id: int) -> OperationStatus:
-    """As `operation_status`, by one statement; raises what the database does where it would have to wait for long."""
+    """As `operation_status`, by one statement; raises the database's error instead of waiting for long."""
     with database.transaction() as connection:
         execute(connection, f"SET LOCAL statement_timeout = {SOON_MS}; SET LOCAL lock_timeout = {SOON_MS}")
         found = rows(connection, [operation_id])
@@ -241,18 +241,18 @@ def operation_soon(database: Database, operation_id: int) -> OperationStatus:
 
 
 def newest(connection: Connection, index_id: int | None) -> list[OperationStatus]:
-    """The newest operation of an index, or of every one."""
+    """The newest operation of an index, or of each index."""
     ids = list(execute(connection, NEWEST, {"index": index_id}).scalars())
     return read(connection, ids) if ids else []
 
 
 def read(connection: Connection, ids: Sequence[int]) -> list[OperationStatus]:
-    """Operations, by the names of their indexes, in the caller's transaction; details are left out."""
+    """The operations with these ids, by the names of their indexes, without details; in the caller's transaction."""
     found = rows(connection, ids)
     building = [one.operation_id for one in found if one.status == Status.RUNNING and one.phase == Phase.BUILD]
     paused = [one.operation_id for one in found if one.status == Status.PAUSED]
     compactions = [one.operation_id for one in found if one.kind == Kind.COMPACT]
-    # Asked of those alone that may have it: a look at a build once a second is to stay cheap.
+    # Only for operations that can have them: a look at a build once a second must stay cheap.
     shared = sharing.others(connection, building) if building else {}
     pauses = long_pause.long_pauses(connection, paused[0] if len(paused) == 1 else None) if paused else []
     texts = {one.operation_id: one.text for one in pauses}
@@ -269,14 +269,14 @@ def read(connection: Connection, ids: Sequence[int]) -> list[OperationStatus]:
 
 
 def rows(connection: Connection, ids: Sequence[int]) -> list[OperationStatus]:
-    """As `read`, by one statement alone: what the view has."""
+    """As `read`, by one statement: only the fields of the view."""
     return [_of(row) for row in execute(connection, ROWS, {"ids": list(ids)})]
 
 
 def _of(row: Row[Any]) -> OperationStatus:
     facts = dict(row._mapping)
     facts |= {
-        # As everywhere else: the view quotes key words, too.
+        # The name in roir's notation: the view quotes key words, too.
         "index": str(parse_name(facts["index"], "index")),
         "options": {name: facts["options"][name] for name in LIVE_OPTIONS},
         "throttled": None if facts["throttled"] is None else cut(facts["throttled"]),
@@ -285,5 +285,5 @@ def _of(row: Row[Any]) -> OperationStatus:
 
 
 def cut(text: str) -> str:
-    """A text of the database as it may be shown: in one line, and not for ever."""
+    """A text of the database as it can be shown: in one line, and cut."""
     return one_line(text, MOST_SAID)

@@ -1,4 +1,4 @@
-"""One look at a database: all indexes, the newest operation of each, and who of us waits for a lock."""
+"""One look at a database: all indexes, the newest operation of each, and our sessions that wait for a lock."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from airflow_roir.errors import NotFound
 from airflow_roir.operation import Status
 
 ENDED = (Status.COMPLETED, Status.ABORTED)
-# What moves by itself: a user who watches it wants to see its end.
+# Statuses that change without the user: a live view waits for their end.
 MOVING = (Status.RUNNING.value, PAUSING, Status.ABORTING.value)
 
 
 @dataclass(frozen=True)
 class Overview:
-    """All indexes, or one, and the newest operation of each; by name. Those that haven't ended have their details.
+    """All indexes, or one, and the newest operation of each; by name. Unfinished operations have their details.
 
-    waits: who of us waits for a lock.
+    waits: our sessions that wait for a lock.
     """
 
     indexes: tuple[IndexFacts, ...]
@@ -38,19 +38,19 @@ class Overview:
         return bool(self.waits) or any(one.status in MOVING for one in self.operations)
 
     def waits_of(self, index: str | None) -> list[LockWait]:
-        """The waits for a lock by work on that index."""
+        """The waits for a lock of the work on this index."""
         return [wait for wait in self.waits if wait.index == index]
 
     def not_begun(self) -> list[LockWait]:
-        """Waits of indexes that have no operation yet, and of commands for no single index."""
+        """The waits of indexes that have no operation yet, and of commands that aren't for one index."""
         known = {one.index for one in self.operations}
         return [wait for wait in self.waits if wait.index not in known]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: two parts. Of an operation it adds what a look has found:
+        """For JSON: `indexes` and `operations`. Fields of an operation besides those of its status:
 
-        workers_alive, held_up: the workers at work, and `by` and `text` of what holds the operation up; null once
-            it has ended.
+        workers_alive, held_up: the number of workers at work, and `by` and `text` of the cause that holds the operation
+            up; null once it has ended.
         waits: locks that roir's own sessions wait for: `command`, `index`, `wanted` (the table or view), `blocked_by`
             (process, application, user, age and state of each transaction), `waiter`, `since`.
         """
@@ -65,7 +65,7 @@ class Overview:
 
     def _as_dict(self, one: OperationStatus) -> dict[str, Any]:
         facts = one.as_dict()
-        # Warnings and lost partitions are the index's.
+        # The warnings are in the index's facts.
         del facts["warnings"]
         return facts | {
             "workers_alive": None if one.workers is None else one.workers.alive,
@@ -85,9 +85,9 @@ class Overview:
 
 
 def overview(database: Database, index: str | None = None, exact: bool = False) -> Overview:
-    """Everything that `roir status` shows, in one transaction that changes nothing and waits for no lock.
+    """All that `roir status` shows, in one transaction that changes nothing and waits for no lock.
 
-    An index that is prepared for the first time has no row before it has its locks: then there are only waits.
+    The first prepare of an index writes the index's row only once it has its locks: until then there are only waits.
     exact: as in `indexes`. Raises NotFound, SchemaVersionMismatch.
     """
     name = None if index is None else parse_name(index, "index")
@@ -101,9 +101,9 @@ def overview(database: Database, index: str | None = None, exact: bool = False) 
                 raise
             return Overview((), (), waits)
         facts = tuple(read_indexes(connection, found, exact))
-        # In the same order: the server sorts names by its own collation.
+        # In the order of the indexes, which the server sorts by its own collation.
         order = {one.index: place for place, one in enumerate(facts)}
         read = sorted(newest(connection, found), key=lambda one: (order.get(one.index, -1), one.index))
-        # Last: a look has little patience, and the transaction has no more than it from then on.
+        # Last, since a look sets short timeouts for the rest of the transaction.
         seen = tuple(one if one.status in ENDED else look_in_passing(connection, one) for one in read)
         return Overview(facts, seen, waits)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class Delta:
-    """What writers left for the fold. sampled: the numbers of rows are estimates."""
+    """The rows of the delta, which wait for the fold or the clean-up. sampled: the numbers of rows are estimates."""
 
     rows: int
     regular: int
@@ -20,7 +20,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class PhaseOf:
-    """state: done, now or ahead. seconds: of work, None if it hasn't begun."""
+    """One phase of an operation. state: done, now or ahead. seconds: of work, None if it hasn't begun."""
 
     name: str
     state: str
@@ -29,7 +29,7 @@ class PhaseOf:
 
 @dataclass(frozen=True)
 class Pause:
-    """until: None while it lasts."""
+    """One pause of an operation. until: None while it lasts."""
 
     at: datetime
     by: str
@@ -39,7 +39,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Error:
-    """What went wrong, and what to do next."""
+    """An error of an operation, with its remedy."""
 
     at: datetime
     text: str
@@ -48,7 +48,7 @@ class Error:
 
 @dataclass(frozen=True)
 class Event:
-    """Who did what."""
+    """One event of an operation. actor: the user or run that acted."""
 
     at: datetime
     actor: str
@@ -58,7 +58,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Worker:
-    """holds: `range 12`, None between two. state: reading, writing, lock, idle. waits_for: who holds the lock."""
+    """One worker. holds: `range 12`, None between two. state: reading, writing, lock, idle.
+
+    waits_for: the sessions that block its lock.
+    """
 
     worker: int
     holds: str | None
@@ -68,7 +71,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """wanted: the parallelism. alive: None if nothing tells."""
+    """The workers of an operation. wanted: the parallelism. alive: the workers that were found at work."""
 
     wanted: int
     alive: int
@@ -77,7 +80,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class HeldUp:
-    """text: the same for people.
+    """The cause that holds an operation up. text: the cause in words.
 
     by: nothing, reading, writing, lock, rate limit, starting, another run, no run, pause, server, or throttled.
     """
@@ -88,7 +91,7 @@ class HeldUp:
 
 @dataclass(frozen=True)
 class Lost:
-    """share: of the time that the operation has worked."""
+    """The time lost to one cause. share: of the time that the operation has worked."""
 
     cause: str
     seconds: float
@@ -97,7 +100,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Point:
-    """value: None if it couldn't be read. of: whose it is, of several replicas the worst."""
+    """One reading of a signal. value: None if it couldn't be read. of: the replica, the worst of several."""
 
     at: float
     value: float | None
@@ -107,7 +110,10 @@ class Point:
 
 @dataclass(frozen=True)
 class SignalHistory:
-    """One signal. below: it is bad below its limit. problem: why it can't be read now. has_limit: still."""
+    """One signal. below: True if it is bad below its limit. problem: why it can't be read now.
+
+    has_limit: True if it still has a limit.
+    """
 
     name: str
     unit: str
@@ -121,8 +127,10 @@ class SignalHistory:
 
 @dataclass(frozen=True)
 class Throttle:
-    """limits: as users write them, '' for none. throttled: why it may not work as it could, since when; granted: how
-    many workers may work, both None if all. grants: unix seconds, workers.
+    """The throttle of an operation. limits: as users write them, '' for none. grants: unix seconds, workers.
+
+    throttled, since: why the governor holds workers back, and since when, None if it doesn't. granted: how many workers
+    may work, None if all may.
     """
 
     limits: str

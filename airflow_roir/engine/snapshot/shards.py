@@ -1,6 +1,6 @@
-"""How far each shard of an index is: what is read of it by an operation, how far its part of the index is behind.
+"""How far each shard of an index is: how much of it an operation has read, and how far its part of the index is behind.
 
-All of it is in the control schema; no shard is asked.
+All of this is in the control schema; no shard is asked.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.quantity import duration
 
-# By the sessions that hold this lock, shared, the shippers of a database count each other.
+# Each shipper of a database holds this lock, shared; so its holders can be counted.
 PRESENT = 1919904115  # 'rois'
-# Their sessions, as `l`.
+# The locks of the shippers, as `l`.
 SHIPPERS = f"""
 pg_locks l
  WHERE l.locktype = 'advisory' AND l.classid = {PRESENT} AND l.objid = 1 AND l.granted
@@ -51,9 +51,9 @@ SELECT s.name AS shard, s.problem, l.doubt, l.captured_at IS NOT NULL AS capture
 class ShardStanding:
     """One shard of an operation.
 
-    problem: why it can't be worked with now. captured: its writers leave what they change in the outbox. readers: the
-    workers that hold ranges of it. lag_seconds: what was committed there so long ago is in the generation; None: it
-    wasn't shipped to the end yet. pending: rows to ship, about. is_shipped: a shipper has it now.
+    problem: why roir can't work with the shard now. captured: its writers leave their changes in the outbox. readers:
+    workers that hold ranges of it. lag_seconds: commits of the shard that are at least this old are in the generation;
+    None: it wasn't shipped to the end yet. pending: rows to ship, about. is_shipped: a shipper has it now.
     """
 
     shard: str
@@ -74,7 +74,7 @@ class ShardStanding:
 
 
 def standing(connection: Connection, operation_id: int, generation_id: int, epoch: int) -> tuple[ShardStanding, ...]:
-    """All shards of an operation, by their names; none if its source is in this database."""
+    """All shards of an operation by name; none if its source is in this database."""
     values = {"operation": operation_id, "generation": generation_id, "epoch": epoch}
     return tuple(
         ShardStanding(**{**row._mapping, "is_shipped": bool(row.is_shipped)})
@@ -106,7 +106,7 @@ class ShardLag:
 
     @classmethod
     def of(cls, row: Row[Any]) -> ShardLag:
-        """Of a row of the view."""
+        """The lag by a row of the view."""
         name = str(QualifiedName(row.schema_name, row._mapping["index"]))
         return cls(
             name,
@@ -130,11 +130,11 @@ class ShardLag:
 
         shard: its name.
         generation: the state of the generation.
-        lag_seconds: all that was committed in the shard so long ago is in the index; null: not shipped to the end yet.
-        pending, pending_bytes, oldest_seconds: rows to ship, about; what holds them; how old the oldest one is.
+        lag_seconds: commits of the shard that are at least this old are in the index; null: not shipped to the end yet.
+        pending, pending_bytes, oldest_seconds: rows to ship, about; the size of the outbox; the age of the oldest row.
         shipped: rows that were shipped to this generation.
-        shipper, shippers: who ships it now; how many shippers run in this database, maybe for other shards alone.
-        problem: why the shard can't be worked with.
+        shipper, shippers: the shipper that has the shard now; how many shippers run in this database, for any shards.
+        problem: why roir can't work with the shard.
         doubt: why entries of the shard may be wrong.
         """
         return {
@@ -160,7 +160,7 @@ class ShardLag:
     def _alone(self) -> str:
         if self.shipper:
             return ""
-        # No shipper keeps a shard that it can't work with.
+        # Shippers give up a shard that they can't work with.
         if self.problem:
             return ", and has no shipper"
         if self.shippers:
@@ -169,11 +169,11 @@ class ShardLag:
 
 
 def lags(connection: Connection, indexes: Sequence[int] | None = None) -> list[ShardLag]:
-    """Of all shards and indexes apart, or of these indexes."""
+    """The lags of the shards of all indexes over shards, or of these indexes."""
     values = {"indexes": None if indexes is None else list(indexes)}
     return [ShardLag.of(row) for row in execute(connection, LAGS, values)]
 
 
 def seconds(value: float) -> str:
-    """`1.2 s`, and `5 min` from a minute on."""
+    """`1.2 s`; from a minute on `5 min`."""
     return f"{value:.1f} s" if value < 60 else duration(value)

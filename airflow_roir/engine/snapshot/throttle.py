@@ -1,4 +1,4 @@
-"""What an operation's throttle is, what it has cost, and what was read of each signal: for the page and for JSON."""
+"""An operation's throttle, the time lost to it, and the readings of each signal: for the page and for JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from airflow_roir.signals import SIGNALS, Reading
 if TYPE_CHECKING:
     from airflow_roir.engine.snapshot.operation import OperationStatus
 
-# Of each signal: a chart is no wider.
+# The most points of one signal: a chart isn't wider.
 MOST_POINTS = 120
-# The database keeps some hundreds.
+# The database keeps some hundreds of samples.
 MOST_SAMPLES = 500
 MOST_SAID = 500
 
@@ -29,7 +29,7 @@ SELECT extract(epoch FROM s.at)::float8 AS at, s.granted, s.readings FROM roir.s
 
 
 def read_throttle(connection: Connection, one: OperationStatus) -> Throttle | None:
-    """Of an operation; None if there is nothing to tell."""
+    """The throttle of an operation; None if it has no limits, samples and lost time."""
     found = execute(connection, SAMPLES, {"operation": one.operation_id, "most": MOST_SAMPLES}).all()[::-1]
     limits = one.options["throttle"] or ""
     if not (limits or one.throttle_seconds or one.throttled or found):
@@ -50,11 +50,11 @@ def read_throttle(connection: Connection, one: OperationStatus) -> Throttle | No
 
 
 def lost_line(database: Database, operation_id: int) -> str:
-    """What an operation has lost to its throttle, as a line; '' if nothing."""
+    """A line with the time that an operation has lost to its throttle; '' if none."""
     query = "SELECT cause, seconds FROM roir.throttle_time WHERE operation_id = %(operation)s"
     with database.transaction() as connection:
         rows = execute(connection, query, {"operation": operation_id}).all()
-    # What takes less than the line is no news.
+    # Less than a second isn't worth a mention.
     return lost({row.cause: row.seconds for row in rows if row.seconds >= 1})
 
 
@@ -80,13 +80,13 @@ def _history(name: str, found: Sequence[Row[Any]], has_limit: bool) -> SignalHis
 
 
 def _badness(name: str, reading: dict[str, Any]) -> float:
-    """What couldn't be read is the worst."""
+    """How bad a reading is; a signal that couldn't be read is the worst."""
     if reading["value"] is None:
         return float("inf")
     return Reading(SIGNALS[name], reading["limit"], reading["value"]).load
 
 
 def _groups(items: Sequence[Any]) -> list[Sequence[Any]]:
-    """Neighbours, so that there are few: of each group the page shows the worst."""
+    """The items in groups of neighbours, at most `MOST_POINTS`; the page shows the worst of each group."""
     each = -(-len(items) // MOST_POINTS) or 1
     return [items[n : n + each] for n in range(0, len(items), each)]

@@ -1,4 +1,4 @@
-"""The words of an operation: its state, and its figures. No surface has words of its own for them."""
+"""The words for an operation's state and figures. All surfaces use these."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ OF_ROWS = tuple(phase.value for phase, one in PLACED.items() if one.copies)
 
 @dataclass(frozen=True)
 class State:
-    """name: for programs, a status, `queued` or `undriven`. word: on a chip. note: what that means for the user.
+    """The state of an operation. name: for programs, a status, `queued` or `undriven`. word: on a chip.
 
-    text: who drives it, who paused it, how it ended. remedy: what somebody may do, '' for nothing.
+    note: what the state means for the user. text: the run that drives it, the cause of its pause, or its end. remedy:
+    what the user can do, '' for nothing.
     """
 
     name: str
@@ -31,7 +32,7 @@ class State:
 
 
 def state_of(one: OperationStatus) -> State:
-    """The state of an operation in words; only `details.look` finds out that one is `pausing`."""
+    """The state of an operation in words; `pausing` only if the operation comes from `details.look`."""
     name = argument(one.index)
     if one.status == Status.RUNNING:
         return _running(one, name)
@@ -66,7 +67,7 @@ def _running(one: OperationStatus, name: str) -> State:
 
 
 def undriven(text: str, remedy: str = "") -> State:
-    """Of an operation that runs, as far as its row says, and that no run drives."""
+    """The state of an operation whose row says `running`, but which no run drives."""
     return State("undriven", "Not driven", "No run drives it; nothing is lost", text, remedy)
 
 
@@ -109,21 +110,21 @@ def time_left(one: OperationStatus) -> str:
 
 
 def done(one: OperationStatus) -> str:
-    """The rows that are done: `120,000 of about 300,000 rows` while it copies or compares."""
+    """The rows that are done: `120,000 of about 300,000 rows` while the operation copies or compares."""
     if one.rows_estimate and one.phase in OF_ROWS:
         return f"{one.rows:,} of about {counted(max(one.rows_estimate, one.rows), 'row')}"
     return counted(one.rows, "row")
 
 
 def speed(one: OperationStatus) -> str:
-    """The rate of late, or until now where nothing has been seen of late; '' if rows aren't what is done."""
+    """The recent rate, else, while the operation copies or compares, the average until now; '' if there is none."""
     if one.rows_per_second_now:
         return rate(one.rows_per_second_now)
     return f"{rate(one.rows_per_second)} until now" if one.rows_per_second and one.phase in OF_ROWS else ""
 
 
 def figures(one: OperationStatus) -> list[str]:
-    """What there is to say of its progress: rows, rate, time left."""
+    """The figures of its progress: rows, rate, time left."""
     found = [done(one), speed(one)]
     if one.status == Status.RUNNING and one.seconds_left is not None:
         found.append(time_left(one))
