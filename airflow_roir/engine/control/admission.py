@@ -1,7 +1,7 @@
-"""Whether an operation may begin to work, and go on: inside its window, for as long as it may, while few others run.
+"""Whether an operation may begin or continue to work: inside its window, within its time, while few others run.
 
-Who may not is paused by that, or waits in the queue; whoever wants to drive it asks again. The row of `roir.setting` is
-locked by those who look for a place, so that two can't both take the last one. The server's clock counts.
+Otherwise the operation is paused, or waits in the queue, and its run asks again. A run that looks for a place locks the
+row of `roir.setting`, so that two runs can't both take the last place. The server's clock counts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, LONG, QUEUED, Pha
 from airflow_roir.quantity import duration
 from airflow_roir.windows import parse_windows
 
-# A waiting run asks every half a minute, and loses its place after so long without a question: a task that waits for
-# Airflow's scheduler isn't dead yet, and Spark takes its time to start.
+# A waiting run asks every half minute, and loses its place if it doesn't ask for this long: it may wait for Airflow's
+# scheduler, or for the start of Spark.
 WAITS_S = 120
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Why an operation doesn't begin. by: `window`, `max_duration` or `queue`. until: None if that is unknown.
+    """Why an operation doesn't begin. by: `window`, `max_duration` or `queue`. until: None if unknown.
 
     seconds: until then, by the server's clock.
     """
@@ -43,18 +43,18 @@ class Wait:
 
     @property
     def is_queued(self) -> bool:
-        """Whether it waits for others to end."""
+        """True if it waits for other operations to end."""
         return self.by == "queue"
 
     @property
     def passes(self) -> bool:
-        """Whether it continues without a resume."""
+        """True if the operation will continue without a resume."""
         return self.by in ("queue", BY_WINDOW)
 
 
 @dataclass(frozen=True)
 class Queued:
-    """One that runs or waits. since: it began to run, or to wait. place: in the queue, from 1; None if it runs."""
+    """An operation that runs or waits. since: the beginning of that. place: in the queue, from 1; None if it runs."""
 
     operation_id: int
     index: str
@@ -73,7 +73,7 @@ class Queued:
 
 @dataclass(frozen=True)
 class Queue:
-    """most: None is no limit. running; waiting: in the order in which they start."""
+    """The operations that run or wait. most: None is no limit. waiting: in the order in which they will start."""
 
     most: int | None
     running: tuple[Queued, ...]
@@ -88,7 +88,7 @@ class Queue:
         }
 
 
-# The greatest priority first, then who has waited for longest.
+# The greatest priority first, then the longest wait.
 ALL = """
 SELECT * FROM (
   SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.phase, o.priority, o.owner, o.queued_at,
@@ -117,7 +117,7 @@ SHOW_PLACE = "UPDATE roir.operation SET notice = %(place)s WHERE id = %(operatio
 
 
 def read_queue(connection: Connection) -> Queue:
-    """Who runs and who waits."""
+    """The operations that run, and those that wait."""
     most = execute(connection, "SELECT max_running_operations FROM roir.setting").scalar_one()
     running: list[Queued] = []
     waiting: list[Queued] = []
@@ -132,14 +132,14 @@ def read_queue(connection: Connection) -> Queue:
 
 
 def queue(database: Database) -> Queue:
-    """As `read_queue`."""
+    """As `read_queue`, in a transaction of its own."""
     with database.transaction() as connection:
         check_schema(connection)
         return read_queue(connection)
 
 
 def set_most(database: Database, most: int) -> Queue:
-    """How many operations of the database may run at the same time; 0 is no limit. Who runs already isn't stopped."""
+    """Sets how many operations of the database may run at the same time; 0 is no limit. None that runs is stopped."""
     if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 10_000:
         raise InvalidInput(f"max_running_operations is {most!r}; it must be from 1 to 10,000, or 0 for no limit")
     with database.transaction() as connection:
@@ -149,9 +149,9 @@ def set_most(database: Database, most: int) -> Queue:
 
 
 def ask(database: Database, operation_id: int) -> Wait | None:
-    """Whether an operation may begin, for whoever would start a run of it, and lift its pause, now.
+    """Asks whether an operation may begin, for a caller that would start a run of it now, and lift its pause.
 
-    None: it may, and whoever comes after it in the queue lets it go first for two minutes.
+    None: it may, and for two minutes the operations behind it in the queue let it go first.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -159,15 +159,15 @@ def ask(database: Database, operation_id: int) -> Wait | None:
 
 
 def ask_for(connection: Connection, operation_id: int) -> Wait | None:
-    """As `ask`, in the caller's transaction. One that has ended needn't wait."""
+    """As `ask`, in the caller's transaction. None for an operation that has ended."""
     row = operations.lock_operation(connection, operation_id)
     return admit(connection, row) if row.status in (Status.RUNNING, Status.PAUSED) else None
 
 
 def admit(connection: Connection, row: OperationRow) -> Wait | None:
-    """Whether an operation may begin, in the transaction that has locked its row; why not is written into it.
+    """Decides whether an operation may begin, in the transaction that has locked its row; writes a refusal into it.
 
-    A pause that it has is about to be lifted. Of an operation that runs already only windows and time count.
+    The caller is about to lift its pause, if it has one. An operation that runs already needs no place in the queue.
     """
     now = execute(connection, "SELECT clock_timestamp()").scalar_one()
     refusal = outside_of_window(row, now, name_of(connection, row))
@@ -183,7 +183,7 @@ def admit(connection: Connection, row: OperationRow) -> Wait | None:
 
 
 def begins_anew(row: OperationRow) -> bool:
-    """Whether its time begins to count: its first run, out of the queue, or out of a pause that isn't a failure's."""
+    """True if its time begins to count again: in its first run, after the queue, or after a pause without a failure."""
     is_resumed = row.status == Status.PAUSED and row.paused_by != row.owner
     return bool(row.epoch == 0 or row.queued_at is not None or is_resumed)
 
@@ -203,7 +203,7 @@ def _find_place(connection: Connection, row: OperationRow) -> Wait | None:
     most = execute(connection, "SELECT max_running_operations FROM roir.setting").scalar_one()
     if most is None:
         return None
-    # From here on one after another. In a statement of its own: the next one sees what the one before committed.
+    # From here on one run after the other. The next statements see all that the run before has committed.
     most = execute(connection, "SELECT max_running_operations FROM roir.setting FOR UPDATE").scalar_one()
     execute(connection, ASK_FOR_PLACE, {"operation": row.id})
     found = read_queue(connection)
@@ -223,7 +223,7 @@ def _names(running: Sequence[Queued]) -> str:
     return f"{len(running)} running ({named})"
 
 
-# The last of an operation: the view is about to show the generation, under short locks and within lock_patience_s.
+# True if only the last step is left: to point the view to the generation, under short locks, within lock_patience_s.
 COMPARED = """
 SELECT %(verify)s NOT IN ('after', 'both') OR EXISTS (
   SELECT FROM roir.verification v
@@ -235,7 +235,7 @@ NAME = "SELECT i.schema_name, i.name FROM roir.index i WHERE i.id = %(index)s"
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an operation may not work. by: who pauses it. until: when it may again; None if that needs a user."""
+    """Why an operation may not work. by: the option that pauses it. until: when it may again; None: a user must act."""
 
     by: str
     reason: str
@@ -243,11 +243,11 @@ class Refusal:
 
 
 def outside_of_window(row: OperationRow, now: datetime, index: str) -> Refusal | None:
-    """A refusal where none of the operation's windows is open, or where they can't be read."""
+    """A refusal if none of the operation's windows is open, or if they can't be read."""
     try:
         windows = parse_windows(row.windows)
     except InvalidInput as error:
-        # By SQL anything can be written. Rather nothing is done than something at noon.
+        # SQL can write any text here. No work is better than work at noon.
         return Refusal(BY_WINDOW, f"its windows can't be read: {error}. Change them: roir change {index} --windows …")
     if windows.is_open(now):
         return None
@@ -256,7 +256,7 @@ def outside_of_window(row: OperationRow, now: datetime, index: str) -> Refusal |
 
 
 def past_duration(row: OperationRow, now: datetime) -> Refusal | None:
-    """A refusal where it has worked since it began, or was resumed, for as long as it may."""
+    """A refusal if the operation has worked for its `max_duration` since it began or was resumed."""
     if row.max_duration_s is None or row.working_since is None:
         return None
     if now < row.working_since + timedelta(seconds=row.max_duration_s):
@@ -270,7 +270,7 @@ def name_of(connection: Connection, row: OperationRow) -> str:
 
 
 def is_last(connection: Connection, row: OperationRow) -> bool:
-    """True if only the publish is left, which isn't cut."""
+    """True if only the last step of the publish is left, which isn't interrupted."""
     if row.phase != Phase.PUBLISH:
         return False
     values = {"verify": row.options.get("verify", "after"), "operation": row.id}
@@ -278,10 +278,10 @@ def is_last(connection: Connection, row: OperationRow) -> bool:
 
 
 def pause_when_over(connection: Connection, row: OperationRow, epoch: int, index: str) -> str | None:
-    """Pause a run's operation where it may not work any more, in the caller's transaction; the reason, or None.
+    """Pauses a run's operation if it may not work any more, in the caller's transaction; returns the reason, or None.
 
-    row: the operation's, just read. epoch: the run's; index: as the run names it. Costs nothing where no option asks
-    for it. Raises Fenced, and IllegalTransition where somebody has paused it meanwhile.
+    row: the operation's, just read. epoch: the run's; index: as the run names it. Costs nothing if the operation has
+    neither windows nor `max_duration`. Raises Fenced, and IllegalTransition if the operation was paused meanwhile.
     """
     if row.status != Status.RUNNING or row.epoch != epoch or (row.windows is None and row.max_duration_s is None):
         return None

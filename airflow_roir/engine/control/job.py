@@ -1,4 +1,4 @@
-"""A job: what a worker knows of the operation that it works for, and whether the source still fits it."""
+"""A job: the facts that a worker needs of its operation, and the check whether the source still fits them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GENERATION = """
 SELECT g.entry, g.scan, i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.id = %(generation)s
 """
-# Asked of primary keys with an enum only: the question takes milliseconds.
+# Only for primary keys with an enum, since the query takes milliseconds.
 RENAMED = """
 SELECT s.name, s.was, s.is_now FROM roir.generation g CROSS JOIN LATERAL roir.shape_changes(g.id) s
  WHERE g.id = %(generation)s AND g.shape -> 'labels' <> '{}' AND s.kind = 'label' LIMIT 1
@@ -32,7 +32,7 @@ SELECT s.name, s.was, s.is_now FROM roir.generation g CROSS JOIN LATERAL roir.sh
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker must know of an operation; read once, since it doesn't change during a run."""
+    """The facts of an operation that a worker needs; read once, since they don't change during a run."""
 
     run: Run
     index_id: int
@@ -42,7 +42,7 @@ class Job:
     options: dict[str, Any]
     fingerprint: str
     scan: Scan = Scan.KEY
-    # Of the catalogs, before the source was found as it should be.
+    # The stamp of the catalogs, read before the source was checked.
     stamp: str | None = None
 
     @property
@@ -52,9 +52,9 @@ class Job:
 
 
 def load_job(connection: Connection, run: Run) -> Job:
-    """Read what the workers of a run need. Raises Fenced, SourceChanged if the source isn't as it was."""
+    """Reads the job of a run, for its workers. Raises Fenced, and SourceChanged if the source isn't as it was."""
     row = read_control(connection, run)
-    # A leaf that is new is read.
+    # For the locks on new leaves, which are read.
     execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
     generation = execute(connection, GENERATION, {"generation": row.generation_id}).one()
     entry = physical.followed(connection, row.generation_id, Entry.from_json(generation.entry))
@@ -73,10 +73,10 @@ def load_job(connection: Connection, run: Run) -> Job:
     try:
         check_fingerprint(connection, job)
     except SourceChanged:
-        # An abort may have removed all that the run had: then the run is fenced.
+        # An abort may have removed the run's tables: then the run is fenced.
         read_control(connection, run)
         raise
-    # Here only, not in each batch: a library is exchanged by a restart of the server, which ends this session.
+    # Only here, not in each batch: a library changes by a restart of the server, which ends this session.
     resorted = entry.resorted(source)
     if resorted:
         raise SourceChanged(
@@ -88,10 +88,10 @@ def load_job(connection: Connection, run: Run) -> Job:
 
 
 def check_fingerprint(connection: Connection, job: Job) -> None:
-    """Raise SourceChanged if the source's shape isn't the one that the operation was prepared for.
+    """Raises SourceChanged if the source's shape isn't the one that the operation was prepared for.
 
-    Raises LabelsRenamed if only labels of an enum are others, which can be undone: nothing was copied meanwhile; and
-    RightMissing if the capture belongs to a former owner of the source, until a clean-up has run.
+    Raises LabelsRenamed if only labels of an enum were renamed, which can be undone: nothing was copied meanwhile.
+    Raises RightMissing if the capture belongs to a former owner of the source, until a clean-up has run.
     """
     label = execute(connection, RENAMED, {"generation": job.generation_id}).first()
     if label is not None:
@@ -101,7 +101,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
             "operation is done, or abort the operation and start again"
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
-        # A clean-up mends that. What else was altered is told by the next look.
+        # A clean-up repairs a former owner's capture. The next check reports other alterations.
         if alterations.is_of_another(connection, job.source):
             raise RightMissing(f"index {job.run.index}: {alterations.of_another(job.source)}")
         found = tamper.changes(connection, job.generation_id, job.source.sql)
@@ -116,9 +116,9 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
 def check_partitions(
     connection: Connection, job: Job, known: set[partition_changes.Change] | None = None, adopt: bool = False
 ) -> None:
-    """Raise PartitionsChanged if partitions brought or took rows that no capture saw (`partition_changes.check`).
+    """Raises PartitionsChanged if partitions brought or took rows that no capture saw (`partition_changes.check`).
 
-    adopt: also register the new ones, under the drain lock that the caller holds.
+    adopt: also register the new partitions, under the drain lock that the caller holds.
     """
     known = set() if known is None else known
     found = partition_changes.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
@@ -127,10 +127,10 @@ def check_partitions(
 
 
 class SourceCheck:
-    """Whether the source still fits a worker's job, asked in each of its transactions.
+    """The check in each of a worker's transactions whether the source still fits its job.
 
-    A full look takes milliseconds, more so with many partitions. So it is taken only if the stamp of what it reads
-    isn't the one of before the last look that found nothing.
+    A full check takes milliseconds, and more with many partitions. So it runs only if the stamp of the catalogs has
+    changed since the last check that found nothing.
     """
 
     def __init__(self, connection: Connection, job: Job) -> None:
@@ -140,9 +140,9 @@ class SourceCheck:
         self._known: set[partition_changes.Change] = set()
 
     def look(self, stamp: str | None = None, partitions: bool = True) -> None:
-        """Raise SourceChanged, LabelsRenamed or PartitionsChanged, as `check_fingerprint` and `check_partitions` do.
+        """Raises SourceChanged, LabelsRenamed or PartitionsChanged, as `check_fingerprint` and `check_partitions` do.
 
-        stamp: `roir.stamp` as the caller's own statement has just read it. partitions: whether they matter.
+        stamp: `roir.stamp`, if the caller's own statement has just read it. partitions: whether they matter.
         """
         if stamp is None:
             stamp = catalog.stamp(self.connection, self.job.source.oid)

@@ -1,4 +1,4 @@
-"""The options of an operation that can change while it lives, as the engine itself changes and refuses them.
+"""The live options of an operation, which can change while it lives: how the engine stores, changes and refuses them.
 
 Users change them by `requests.change_options` and `requests.resume`.
 """
@@ -26,9 +26,9 @@ SHOW_REFUSAL = "UPDATE roir.operation SET notice = %(refusal)s WHERE id = %(oper
 
 
 def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, options: WorkOptions) -> None:
-    """Give an unfinished operation the live options of whoever takes it up, in the caller's transaction.
+    """Gives an unfinished operation the live options of the caller that adopts it, in the caller's transaction.
 
-    None keeps the operation's own. Raises InvalidInput for a new value that can't be used.
+    None keeps the operation's own value. Raises InvalidInput for a new value that can't be used.
     """
     given = options.live()
     changes = {name: value for name, value in given.items() if value is not None and value != getattr(row, name)}
@@ -40,18 +40,18 @@ def adopt_options(connection: Connection, row: operations.OperationRow, actor: s
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Around a statement that reads an option: what the server refuses is InvalidInput, with its hint."""
+    """Around a statement that reads an option: turns the server's refusal into InvalidInput, with its hint."""
     try:
         yield
     except DBAPIError as error:
-        # A character 0 in JSON is another error than a value that is refused.
+        # 22P05: a character 0 in JSON.
         if sqlstate(error) not in ("22023", "22P05"):
             raise
         raise InvalidInput(said(error)) from None
 
 
 def check_throttle(database: Database, throttle: str | None) -> None:
-    """Raise InvalidInput for limits that the server can't read: for a command that starts Spark before it begins."""
+    """Raises InvalidInput for limits that the server can't read: for a command that starts Spark before it begins."""
     if throttle is None:
         return
     with database.transaction() as connection:
@@ -65,7 +65,7 @@ def _throttle_of(connection: Connection, throttle: str | None) -> Any:
 
 
 def columns(connection: Connection, options: WorkOptions) -> dict[str, Any]:
-    """The columns of a new operation's row that hold its live options. Raises InvalidInput."""
+    """The columns of a new operation's row for its live options. Raises InvalidInput."""
     given = options.live()
     return {name: _column(connection, option, given[name]) for name, option in LIVE.items() if name in given}
 
@@ -81,7 +81,7 @@ def _column(connection: Connection, option: Option, value: Any) -> Any:
 
 
 def told(before: operations.OperationRow, after: operations.OperationRow) -> str:
-    """What a change has changed, for people. before, after: the operation's row, one and the same operation's."""
+    """The changed options in words. before, after: two rows of the same operation."""
     changes = [
         f"{name} {_shown(option, getattr(before, name))} -> {_shown(option, getattr(after, name))}"
         for name, option in LIVE.items()
@@ -97,7 +97,7 @@ def _shown(option: Option, value: Any) -> str:
 
 
 def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:
-    """Show in the status, and keep as an event, that an option was refused. Raises NotFound."""
+    """Shows a refused option in the status, and records it as an event. Raises NotFound."""
     with database.transaction() as connection:
         check_schema(connection, writes=True)
         row = operations.live_or_last(connection, parse_name(index, "index"))

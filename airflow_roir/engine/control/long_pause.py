@@ -1,6 +1,6 @@
-"""Operations that have been paused for long: a build captures all the while, and its delta grows.
+"""Operations that have been paused for long: a paused build still captures, and its delta grows.
 
-They are warned of, and aborted only where that was asked for, never without a warning before.
+roir warns of them. It aborts them only if they have `abort_after`, and never without a warning before.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from airflow_roir.one_line import one_line
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind
 from airflow_roir.quantity import counted, duration, size
 
-# The action of its event; at most one in so long.
+# The action of a warning's event, and the least time between two warnings.
 EVENT = "long pause"
 AGAIN_S = 86_400
-# Between a warning and an abort: a quarter of abort_after_s, an hour at the most.
+# The least time between the first warning and an abort, or a quarter of abort_after_s if that is less.
 NOTICE_S = 3600
 
-# Rows as the statistics have them: nothing is read.
+# The rows are from the statistics: no table is read.
 PAUSED = """
 SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.paused_by, o.pause_reason, o.paused_at,
        o.warn_after_s, o.abort_after_s, clock_timestamp() AS now,
@@ -53,10 +53,10 @@ SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.paused_by, o.pause
 
 @dataclass(frozen=True)
 class LongPause:
-    """A pause that is warned of, or that has ended in an abort. seconds: since it was paused.
+    """A pause that needs a warning, or that has ended in an abort. seconds: since the operation was paused.
 
-    delta_rows, delta_bytes: about what writers have put into the delta, or into a compaction's lists. aborts_in:
-    seconds; None: not asked for.
+    delta_rows, delta_bytes: about how much writers have put into the delta, or into a compaction's lists. aborts_in:
+    seconds until the abort; None: there will be none.
     """
 
     index: str
@@ -72,7 +72,7 @@ class LongPause:
 
     @property
     def text(self) -> str:
-        """For people: who, since when, how much, what to do."""
+        """The warning for the user: by whom, since when, how much, what to do."""
         name = argument(self.index)
         lasting = f"index {self.index}: operation {self.operation_id} has been paused for {duration(self.seconds)} by "
         lasting += f"{one_line(self.paused_by)} ({one_line(self.reason)})"
@@ -86,28 +86,28 @@ class LongPause:
         return f"{lasting}{ending}. Resume it: roir resume {name}, or abort it: roir abort {name}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, and for templates of a notifier."""
+        """For JSON, and for a notifier's templates."""
         return {**asdict(self), "text": self.text}
 
 
 def long_pauses(connection: Connection, operation_id: int | None = None) -> list[LongPause]:
-    """The pauses to warn of now, of one operation or of all. Changes nothing, waits for nothing."""
+    """The pauses that need a warning now, of one operation or of all. Changes nothing, waits for nothing."""
     return [found for row in paused(connection, operation_id) if (found := warning(connection, row)) is not None]
 
 
 def paused(connection: Connection, operation_id: int | None) -> list[Row[Any]]:
-    """The operations that are paused, be it for long or not."""
+    """The paused operations, for long or not."""
     return list(execute(connection, PAUSED, {"operation": operation_id, "event": EVENT}).all())
 
 
 def warning(connection: Connection, row: Row[Any]) -> LongPause | None:
-    """None if the pause is young and its delta small, or no warning is wanted."""
+    """The warning of a pause; None if the pause is short and its delta small, or no warning is wanted."""
     aborts_in = _aborts_in(row)
     captures = row.kind != Kind.VERIFY
     delta_bytes = sum(one.total for one in relation_sizes(connection, row.deltas).values())
     is_long = row.warn_after_s is not None and captures and row.seconds >= row.warn_after_s
     is_big = row.warn_after_s is not None and captures and delta_bytes >= limits_of(connection).paused_delta_bytes
-    # Half of the time is left to do something.
+    # The warning leaves half of the time to act.
     is_ending = aborts_in is not None and row.seconds >= row.abort_after_s / 2
     if not (is_long or is_big or is_ending):
         return None
@@ -126,7 +126,7 @@ def warning(connection: Connection, row: Row[Any]) -> LongPause | None:
 
 
 def _aborts_in(row: Row[Any]) -> float | None:
-    """Seconds until the abort; None if there will be none. Outside of its windows an operation pauses as planned."""
+    """The seconds until the abort; None if there will be none. A pause by the windows is planned, and never aborts."""
     if row.abort_after_s is None or row.paused_by == BY_WINDOW:
         return None
     notice = min(row.abort_after_s / 4, NOTICE_S)

@@ -1,7 +1,7 @@
-"""Begins an operation, a build, a verification or a compaction, or adopts the unfinished one of its index.
+"""Begins an operation, or adopts the unfinished operation of its index: a build, a verification or a compaction.
 
-An index has one unfinished operation at most. The table's unique index refuses the later one of two that begin at once;
-that one then adopts the other's.
+An index has at most one unfinished operation. If two begin at once, the control table's unique index refuses the later
+one; its caller then adopts the other one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
 from airflow_roir.options import WorkOptions
 
-# A detach or an attach holds the index's row, and its table against all, while its transaction is open.
+# A transaction that detaches or attaches a partition locks the index's row, and the source exclusively.
 PATIENCE_S = 60.0
 HELD_BY = ["RowShareLock", "AccessExclusiveLock"]
 TABLES = "SELECT %(oid)s::bigint UNION ALL SELECT relation::bigint FROM roir.partition_tree(%(oid)s)"
@@ -42,7 +42,8 @@ INSERT = """
 INSERT INTO roir.operation (status, working_since, {columns}) VALUES ('running', clock_timestamp(), {values})
 RETURNING id
 """
-# What bounds and watermarks of a former operation called a label doesn't matter any more; entries hold its number.
+# Records the present names of labels. Only bounds and watermarks use names, and no former operation's matter any more;
+# entries have a label's number.
 LABELS = """
 UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{labels}', (
          SELECT jsonb_object_agg(l.key, e.enumlabel)
@@ -53,7 +54,7 @@ UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{labels}', (
 
 @dataclass(frozen=True)
 class BegunOperation:
-    """An operation that a run can drive. adopted: it was unfinished, and continues with its own options."""
+    """An operation that a run can drive. adopted: True if it was unfinished, and continues with its own options."""
 
     operation_id: int
     generation_id: int
@@ -64,7 +65,7 @@ class BegunOperation:
 
 @dataclass(frozen=True)
 class OverActive:
-    """What an operation over the generation that readers see is about. index, generation: their rows."""
+    """The subject of an operation over the generation that readers see. index, generation: their rows."""
 
     operation_id: int
     index: Row[Any]
@@ -73,7 +74,7 @@ class OverActive:
 
 
 def unfinished(connection: Connection, index: Row[Any] | None) -> OperationRow | None:
-    """The operation that an index must end before another one can begin."""
+    """The unfinished operation of an index, which must end before another one can begin; None if there is none."""
     row = None if index is None else operations.newest_operation(connection, index.id)
     return row if row is not None and row.status in operations.LIVE else None
 
@@ -88,12 +89,12 @@ def begin_or_adopt(
     report: Callable[[str], None],
     check: Callable[[Connection, OperationRow, Row[Any]], object] = lambda connection, row, index: None,
 ) -> BegunOperation:
-    """Begin an operation, or adopt the unfinished one of the index; of that only the options of LIVE_OPTIONS change.
+    """Begins an operation, or adopts the unfinished one of the index, of which only the live options change.
 
-    find: the index's row, None if there is none yet. kinds: of operations that may be adopted. begin: makes a new one
-    of the index that was found, by transactions of its own. check: raises if the unfinished one isn't that asked for.
-    Raises OperationRunning (one of another kind is unfinished, or another run drives it), OperationFailed (it must be
-    aborted first), LockNotAcquired as `begin_over_active`.
+    find: the index's row, None if there is none yet. kinds: of operations that can be adopted. begin: makes a new one
+    for the index that `find` found, in transactions of its own. check: raises if the unfinished one isn't the wanted
+    one. Raises OperationRunning (one of another kind is unfinished, or another run drives it), OperationFailed (it must
+    be aborted first), LockNotAcquired as `begin_over_active`.
     """
 
     def adopt(connection: Connection) -> BegunOperation | None:
@@ -129,7 +130,7 @@ def begin_or_adopt(
         try:
             return begin(index)
         except IntegrityError:
-            # Somebody else has begun an operation of this index meanwhile.
+            # Another caller has begun an operation of this index meanwhile.
             _, adopted = look()
             if adopted is None:
                 raise
@@ -146,7 +147,7 @@ def _refuse_ended(row: OperationRow, name: QualifiedName) -> None:
 
 
 def _attempts(database: Database, connection: Connection, index: Row[Any], command: str) -> Attempts:
-    """Short attempts at a transaction, which a change of the index's partitions or of its table makes wait."""
+    """Short attempts at a transaction that waits while the index's partitions or its source are changed."""
     name = str(operations.index_name(index))
     row_of = int(execute(connection, "SELECT 'roir.index'::regclass::oid::bigint").scalar_one())
     relations = [row_of, *execute(connection, TABLES, {"oid": index.source_oid}).scalars()]
@@ -168,11 +169,11 @@ def insert_operation(
     format_version: int = FORMAT_VERSION,
     **columns: Any,
 ) -> int:
-    """Write the row of an operation, which is running from now on; returns its id.
+    """Writes the row of a new operation, with the status running; returns its id.
 
-    phase: its first one. source, entry: what it works on must keep their shape. columns: of the row, those that not
-    every kind of operation fills alike. Raises InvalidInput for a throttle that the server can't read, IntegrityError
-    if another operation of the index is unfinished.
+    phase: its first one. source, entry: their shape, which must not change. columns: the row's columns that depend on
+    the kind of operation. Raises InvalidInput for a throttle that the server can't read, IntegrityError if another
+    operation of the index is unfinished.
     """
     values = {
         "index_id": index_id,
@@ -200,12 +201,12 @@ def begin_over_active(
     write: Callable[[Connection, OverActive], tuple[int, str]],
     report: Callable[[str], None],
 ) -> BegunOperation:
-    """Begin an operation over the generation that readers see, in one transaction.
+    """Begins an operation over the generation that readers see, in one transaction.
 
-    index: as `begin_or_adopt` has found it, and checked the schema. write: writes its units in that transaction, and
-    returns about how many rows they have, and what its event says.
-    It waits in short attempts while the index's partitions or its table are changed. Raises LockNotAcquired, which
-    names who holds them, after a minute; InvalidInput as `insert_operation`; NotFound if nothing is published;
+    index: the row that `begin_or_adopt` found, after it checked the schema. write: writes the operation's units in that
+    transaction, and returns about how many rows they have, and the detail of its event.
+    Waits in short attempts while the index's partitions or its source are changed. Raises LockNotAcquired after a
+    minute, with the sessions that hold them; InvalidInput as `insert_operation`; NotFound if nothing is published;
     OperationRunning if readers don't see that generation any more; IntegrityError if another operation of the index has
     just begun.
     """
@@ -230,8 +231,7 @@ def begin_over_active(
             batch_rows=database.limits.unit_rows,
             rows_estimate=0,
         )
-        # After all that was read of the source. A drop holds it, too, before it asks whether an operation is
-        # unfinished.
+        # After all reads of the source. A drop takes this lock, too, before it looks for an unfinished operation.
         view.hold(connection, found.id)
         if execute(connection, STATUS, {"id": generation.id}).scalar_one() != GenerationStatus.ACTIVE:
             raise OperationRunning(f"index {name}: it was dropped, published or reverted just now; try again")

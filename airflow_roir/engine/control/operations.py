@@ -1,4 +1,4 @@
-"""The one way to the control tables: finds operations, moves them along their transitions, keeps events."""
+"""The one way to the control tables: finds operations, moves them along their transitions, records events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPERATION_OF = """
 SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE o.id = %(operation)s AND i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
 """
-# also: what else the arrow changes.
+# also: further columns that the arrow changes.
 MOVE = """
 UPDATE roir.operation SET status = %(to_status)s, phase = %(to_phase)s{also}
  WHERE id = %(operation)s AND status = ANY (%(statuses)s) AND phase = %(phase)s AND epoch = coalesce(%(epoch)s, epoch)
@@ -68,7 +68,7 @@ def default_actor() -> str:
 
 
 def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
-    """The row of a live index by its name; a name without schema must be unambiguous. Raises NotFound."""
+    """The row of an index that isn't dropped, by name. Raises NotFound, InvalidInput (no schema, and ambiguous)."""
     found = execute(connection, LIVE_INDEXES, {"name": name.name, "schema": name.schema}).all()
     if not found:
         raise NotFound(f"there is no index {name}; `roir status` lists all indexes")
@@ -99,7 +99,7 @@ def active_generation(connection: Connection, index: Row[Any]) -> Row[Any]:
     return found
 
 
-# A drop that waits for the end of transactions.
+# The text for a drop that waits for the end of transactions.
 KEPT = (
     "index {index}: its view is dropped; its entries are kept, and maintained, for what SERIALIZABLE transactions have "
     "read: roir clean-up drops them, or names the transaction that they are kept for"
@@ -111,12 +111,12 @@ SELECT coalesce(bool_and(status = 'retired'), false) FROM roir.generation
 
 
 def is_kept(connection: Connection, index_id: int) -> bool:
-    """True if an index is dropped, and its entries aren't yet."""
+    """True if an index's view is dropped, but its entries aren't yet."""
     return bool(execute(connection, IS_KEPT, {"index": index_id}).scalar_one())
 
 
 def newest_operation(connection: Connection, index_id: int) -> OperationRow | None:
-    """The latest operation of an index, live or ended."""
+    """The latest operation of an index, live or ended; None if there is none."""
     return execute(connection, NEWEST_OPERATION, {"index": index_id}).first()
 
 
@@ -134,7 +134,7 @@ def lock_operation(connection: Connection, operation_id: int) -> OperationRow:
 
 
 def no_operation(operation_id: int) -> NotFound:
-    """The error of a run whose operation isn't there."""
+    """The error of a run whose operation doesn't exist."""
     return NotFound(
         f"there is no operation {operation_id}. If it was there, the server has lost it, by a failover to a replica or "
         "a restore: begin it again"
@@ -142,21 +142,23 @@ def no_operation(operation_id: int) -> NotFound:
 
 
 def operation_of(connection: Connection, operation_id: int, index: QualifiedName) -> OperationRow | None:
-    """An operation by id, if it is one of the index of that name, dropped or not: a server that lost its last commits
-    gives the ids of these again."""
+    """An operation by id, if it belongs to the index with that name, dropped or not; else None.
+
+    A server that lost its last commits gives the ids of these again, maybe to operations of another index.
+    """
     values = {"operation": operation_id, "name": index.name, "schema": index.schema}
     return execute(connection, OPERATION_OF, values).first()
 
 
 def find_operation(database: Database, index: str) -> OperationRow:
-    """The latest operation of the index of that name. Raises NotFound."""
+    """The latest operation of the index with that name. Raises NotFound."""
     with database.transaction() as connection:
         check_schema(connection)
         return live_or_last(connection, parse_name(index, "index"))
 
 
 def find_resumable(database: Database, index: str) -> OperationRow:
-    """The latest operation of the index of that name, if a run can carry it to its end.
+    """The latest operation of the index with that name, if a run can complete it.
 
     Raises NotFound, and InvalidInput if it has ended, failed or is being aborted.
     """
@@ -175,7 +177,7 @@ def find_resumable(database: Database, index: str) -> OperationRow:
 
 
 def live_or_last(connection: Connection, name: QualifiedName) -> OperationRow:
-    """As `find_operation`, inside a transaction."""
+    """As `find_operation`, in the caller's transaction."""
     row = newest_operation(connection, find_index(connection, name).id)
     if row is None:
         raise NotFound(f"index {name} has no operation yet")
@@ -190,7 +192,7 @@ def record_event(
     action: str,
     detail: str | None = None,
 ) -> None:
-    """Record who did what, when and why, in the transaction that does it."""
+    """Records an action with its actor, time and detail, in the transaction that does it."""
     values = {"index": index_id, "operation": operation_id, "actor": actor, "action": action, "detail": detail}
     execute(connection, RECORD_EVENT, values)
 
@@ -204,9 +206,9 @@ def move(
     also: str = "",
     **values: Any,
 ) -> None:
-    """Take an operation along one arrow: one UPDATE that names the states it expects (I8).
+    """Moves an operation along one arrow: one UPDATE that names the states it expects (I8).
 
-    epoch: the run that must still hold the operation. also: SQL, `column = value, …`, for its other columns that the
+    epoch: the run that must still hold the operation. also: SQL, `column = value, …`, for further columns that the
     arrow changes. values: bound there. Raises Fenced, OperationPaused (at the end of a phase) or IllegalTransition if
     no row matched.
     """
@@ -230,14 +232,14 @@ def move(
 
 
 def _refusal(connection: Connection, row: OperationRow, verb: Verb, epoch: int | None) -> RoirError:
-    """Why an operation doesn't take an arrow."""
+    """The error that says why an operation can't move along an arrow."""
     now = read_operation(connection, row.id)
     if epoch is not None and now.epoch != epoch:
         return Fenced(
             f"operation {row.id} is driven by a newer run now ({now.owner}); this run stops, and has changed nothing"
         )
     if verb in (Verb.ADVANCE, Verb.COMPLETE) and now.status == Status.PAUSED:
-        # Between the run's look at it and this.
+        # It was paused after the run last read it.
         return OperationPaused(f"operation {row.id} was paused: {now.pause_reason}")
     return IllegalTransition(
         f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"
@@ -245,14 +247,14 @@ def _refusal(connection: Connection, row: OperationRow, verb: Verb, epoch: int |
 
 
 def advance(connection: Connection, row: OperationRow, epoch: int, owner: str, said: str = "") -> None:
-    """Take an operation to its next phase, and write that into its history. said: what there is to say of it."""
+    """Moves an operation to its next phase, and records that as an event. said: a text for the event."""
     sign_of_life.tick(connection, row.id, epoch)
     move(connection, row, Verb.ADVANCE, epoch=epoch)
     record_event(connection, row.index_id, row.id, owner, "phase", following(Phase(row.phase)).value + said)
 
 
 def complete(connection: Connection, row: OperationRow, epoch: int) -> None:
-    """Take an operation to its end, and stop its clock. Raises as `move`."""
+    """Completes an operation, and stops its clock. Raises as `move`."""
     sign_of_life.tick(connection, row.id, epoch)
     ended = "finished_at = clock_timestamp(), heartbeat_at = NULL, ticked_at = NULL"
     move(connection, row, Verb.COMPLETE, epoch=epoch, also=ended)
@@ -261,24 +263,24 @@ def complete(connection: Connection, row: OperationRow, epoch: int) -> None:
 def pause_operation(
     connection: Connection, row: OperationRow, actor: str, reason: str, epoch: int | None = None
 ) -> None:
-    """Pause an operation in the caller's transaction. epoch: of the run, if a run pauses its own. Raises as `move`."""
+    """Pauses an operation in the caller's transaction. epoch: the run's, if a run pauses its own. Raises as `move`."""
     values = {"operation": row.id, "epoch": epoch, "actor": actor, "reason": reason}
     if not execute(connection, PAUSE, values).scalar_one():
         raise _refusal(connection, row, Verb.PAUSE, epoch)
 
 
 def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoch: int) -> None:
-    """Mark an operation failed: to continue would be wrong. It can only be aborted."""
+    """Marks an operation as failed, since to continue would be wrong. It can only be aborted."""
     failed = "error = %(error)s, heartbeat_at = NULL, ticked_at = NULL"
     move(connection, row, Verb.FAIL, epoch=epoch, also=failed, error=error)
     record_event(connection, row.index_id, row.id, actor, "fail", error)
 
 
 def has_paused(database: Database, operation_id: int, owner: str) -> bool:
-    """True if an operation is paused, so that its driver, whose Spark isn't up yet, need not come up at all.
+    """True if an operation is paused, so that a driver whose Spark is still starting need not start at all.
 
-    owner: the run that it is; its heartbeat is forgotten, as the run itself would do at its end. A pause that the run
-    before it took upon itself, because it fails meanwhile, doesn't count: `start_run` lifts it.
+    owner: the driver's run; if it is paused, its heartbeat is cleared, as at a run's end. A pause by the failure of the
+    run before doesn't count: `start_run` lifts it.
     """
     with database.transaction() as connection:
         row = read_operation(connection, operation_id)
@@ -289,27 +291,27 @@ def has_paused(database: Database, operation_id: int, owner: str) -> bool:
 
 
 def last_event(connection: Connection, operation_id: int, action: str) -> Row[Any] | None:
-    """The newest event of that action of an operation."""
+    """The newest event with that action of an operation; None if there is none."""
     return execute(connection, LAST_EVENT, {"operation": operation_id, "action": action}).first()
 
 
 def is_actor(connection: Connection, operation_id: int, actor: str) -> bool:
-    """Whether the events of an operation name that actor."""
+    """True if an event of the operation has that actor."""
     return bool(execute(connection, IS_ACTOR, {"operation": operation_id, "actor": actor}).scalar_one())
 
 
 def newest_census(connection: Connection, name: QualifiedName) -> OperationRow | None:
-    """The newest census of that name which has its outcome: no index is left of it."""
+    """The newest census with that name that has its outcome, and so has no index any more; None if there is none."""
     return execute(connection, NEWEST_CENSUS, {"name": name.name, "schema": name.schema}).first()
 
 
 def has_outcome(row: OperationRow) -> bool:
-    """Whether an operation is a census that has ended with its outcome. What it had built may still be there."""
+    """True if an operation is a census that has ended with its outcome. Its tables may still exist."""
     return bool(row.options.get("census")) and row.status in (Status.ABORTING, Status.ABORTED)
 
 
 def events(database: Database, index: str) -> Sequence[Row[Any]]:
-    """All events of an index, oldest first; those of the newest census where only that is known."""
+    """All events of an index, oldest first; if there is no index with that name, those of its newest census."""
     name = parse_name(index, "index")
     with database.transaction() as connection:
         check_schema(connection)

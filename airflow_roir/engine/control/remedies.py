@@ -1,4 +1,4 @@
-"""What to do next about an error of an operation, in a line; docs/troubleshooting.md says more."""
+"""The next step after an error of an operation, in a line; docs/troubleshooting.md says more."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 from airflow_roir.definition import argument
 
-# By what the errors say, the more specific first; a table's name may hold any of these words. {index} is quoted for a
-# shell.
+# By the words of the errors, the more specific first; a table's name may contain any of these words. {index} is quoted
+# for a shell.
 REMEDIES = (
     (r"permission denied|must be owner", "Give roir's role the right that is named. Then: roir resume {index}"),
     (
@@ -30,7 +30,7 @@ REMEDIES = (
     ),
     (r"somebody cancels", "See who, or which job, cancels roir's statements. Then: roir resume {index}"),
     (r"is called .+ now", "Rename the label back. Then: roir resume {index}"),
-    # As the error itself says it, with the table.
+    # The command that the error itself names, with the table.
     (r"[Rr]un: (?P<command>roir (?:clean-up|sync-partitions .+))", "{command}. Then: roir resume {index}"),
     (
         r"differs from its table",
@@ -48,7 +48,7 @@ OTHERWISE = "Remove the cause. Then: roir resume {index}"
 
 
 def remedy(said: str, index: str, failed: bool) -> str:
-    """What to do about an error. said: its message; failed: the operation can't continue."""
+    """The next step after an error. said: its message; failed: True if the operation can't continue."""
     if failed:
         return FAILED.format(index=argument(index))
     for pattern, text in REMEDIES:

@@ -1,4 +1,4 @@
-"""Removes generations: from the control tables, the capture and the database; then what captures for none any more."""
+"""Removes generations from the control tables, the capture and the database; then a capture that serves none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORGET = "UPDATE roir.index SET dropped_at = clock_timestamp() WHERE id = %(inde
 
 
 def generations_of(connection: Connection, index_id: int) -> list[int]:
-    """The generations of an index, by id, that have tables."""
+    """The ids of an index's generations that have tables."""
     return list(execute(connection, WITH_TABLES, {"index": index_id}).scalars())
 
 
@@ -37,9 +37,9 @@ def remove(
     report: Callable[[str], None],
     patience_s: float,
 ) -> None:
-    """Under the drain lock: `retire` them in the control tables, take them out of the capture, drop their tables.
+    """Removes generations under the drain lock: from the control tables, the capture, and the database.
 
-    retire: returns their ids.
+    retire: marks them in the control tables, and returns their ids.
     """
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, index_id)
@@ -49,7 +49,7 @@ def remove(
         if source is not None:
             lock()
         generation_ids = retire(connection)
-        # Where nothing was left to remove the function may be gone already, and must not come back.
+        # If nothing was left to remove, the function may be gone already, and must not come back.
         if source is not None and generation_ids:
             installation.refresh(connection, source)
         for generation_id in generation_ids:
@@ -68,7 +68,7 @@ def release_source(
     report: Callable[[str], None],
     patience_s: float,
 ) -> None:
-    """Take the triggers off a source that has no generation left, and `conclude` in the same transaction."""
+    """Drops the capture of a source that has no generation left, and calls `conclude` in the same transaction."""
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, index_id)
         oid = operations.read_index(connection, index_id).source_oid
@@ -82,22 +82,22 @@ def release_source(
                 installation.drop_functions(connection, source.oid)
         conclude(connection)
 
-    # Dropping a trigger is what needs the source for itself.
+    # To drop a trigger needs an ACCESS EXCLUSIVE lock on the source.
     exclusive = [] if source is None else [source.sql]
     with telling_of_names():
         _drain(database, source, index_id, patience_s).run(body, report, exclusive)
 
 
 def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
-    """Mark generations as dropped; the capture maintains them no more as soon as it is rendered again."""
+    """Marks generations as dropped; the capture maintains them until it is rendered again."""
     for generation_id in generation_ids:
-        # Nobody ships them any more, while writers of a shard that is away from us announce on.
+        # They aren't shipped any more, but writers of a shard that can't be reached still announce.
         ends().retire(connection, generation_id, operations.default_actor())
     execute(connection, RETIRE_FOR_GOOD, {"generations": generation_ids})
 
 
 def forget_index(connection: Connection, index_id: int) -> None:
-    """Mark an index as dropped: its name is free. Who owned the last index's table keeps no right of ours."""
+    """Marks an index as dropped, so that its name is free, and revokes roir's grants from owners without an index."""
     execute(connection, FORGET, {"index": index_id})
     execute(connection, "SELECT roir.take_from_former_owners(0::oid)")
 

@@ -1,4 +1,4 @@
-"""What users ask of a live operation: a pause, its end, other options, an abort; by the functions that SQL has."""
+"""The requests of users for a live operation: pause, resume, change, abort; by the functions that SQL has, too."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from airflow_roir.options import LIVE_OPTIONS, check_live_options
 
 
 def pause(database: Database, index: str, actor: str, reason: str = "", operation: int | None = None) -> OperationRow:
-    """Pause the running operation of an index; a no-op if it is paused already.
+    """Pauses the running operation of an index; a no-op if it is paused already.
 
-    Takes effect at once in the control tables and within one batch in the workers, which commit the batch that
-    they are in. operation: the id of the only operation that is meant; None is the latest of the index.
+    Takes effect at once in the control tables and within one batch in the workers, which commit their current batch.
+    operation: the id that the index's latest operation must have; None: any.
     Raises NotFound, IllegalTransition (nothing is running, or another operation has begun since).
     """
     return _request(database, "pause", index, {"reason": reason or "on request", "actor": actor}, operation)
@@ -30,9 +30,9 @@ def pause(database: Database, index: str, actor: str, reason: str = "", operatio
 def resume(
     database: Database, index: str, actor: str, operation: int | None = None, **options: int | str | None
 ) -> OperationRow:
-    """Lift the pause of an operation: a DAG run that waits for that continues. The options are as in `change_options`.
+    """Lifts the pause of an operation: a DAG run that waits for that continues. options: as for `change_options`.
 
-    `resume` drives nothing itself; `start_run` does. operation: as of `pause`.
+    `resume` drives nothing itself; `start_run` does. operation: as for `pause`.
     Raises NotFound, InvalidInput, IllegalTransition (not paused, or another operation has begun since).
     """
     _check_names(options)
@@ -43,13 +43,13 @@ def resume(
 def change_options(
     database: Database, index: str, *, actor: str, operation: int | None = None, **options: int | str | None
 ) -> OperationRow:
-    """Change a live operation's options, running or paused; workers follow at their next batch. None keeps a value.
+    """Changes a live operation's options, running or paused; workers follow at their next batch. None keeps a value.
 
-    options: those of `LIVE_OPTIONS`, as `BuildOptions` has them; 0 is no limit, and never. A throttle is laid over the
-    one that there is: `replica_lag=50MB` changes that limit, `replica_lag=off` takes it away, `off` all. An event is
-    written for each value that really changes. operation: as of `pause`.
-    Raises InvalidInput for a bad value (nothing is changed), or none at all; NotFound; IllegalTransition (nothing is
-    live, or another operation has begun since).
+    options: those of `LIVE_OPTIONS`, as `BuildOptions` has them; 0 means no limit, or never. A throttle changes single
+    limits: `replica_lag=50MB` sets that limit, `replica_lag=off` removes it, `off` removes all. An event is written for
+    each value that really changes. operation: as for `pause`.
+    Raises InvalidInput for a bad value (nothing is changed), or for no value at all; NotFound; IllegalTransition
+    (nothing is live, or another operation has begun since).
     """
     _check_names(options)
     check_live_options(options)
@@ -65,22 +65,22 @@ def _check_names(options: Mapping[str, object]) -> None:
 def request_abort(
     database: Database, index: str, actor: str, reason: str = "", operation: int | None = None
 ) -> OperationRow:
-    """Fence every worker of an operation at its next commit and mark it `aborting`; a no-op if it is that already.
+    """Marks an operation as `aborting`, and so fences each worker at its next commit; a no-op if it is marked already.
 
-    `abort.abort` or a clean-up then removes the generation. operation: as of `pause`. Raises NotFound,
+    `abort.abort` or a clean-up then removes the generation. operation: as for `pause`. Raises NotFound,
     IllegalTransition.
     """
     return _request(database, "abort", index, {"reason": reason or "on request", "actor": actor}, operation)
 
 
-# What the functions in migrations/sql/operations.sql raise.
+# The errors that the functions in migrations/sql/operations.sql raise.
 _REFUSALS = {"P0002": NotFound, "55000": IllegalTransition, "42P09": InvalidInput, "22023": InvalidInput}
 
 
 def _request(
     database: Database, function: str, index: str, values: dict[str, Any], operation: int | None = None
 ) -> OperationRow:
-    """Call one of the SQL functions that users have too, so that there is one implementation of each."""
+    """Calls one of the SQL functions that users can call, too, so that each request has one implementation."""
     arguments = ", ".join(f"{name} => %({name})s" for name in values)
     name = str(parse_name(index, "index"))
     try:
@@ -98,7 +98,7 @@ def _request(
 
 
 def expect(connection: Connection, index: str, operation_id: int) -> None:
-    """Lock the latest operation of an index, if that is the expected one: until the transaction's end no other begins.
+    """Locks the latest operation of an index, if it is the expected one, so that no other begins in this transaction.
 
     Raises IllegalTransition if another one has begun since, DBAPIError as the SQL functions do.
     """
@@ -108,7 +108,7 @@ def expect(connection: Connection, index: str, operation_id: int) -> None:
 
 
 def has_begun_since(index: str, operation_id: int, latest: Row[Any]) -> IllegalTransition:
-    """The error of a run whose operation isn't the latest of its index any more. latest: with its id and kind."""
+    """The error if an operation isn't the latest of its index any more. latest: a row with id and kind."""
     return IllegalTransition(
         f"index {index}: operation {operation_id} has ended; operation {latest.id} ({latest.kind}) has begun since"
     )

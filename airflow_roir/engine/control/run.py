@@ -32,10 +32,10 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, QUEUED, Status, Verb
 
-# Takes a line for people.
+# Takes a line for the user.
 Report = Callable[[str], None]
 
-# To continue after these would be wrong. OperationFailed: readers see another generation than what is compacted.
+# To continue after these would be wrong. OperationFailed: readers see another generation than the compacted one.
 FATAL = (SourceChanged, OperationFailed)
 
 BEGUN = """
@@ -62,7 +62,7 @@ SHOW_SPARK_UI = "UPDATE roir.operation SET spark_ui = %(url)s WHERE id = %(opera
 class Run:
     """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one.
 
-    No two runs have the same, even if the server forgot one of them: operations' ids it may give again.
+    No two runs have the same epoch, even if the server lost one of them. It may give ids of operations again.
     """
 
     operation_id: int
@@ -80,19 +80,18 @@ def start_run(
     report: Callable[[str], None] = lambda line: None,
     operation: int | None = None,
 ) -> Run:
-    """Take over an operation that is paused, or whose run has died, and fence everything older at once.
+    """Starts a run of an operation that is paused, or whose run has died, and fences all older runs at once.
 
-    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if an older
-    pause was lifted before the run, so that a pause that it finds is a newer wish, and is kept. report:
-    says what is waited for. operation: the id of the only operation that this run may drive; None is the latest of the
-    index.
-    Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive, or another operation has begun since), SchemaVersionMismatch (begun by other code), OperationPaused (and
-    `lift_pause` is False; nothing was changed; or it is outside of its window, or has worked for as long as it may:
-    that has paused it now), OperationQueued (as many others run as may).
+    owner: names this run to others. take_over: also take the operation from a run that is alive. lift_pause: False if
+    the caller lifted an older pause before, so that a pause is a newer wish, and stays. report: hears of waits.
+    operation: the id of the only operation that this run may drive; None is the latest of the index.
+    Raises OperationRunning (with the run that drives it), OperationFailed, IllegalTransition (nothing to drive, or
+    another operation has begun since), SchemaVersionMismatch (begun by other code), OperationPaused (a pause, and
+    `lift_pause` is False: nothing was changed; or outside of its window, or past its `max_duration`: it is paused now),
+    OperationQueued (as many others run as may).
     """
 
-    # What isn't there is said at once, what ran out is waited for.
+    # Raises at once if the server can't be reached; waits for room or memory that ran out.
     return database.retry(
         lambda: _start_run(database, index, owner, take_over, lift_pause, operation),
         Patience(database.limits, told=Saying(report), outage_s=0),
@@ -104,7 +103,7 @@ def _start_run(
 ) -> Run:
     with database.transaction() as connection:
         begun = _start(connection, index, owner, take_over, lift_pause, operation)
-    # What keeps it from starting is written down first.
+    # Raised only after the commit, which writes down why the run can't start.
     if isinstance(begun, admission.Wait):
         raise (OperationQueued if begun.is_queued else OperationPaused)(f"index {index}: {begun.why}")
     return begun
@@ -128,7 +127,7 @@ def _start(
         raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
     if row.status not in (Status.RUNNING, Status.PAUSED):
         raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
-    # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
+    # If the run before paused the operation itself, because something failed, no user wished for that pause.
     if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
         raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
     if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
@@ -158,14 +157,14 @@ def _start(
 
 
 def end_run(database: Database, run: Run) -> None:
-    """Record that this run no longer drives the operation, so that the next one needn't wait for its heartbeat."""
+    """Records that this run no longer drives the operation, so that the next run needn't wait for its heartbeat."""
     with database.transaction() as connection:
         sign_of_life.tick(connection, run.operation_id, run.epoch)
         execute(connection, END_RUN, {"operation": run.operation_id, "epoch": run.epoch})
 
 
 def read_control(connection: Connection, run: Run) -> Row[Any]:
-    """The operation's row as workers look at it in every batch. Raises Fenced if a newer run holds it."""
+    """The operation's row, which workers read in every batch. Raises Fenced if a newer run holds the operation."""
     row = operations.read_operation(connection, run.operation_id)
     check_epoch(row, run)
     return row
@@ -178,8 +177,8 @@ def read_now(database: Database, run: Run) -> Row[Any]:
 
 
 def check_epoch(row: Row[Any], run: Run) -> None:
-    """Raise Fenced if a newer run holds the operation. row: with its epoch and owner."""
-    # The upper half counts the runs.
+    """Raises Fenced if this run doesn't hold the operation any more. row: with epoch and owner."""
+    # The upper half of an epoch counts the runs.
     if row.epoch >> 32 < run.epoch >> 32:
         raise Fenced(
             f"index {run.index}: the server has lost that {run.owner} took up operation {run.operation_id}, by a "
@@ -191,17 +190,17 @@ def check_epoch(row: Row[Any], run: Run) -> None:
 
 @contextmanager
 def heartbeat(database: Database, run: Run) -> Iterator[None]:
-    """Beat the run's heart, and count its time from `start_clock` on, in a thread while the block runs.
+    """Writes the run's heartbeat, and counts its time from `start_clock` on, in a thread while the block runs.
 
-    A beat that fails is not an error: the work itself will meet whatever is wrong, and a run that can't beat
-    for long may be taken over, which its epoch makes harmless.
+    A heartbeat that fails is no error: the work itself will meet the same trouble. A run without heartbeats for long
+    can be taken over, which its epoch makes harmless.
     """
 
     session: list[Connection] = []
 
     def beat() -> None:
-        # One session for all beats: where no connection is left, one that is opened for each couldn't beat, and a run
-        # that works would be taken for dead.
+        # One session for all heartbeats: if no connection is left on the server, a new one for each heartbeat would
+        # fail, and a run that works would be taken for dead.
         try:
             if not session:
                 session.append(database.engine.connect())
@@ -223,22 +222,23 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
 
 
 def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
-    """Where Spark's pages of this run are, for whoever looks at the operation; None once they are gone."""
+    """Records the address of this run's Spark pages, for the status; None once they are gone."""
     with database.transaction() as connection:
         execute(connection, SHOW_SPARK_UI, {"operation": run.operation_id, "epoch": run.epoch, "url": url})
 
 
 def start_clock(database: Database, run: Run) -> None:
-    """Count this run's time from now on."""
+    """Begins to count this run's time."""
     with database.transaction() as connection:
         sign_of_life.start_clock(connection, run.operation_id, run.epoch)
 
 
 @contextmanager
 def driving(database: Database, run: Run) -> Iterator[None]:
-    """Around a run's work: whatever goes wrong leaves the operation resumable, with the reason.
+    """Around a run's work: an error leaves the operation paused with the reason, so that it can be resumed.
 
-    A pause ends the block quietly. If it would be wrong to continue, the operation fails. The caller gets the error.
+    After an error with which it would be wrong to continue, the operation fails. The caller gets the error. A pause
+    ends the block without one.
     """
     try:
         yield
@@ -248,20 +248,20 @@ def driving(database: Database, run: Run) -> Iterator[None]:
         settle(database, run, error, fatal=True)
         raise
     except BaseException as error:
-        # Whatever it is, a bug or Ctrl-C too: nobody drives the operation any more, and users must see why.
+        # Also for a bug or Ctrl-C: no run drives the operation any more, and users must see why.
         settle(database, run, error, fatal=False)
         raise
     finally:
         try:
             end_run(database, run)
         except DBAPIError as error:
-            # The server is gone: the heartbeat then ages by itself, and the next run waits for that.
+            # The server is gone: the next run waits until the heartbeat is too old.
             if not is_transient(error):
                 raise
 
 
 def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> None:
-    """Record why a run or worker stops: paused with the reason, or failed if it would be wrong to continue.
+    """Records why a run or worker stops: pauses the operation with the reason, or fails it if `fatal`.
 
     If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
@@ -269,14 +269,14 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
     if not interrupted:
         reason = reason_of(error)
     else:
-        # An exit says its code alone.
+        # The text of a SystemExit is only its code.
         reason = (isinstance(error, KeyboardInterrupt) and str(error)) or "interrupted"
     try:
         with database.transaction() as connection:
             row = operations.read_operation(connection, run.operation_id)
             if row.epoch != run.epoch:
                 return
-            # Duplicates are listed where they belong, and the next run finds them again.
+            # Duplicates need no event: they are listed in roir.duplicate, and the next run finds them again.
             if row.status == Status.PAUSED and not (interrupted or isinstance(error, DuplicatesFound)):
                 _keep_error(connection, row, run, reason)
             if row.status != Status.RUNNING:
@@ -284,27 +284,27 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
             if fatal:
                 operations.fail(connection, row, run.owner, reason, run.epoch)
                 if row.kind in BUILDS:
-                    # It isn't shipped any more.
+                    # Shards don't ship to the generation any more.
                     ends().retire(connection, row.generation_id, run.owner)
             elif isinstance(error, DuplicatesFound):
                 operations.pause_operation(connection, row, BY_DUPLICATES, reason, run.epoch)
             else:
                 operations.pause_operation(connection, row, run.owner, reason, run.epoch)
     except (DBAPIError, RoirError):
-        # The first error is what the user must see; without this note the operation is resumable all the same.
+        # The user must see the first error. Without this record the operation can be resumed all the same.
         return
 
 
 def leave_run(database: Database, run: Run, error: BaseException) -> None:
-    """Record why a run stops, as `settle`, and end it, from outside the run. A no-op if another run drives it."""
+    """Records why a run stops, as `settle`, and ends it, from outside of the run. A no-op if another run drives it."""
     settle(database, run, error, fatal=False)
     end_run(database, run)
 
 
 def settle_lost(database: Database, index: str, owner: str, error: RoirError) -> None:
-    """As `leave_run`, after a run's process has died. A no-op if another run drives the operation.
+    """Does the work of `leave_run` after a run's process has died. A no-op if another run drives the operation.
 
-    owner: the run's, as its `start_run` had it. Raises NotFound.
+    owner: the owner that the run gave to `start_run`. Raises NotFound.
     """
     row = operations.find_operation(database, index)
     if row.status == Status.RUNNING and row.owner == owner:
@@ -312,7 +312,7 @@ def settle_lost(database: Database, index: str, owner: str, error: RoirError) ->
 
 
 def _keep_error(connection: Connection, row: Row[Any], run: Run, reason: str) -> None:
-    """Record an error as an event, unless that was done since the pause (by the worker, before its driver)."""
+    """Records an error as an event, unless that was done since the pause (by the worker, before its driver)."""
     values = {"operation": row.id, "actor": run.owner, "detail": reason, "since": row.paused_at}
     known = execute(connection, IS_KNOWN, values).scalar_one()
     if (row.paused_by, row.pause_reason) != (run.owner, reason) and not known:

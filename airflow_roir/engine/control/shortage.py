@@ -1,4 +1,4 @@
-"""Tells what a run waits for because it ran out, or is cancelled: in the operation's row, its events, and its log."""
+"""Reports what a run waits for after a shortage or a cancelled statement: in the operation's row, events and log."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ ON CONFLICT (operation_id, cause) DO UPDATE SET seconds = t.seconds + excluded.s
 
 
 class Shortage(Saying):
-    """Of one worker of a run. Nothing of it is in the way of the work: what can't be written is not.
+    """The reports of one worker of a run. They never stop the work: a report that can't be written is left out.
 
-    report: called with each new reason, and when it has passed.
+    report: called with each new reason, and when the trouble has passed.
     """
 
     def __init__(self, database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
@@ -48,7 +48,7 @@ class Shortage(Saying):
         self._run = run
 
     def begin(self, trouble: Trouble, reason: str) -> None:
-        """Write the reason down."""
+        """Writes the reason into the operation's row, and an event for the first one."""
         super().begin(trouble, reason)
         with suppress(DBAPIError), self._database.transaction() as connection:
             row = execute(connection, ROW, self._values).first()
@@ -56,17 +56,17 @@ class Shortage(Saying):
                 return
             execute(connection, BEGIN, {**self._values, "reason": f"throttled: {reason}"})
             if not row.ours:
-                # An event may need a page that there is no room for.
+                # An event may need a new page, for which the disk has no room.
                 with suppress(DBAPIError), connection.begin_nested():
                     self._record(connection, row.index_id, trouble.value, reason)
 
     def look(self) -> None:
-        """Raises OperationPaused and Fenced: the run is over, and so is the wait."""
+        """Raises OperationPaused, OperationFailed or Fenced if the run is over, and so the wait."""
         with suppress(DBAPIError), self._database.transaction() as connection:
             read_running(connection, self._run)
 
     def end(self, trouble: Trouble, seconds: float) -> None:
-        """Take the reason back, and count the time."""
+        """Removes the reason, and counts the lost time."""
         with suppress(DBAPIError), self._database.transaction() as connection:
             execute(connection, END, self._values)
             execute(connection, LOST, {**self._values, "cause": trouble.value, "seconds": round(seconds, 3)})
@@ -86,12 +86,12 @@ def patience_of(
     wait: Callable[[float], object] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Patience:
-    """The patience of one worker of a run, which tells of its waits."""
+    """The patience of one worker of a run, which reports its waits in the operation."""
     return Patience(database.limits, wait, Shortage(database, run, report))
 
 
 def persist(
     database: Database, run: Run, work: Callable[[], T], report: Callable[[str], None] = lambda line: None
 ) -> T:
-    """As `Database.retry`, in a run: its operation tells of the wait."""
+    """Calls `work` as `Database.retry` does, and reports waits in the run's operation."""
     return database.retry(work, patience_of(database, run, report=report))

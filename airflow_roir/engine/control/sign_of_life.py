@@ -1,4 +1,4 @@
-"""What a run shows of itself while it works: its heartbeat, the clock of its phases, and whom it waits for."""
+"""The signs of a run at work: its heartbeat, the clock of its phases, and the sessions that it waits for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_roir.engine.locks.locks import WAITING
 from airflow_roir.errors import OperationRunning
 from airflow_roir.operation import Status
 
-# A run writes its heartbeat every few seconds; after this long without one it is taken for dead, as `roir.tick` has it.
+# A run writes its heartbeat every few seconds; after this long without one it counts as dead, also in `roir.tick`.
 HEARTBEAT_FRESH_S = 30
 NOTE_WAIT = "UPDATE roir.operation SET notice = %(line)s WHERE id = %(operation)s AND epoch = %(epoch)s"
 END_OF_WAIT = """
@@ -22,16 +22,16 @@ UPDATE roir.operation SET notice = NULL
 
 
 def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
-    """Count the time since the last tick to the phase, and beat the run's heart. False if the run is over.
+    """Adds the time since the last tick to the phase, and writes the run's heartbeat. False if the run is over.
 
-    A gap longer than a fresh heartbeat (a machine that slept, a clock that jumped) counts as that at most.
+    A longer gap (a machine that slept, a clock that jumped) counts as `HEARTBEAT_FRESH_S` at most.
     """
     values = {"operation": operation_id, "epoch": epoch}
     return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s)", values).scalar_one())
 
 
 def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
-    """Begin to count a run's time, unless that has begun. Until then its heart only beats: Spark is starting."""
+    """Begins to count a run's time, unless that has begun. Before, while Spark starts, a run only has heartbeats."""
     execute(
         connection,
         "UPDATE roir.operation SET ticked_at = clock_timestamp(), heartbeat_at = clock_timestamp() "
@@ -41,18 +41,18 @@ def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
 
 
 def heart_beats(row: Row[Any], connection: Connection) -> bool:
-    """True while the run that drives the operation has given a sign of life lately, by the server's clock."""
+    """True if the run that drives the operation has a recent heartbeat, by the server's clock."""
     if row.heartbeat_at is None or row.status != Status.RUNNING:
         return False
     age = execute(
         connection, "SELECT extract(epoch FROM clock_timestamp() - %(beat)s)", {"beat": row.heartbeat_at}
     ).scalar_one()
-    # One from the future is no sign of life either: the server's clock was set back, and who lives beats again soon.
+    # A heartbeat from the future doesn't count: the server's clock was set back. A run that lives soon writes another.
     return abs(float(age)) < HEARTBEAT_FRESH_S
 
 
 def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
-    """Show in the status whom a run waits for; None: the wait is over. Doesn't touch another run's operation."""
+    """Shows in the status which sessions a run waits for. line: None ends the wait. Ignores another run's operation."""
     values = {"operation": operation_id, "epoch": epoch, "line": line, "waiting": WAITING}
     execute(connection, END_OF_WAIT if line is None else NOTE_WAIT, values)
 
@@ -66,7 +66,7 @@ def running_elsewhere(row: Row[Any], index: str) -> OperationRunning:
 
 
 def refuse_running(database: Database, row: Row[Any], index: str) -> None:
-    """Raise OperationRunning while a run drives the operation."""
+    """Raises OperationRunning if a run drives the operation."""
     with database.transaction() as connection:
         if heart_beats(row, connection):
             raise running_elsewhere(row, index)

@@ -1,4 +1,4 @@
-"""What makes a build slow that its options could avoid, in words; told once, where the options are given."""
+"""Warnings of options that make a build slow, in words; shown once, when the options are given."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.operation import BUILDS, Phase
 from airflow_roir.options import BuildOptions
 
-# A copy that its rate limit makes last longer than this was perhaps not meant to.
+# If its rate limit makes a copy last longer than this, the user may not know.
 LONG_S = 3600
-# So many commits are seconds of work by themselves.
+# This many commits alone take seconds.
 MANY_BATCHES = 10_000
 # A worker waits for PostgreSQL nearly all of its time, but each is a process.
 WORKERS_PER_CORE = 2
@@ -19,7 +19,7 @@ RANGES_LEFT = "SELECT count(*) FROM roir.scan_range WHERE operation_id = %(opera
 
 
 def slow(options: BuildOptions | Any, rows: int, pieces: int | None = None, cores: int | None = None) -> list[str]:
-    """One sentence for each option that makes an operation slow; none for one that doesn't matter at this size.
+    """One sentence for each option that makes an operation slow, if that matters for this many rows.
 
     options: those of a build, or an operation's row. rows: of the source, estimated. pieces: the ranges that are left.
     cores: of the machine, if all workers share one.
@@ -51,7 +51,7 @@ def slow(options: BuildOptions | Any, rows: int, pieces: int | None = None, core
 
 
 def slow_operation(database: Database, row: OperationRow) -> list[str]:
-    """One sentence for each option of an operation that makes it slow; of a verification none.
+    """One sentence for each option that makes a build slow; none for other operations.
 
     row: as `change_options` returns it.
     """

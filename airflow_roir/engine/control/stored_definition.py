@@ -1,4 +1,4 @@
-"""The definition of an index that exists, by the name that a user gave."""
+"""The stored definition of an existing index, by the name that a user gave."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.source import catalog
 from airflow_roir.errors import InvalidInput, NotFound
 
-# Of an index apart: the shards of its newest generation, which a rebuild keeps.
+# The shards of the newest generation of an index over shards, which a rebuild keeps.
 SHARDS = """
 SELECT s.name FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
  WHERE l.generation_id = (SELECT max(g.id) FROM roir.generation g
@@ -22,10 +22,10 @@ SELECT s.name FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
 
 
 def existing_index(connection: Connection, definition: IndexDefinition) -> Row[Any] | None:
-    """The live index of the definition's name. A name without schema means the source's, or the only one."""
+    """The existing index with the definition's name, else None. Without schema that of the source, or the only one."""
     name = definition.name
     if name.schema is None and definition.source is not None:
-        # Whether it can be indexed is asked later.
+        # A later check says whether the source can be indexed.
         found = definition.source if definition.shards else catalog.found(connection, definition.source)[1]
         name = QualifiedName(found.schema, name.name)
     try:
@@ -35,7 +35,7 @@ def existing_index(connection: Connection, definition: IndexDefinition) -> Row[A
 
 
 def stored_definition(connection: Connection, existing: Row[Any], given: IndexDefinition) -> IndexDefinition:
-    """The definition of an index that exists; if the user gave one, too, both must be the same."""
+    """The definition of an existing index. Raises InvalidInput if the user gave another one."""
     name = operations.index_name(existing)
     is_apart = existing.shard_table is not None
     if given.shards and not is_apart:
@@ -77,7 +77,7 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
 
 
 def check_shards(connection: Connection, row: operations.OperationRow, index: str, definition: IndexDefinition) -> None:
-    """Raise InvalidInput if an unfinished build of an index is over other shards than those that are asked for."""
+    """Raises InvalidInput if an unfinished build of an index is over other shards than the definition's."""
     if not definition.shards:
         return
     present = list(execute(connection, SHARDS, {"index": row.index_id}).scalars())
@@ -89,7 +89,7 @@ def check_shards(connection: Connection, row: operations.OperationRow, index: st
 
 
 def uniqueness(definition: IndexDefinition) -> str:
-    """Whether an index is unique, as users are told."""
+    """Whether an index is unique, in the words of messages."""
     if not definition.unique:
         return "not unique"
     return "unique (NULLs not distinct)" if definition.nulls_not_distinct else "unique"

@@ -1,4 +1,4 @@
-"""Attaches a loaded table to an indexed source; table and indexes show its rows from the same moment on."""
+"""Attaches a loaded table to an indexed source; the source and its indexes show its rows from the same moment on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique.statements import literal
 from airflow_roir.errors import AttachDisturbed, DuplicatesFound, InvalidInput, LockNotAcquired, RoirError
 
-# How long to try to open a table again that can't be attached.
+# How long to try to make a table take writes again that can't be attached.
 GIVE_UP_PATIENCE_S = 10.0
-# What a text means as bounds depends on these: here on what psql would have by this DSN, the defaults of role, database
-# and server, PGTZ and PGDATESTYLE.
+# The meaning of a text as bounds depends on these settings. The values are those of psql with this DSN: the defaults of
+# role, database and server, PGTZ and PGDATESTYLE.
 MEANING = (
     "TimeZone",
     "DateStyle",
@@ -62,15 +62,15 @@ def attach_partition(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> int:
-    """Make a loaded table a partition of `table`, or of a level below it; returns how many entries were copied.
+    """Makes a loaded table a partition of `table`, or of a level below it; returns how many entries were copied.
 
-    bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on `partition` refuses writes;
-    its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call the function again
-    after a crash: it continues. `roir.cancel_attach` cancels the attach. Works in every phase of an operation. Raises
-    NotFound; InvalidInput (the table can't become that partition, and takes writes again); DuplicatesFound (likewise:
-    its rows share keys of a unique index with each other or with the source; all are in roir.duplicate);
-    LockNotAcquired (the table still refuses writes; call again to continue). Whatever it raises, the message or
-    `report` says so if the table still refuses writes.
+    bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on `partition` refuses writes.
+    The entries of its rows are copied in batches, and stay hidden until the last step attaches it. After a crash, call
+    the function again: it continues. `roir.cancel_attach` cancels the attach. Works in every phase of an operation.
+    Raises NotFound; InvalidInput (the table can't become that partition, and takes writes again); DuplicatesFound (its
+    rows share keys of a unique index with each other or with the source, all listed in roir.duplicate; it takes writes
+    again); LockNotAcquired (call again to continue). If the table still refuses writes after an error, the message or
+    `report` says so.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -82,7 +82,7 @@ def attach_partition(
             error.args = (f"{str(error).removesuffix('.')}. {left}",)
         raise
     except DBAPIError:
-        # It may pass: the command ends with what the server said.
+        # The trouble may pass, so the server's error is raised as it is.
         if left := _left(database, *joining):
             report(left)
         raise
@@ -118,7 +118,7 @@ def _attach(
         return str(execute(connection, call, {**values, "bounds": written or given}).scalar_one())
 
     def validate(connection: Connection) -> Sequence[Row[Any]]:
-        # It waits for an ANALYZE or VACUUM of either table, an autovacuum too.
+        # This waits for an ANALYZE or VACUUM of either table, also an automatic one.
         attempts.outlast(connection, [parent_oid, oid])
         execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
         return execute(connection, TARGETS, {"partition": oid}).all()
@@ -146,7 +146,7 @@ def _attach(
                     for target in targets:
                         unique_rows.forget(connection, target.generation_id)
             except AttachDisturbed as disturbed:
-                # The last step sees that, too.
+                # The last step sees the disturbance, too, and returns False.
                 report(f"{disturbed}; they are copied again")
             except unique_rows.Collision:
                 if message := _collisions(database, source, targets, oid):
@@ -156,17 +156,17 @@ def _attach(
                         raise LockNotAcquired(f"{message}. {error}") from error
                     _take_copies_away(database, oid, report)
                     raise DuplicatesFound(f"{message}. The attach was cancelled: {name} takes writes again") from None
-                # They are healed by now.
+                # The duplicates are healed by now.
                 continue
-            # After a disturbance, too: if it was the end of one generation, the last step has nothing to object to.
+            # After a disturbance, too: if that was the end of a generation, the last step still succeeds.
             _wait_for_older_snapshots(database, report, patience_s)
             if attempts.run(finish, report, [parent.sql, name.sql, *views]):
                 return copied
     except DBAPIError as error:
         if is_transient(error):
             raise
-        # Of bounds, columns and rows that don't fit, or of whatever else: trying again would meet the same. What has
-        # begun is cancelled; where nothing has, an earlier attach of this table may have, and stays.
+        # Bounds, columns or rows don't fit, or another error that would come again. An attach that has begun here is
+        # cancelled. If none has, an earlier attach of this table may exist, and stays.
         reason = said(error).removesuffix(".")
         try:
             cancelled = bool(written) and _give_up(database, [*source.relations, oid], name.sql)
@@ -178,7 +178,7 @@ def _attach(
 
 
 def _left(database: Database, oid: int, name: QualifiedName) -> str:
-    """What to do with a table that refuses writes, '' if it doesn't."""
+    """The next step for a table that refuses writes; '' if it takes them."""
     cancel = f"SELECT roir.cancel_attach({literal(name.sql)})"
     try:
         with database.transaction() as connection:
@@ -193,7 +193,7 @@ def _left(database: Database, oid: int, name: QualifiedName) -> str:
 
 
 def _collisions(database: Database, source: Source, targets: Sequence[Row[Any]], oid: int) -> str:
-    """Write down which rows share keys of unique indexes; what to say of them, '' if none do."""
+    """Writes down the rows that share keys of unique indexes; returns a text about them, '' if there are none."""
     said = []
     for target in targets:
         entry, generation = Entry.from_json(target.entry), target.generation_id
@@ -209,7 +209,7 @@ def _collisions(database: Database, source: Source, targets: Sequence[Row[Any]],
 
 
 def _take_copies_away(database: Database, oid: int, report: Callable[[str], None]) -> None:
-    """What was copied until then. It is hidden; what can't be removed now a clean-up removes."""
+    """Removes the copied entries, which are hidden; a clean-up removes those that can't be removed now."""
     try:
         with database.transaction() as connection:
             rows = [row for row in remove_entries.leaving(connection) if row.relation == oid]
@@ -220,10 +220,10 @@ def _take_copies_away(database: Database, oid: int, report: Callable[[str], None
 
 
 def _give_up(database: Database, relations: Sequence[int], name: str) -> bool:
-    """Let a table that can't become a partition take writes again. True if it refused them.
+    """Makes a table that can't become a partition take writes again; returns True if it refused them.
 
-    relations: the source, its partitions, the table last. Its triggers go, and the one on the default partition.
-    Raises LockNotAcquired.
+    relations: the source, its partitions, the table last. Drops the table's triggers, and the one on the default
+    partition. Raises LockNotAcquired.
     """
     oid = relations[-1]
     with database.transaction() as connection:
@@ -244,9 +244,10 @@ def _give_up(database: Database, relations: Sequence[int], name: str) -> bool:
 
 
 def _wait_for_older_snapshots(database: Database, report: Callable[[str], None], patience_s: float) -> None:
-    """A snapshot that is older than the copies would see the attached rows and not their entries.
+    """Waits for snapshots that are older than the copies: they would see the attached rows, but not their entries.
 
-    A standby without feedback doesn't tell its snapshots: `report` names it, and the attach doesn't wait for it.
+    A standby without feedback doesn't report its snapshots: the attach names it by `report`, and doesn't wait for it.
+    Raises LockNotAcquired.
     """
     with database.transaction() as connection:
         xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()

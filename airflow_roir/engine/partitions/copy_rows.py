@@ -1,7 +1,7 @@
 """Copies the rows of one table into a generation, in batches: a partition that was, or will be, attached with rows.
 
-Each row gets what the capture would have written for its insert, under a lock on the row: so it is right in every
-capture mode, for the reason that the capture is, and whatever copy of it there is already.
+Each row gets the entry that the capture would have written for its insert, under a lock on the row. So it is right in
+every capture mode, as the capture is, even if an older copy of the entry exists.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def bring_in(
     patience_s: float = 60.0,
     report: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
+    """Copies the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
     Safe to kill and to repeat. patience_s: how long each batch tries for locks that others hold on its rows, or
-    on the source, and waits for a server that is away. report: hears of whom it waits for.
-    Raises AttachDisturbed if rows came into the bounds of a table that is being attached; Collision if keys of a
-    unique index that is enforced are other rows' (`record_collisions` lists them); LockNotAcquired.
+    on the source, and waits for a server that can't be reached. report: hears of the sessions that it waits for.
+    Raises AttachDisturbed if rows came into the bounds of a table that is being attached; Collision if other rows have
+    keys of an enforced unique index (`record_collisions` lists them); LockNotAcquired.
     """
 
     def batch(connection: Connection, _piece: None) -> int | None:
@@ -89,18 +89,19 @@ def _batch(
     relation: int,
     joining_id: int,
 ) -> int | None:
-    """One batch, of `most` rows: entries and watermark together. None if no row remained."""
+    """Copies one batch of `most` rows: entries and watermark together; returns its rows, None if no row remained."""
     with telling_of_names():
         path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
         execute(connection, f"SET LOCAL search_path = {path}")
-        # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
+        # A writer's lock: a switch or a publish waits for it, so the capture mode can't change.
         lock_table(connection, source.sql, source.oid, "ROW EXCLUSIVE", only=True)
         mode = installation.mode(connection, generation_id)
         name = execute(connection, NAME, {"oid": relation}).scalar_one()
         _position(connection, joining_id, name)
-        # By its owner of now, which it then keeps, as it keeps its name.
+        # Under this lock the table keeps its owner and its name.
         lock_table(connection, name, relation, "ROW SHARE", only=True)
-        # Whoever cancels the attach, or detaches the partition, has had the table for himself before, or waits for us.
+        # A session that cancels the attach, or detaches the partition, locks the table exclusively: it has committed
+        # before, or waits for us.
         before = _position(connection, joining_id, name)
         todo = ScanRange(None, None, before)
         last, _ = last_key(connection, source, name, todo, most, only="")
@@ -115,7 +116,7 @@ def _batch(
             values,
         )
         if not owner.is_trusted(connection, source, [name]):
-            # As the owner no row stays locked: then all of them, for this transaction.
+            # A read as the owner can't keep rows locked, so this transaction locks the table against writers.
             execute(connection, f"LOCK TABLE ONLY {name} IN SHARE ROW EXCLUSIVE MODE")
             query = f"SELECT {columns} FROM {name} s WHERE {where}"
             types = owner.row_type(connection, physical.base(generation_id))
@@ -126,7 +127,8 @@ def _batch(
             rows = unique_rows.put(connection, source, generation_id, entry, mode, given)
         else:
             rows = _write(connection, generation_id, entry, mode, columns, rest, bindings)
-        # Who wrote such an entry before us has committed, since we waited, and whoever comes later writes it anew.
+        # A writer of such an entry that came before us has committed, since we waited for it; a later one overwrites
+        # our entry.
         if execute(connection, DISTURBED, {"id": joining_id}).scalar_one():
             raise AttachDisturbed(
                 f"rows came into the bounds of {name}, or entries went, while its entries were copied"
@@ -136,14 +138,15 @@ def _batch(
             "watermark": to_json(last),
             "before": None if before is None else to_json(before),
         }
-        # Whoever else brings it in too has been there: that does no harm, going back would.
+        # No row matches if another session copies the same rows, and has moved the watermark. That does no harm;
+        # to move it back would.
         execute(connection, ADVANCE, moved)
         check_name(connection, name, relation)
         return rows
 
 
 def _position(connection: Connection, joining_id: int, name: str) -> Any:
-    """The watermark of what is brought in. Raises AttachDisturbed if that is over."""
+    """The watermark of the copy. Raises AttachDisturbed if the copy was cancelled or finished."""
     position = execute(connection, POSITION, {"id": joining_id}).first()
     if position is None:
         raise AttachDisturbed(f"somebody has cancelled what brings in {name}, or finished it")
@@ -153,9 +156,9 @@ def _position(connection: Connection, joining_id: int, name: str) -> Any:
 def record_collisions(
     database: Database, source: Source, generation_id: int, entry: Entry, relation: int, first: int = 3
 ) -> tuple[int, int, list[str]]:
-    """Write down all groups of rows of a partition that came which share a key, with each other or with the source's.
+    """Writes down all groups of a new partition's rows that share a key with each other or with the source's rows.
 
-    In place of those of an earlier attempt. Returns how many keys and rows there are, and the first of them in words.
+    They replace those of an earlier attempt. Returns the numbers of keys and of rows, and the first keys in words.
     """
     with telling_of_names(), database.transaction() as connection:
         unique_rows.forget(connection, generation_id)
@@ -176,7 +179,7 @@ def _write(
     rows: str,
     values: dict[str, Any],
 ) -> int:
-    """Put rows: `projected` as entries, `rows` what follows FROM."""
+    """Writes the entries of rows; returns how many. projected: the entry's columns; rows: the SQL after FROM."""
     base, delta = physical.base(generation_id), physical.delta(generation_id)
     columns = ", ".join(entry.physical())
     if mode == CAPTURE:

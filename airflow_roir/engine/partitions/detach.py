@@ -1,4 +1,4 @@
-"""Detaches a partition from an indexed source, the supported way: retention by dropping old partitions."""
+"""Detaches a partition from an indexed source, the supported way to drop old partitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SELECT c.oid::bigint AS oid, n.nspname, c.relname, c.relkind = 'f' AS is_foreign
  WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s) AND c.relkind IN ('r', 'p', 'f')
  ORDER BY array_position(%(schemas)s::text[], n.nspname::text) LIMIT 1
 """
-# What the detach locks in ACCESS EXCLUSIVE mode: parent, partition, and the views of the source's indexes.
+# The relations that a detach locks in ACCESS EXCLUSIVE mode: parent, partition, and the views of the source's indexes.
 LOCKED = """
 SELECT i.inhparent::regclass::text FROM pg_inherits i WHERE i.inhrelid = %(partition)s
 UNION ALL SELECT %(partition)s::oid::regclass::text
@@ -42,12 +42,11 @@ def detach_partition(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> int:
-    """Detach a partition from its table, with its entries in all indexes; returns how many entries were removed.
+    """Detaches a partition from its table, with its entries in all indexes; returns how many entries were removed.
 
-    First one short transaction, `roir.detach_partition`: afterwards neither table nor indexes show the rows. Then the
-    entries are removed in batches, which a later `clean_up` finishes if this ends before. drop: also drop the
-    partition. Raises NotFound, InvalidInput, LockNotAcquired (nothing was changed, or only the entries are left to
-    remove).
+    After one short transaction, `roir.detach_partition`, neither table nor indexes show the rows. Then the entries are
+    removed in batches; if this is interrupted, a later `clean_up` finishes it. drop: also drop the partition. Raises
+    NotFound, InvalidInput, LockNotAcquired (nothing was changed, or only the entries are left to remove).
     """
     with one_history(database):
         return _detach(database, partition, reason, actor, drop, report, patience_s)

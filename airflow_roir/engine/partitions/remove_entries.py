@@ -1,11 +1,12 @@
-"""Removes the entries of partitions that left the source: they are hidden at once, this deletes them in batches.
+"""Removes the entries of partitions that left the source: they are hidden at once, and deleted here in batches.
 
-An entry is removed if no row of the source projects to it. The entry is locked first, and the source asked again under
-the lock, with a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the
-lock and writes the entry again. So no order with writers is needed, and new rows in the same bounds keep their entries.
+An entry is removed if no row of the source projects to it. The removal locks the entry first, then looks at the source
+again under the lock, with a later snapshot: a writer that brought such a row has committed and is seen, or waits for
+the lock and writes the entry again. So no order with writers is needed, and new rows in the same bounds keep their
+entries.
 
-An older snapshot still sees what is removed, and the table without the partition: DETACH and DROP are for every
-snapshot. So the view hides these entries until no such snapshot can exist any more.
+An older snapshot still sees the removed entries, but the table without the partition, since DETACH and DROP apply to
+every snapshot. So the view hides these entries until no such snapshot can exist any more.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ UPDATE roir.source_partition p SET status = 'leaving'
  WHERE p.status = 'joining' AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation::oid)
 """
 
-# Of a table that was dropped while it was being attached.
+# Ends the notes of a table that was dropped while it was being attached.
 STOP_NOTING = """
 SELECT roir.stop_noting(%(relation)s::oid, ended => false)
  WHERE NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.relation = %(relation)s AND p.status = 'joining')
 """
-# Whose rows are no rows of the source yet, and have entries.
+# Tables that are being attached: their rows have entries, but aren't rows of the source yet.
 JOINING = """
 SELECT p.name, roir.entry_condition(g.entry, p.condition, 'x') AS within
   FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
@@ -63,12 +64,12 @@ SELECT p.name, roir.entry_condition(g.entry, p.condition, 'x') AS within
    AND NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = p.relation::oid)
 """
 
-# Younger than every transaction that has removed some.
+# This transaction is younger than every transaction that has removed entries.
 REMOVED = """
 UPDATE roir.source_partition SET removed_xid = pg_current_xact_id()::text, removed_at = clock_timestamp()
  WHERE id = %(id)s AND status = 'leaving' AND removed_xid IS NULL
 """
-# Whoever sees a publish sees what was removed before it.
+# No removal in a generation under construction: each snapshot that sees its publish also sees the earlier removals.
 REMOVAL = """
 SELECT p.removed_xid AS xid, p.removed_at > clock_timestamp() - %(patience)s::interval AS recent
   FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
@@ -97,8 +98,8 @@ ENTRIES_HELD_BY = ["RowShareLock", "RowExclusiveLock", "ExclusiveLock", "AccessE
 
 
 def leaving(connection: Connection) -> list[Row[Any]]:
-    """The partitions whose entries are still to be removed, one for each generation that held them."""
-    # Dropped before it was attached.
+    """The partitions whose entries are still to be removed, one row for each generation that has them."""
+    # Including tables that were dropped before they were attached.
     execute(connection, GIVEN_UP)
     return list(execute(connection, LEAVING).all())
 
@@ -110,11 +111,11 @@ def remove(
     patience_s: float,
     wait: Callable[[str], object] | None = None,
 ) -> int:
-    """Remove the entries of one partition that left, in batches; then show the view without its condition.
+    """Removes the entries of one partition that left, in batches; then removes its condition from the view.
 
-    Safe to repeat, to kill, and for several at once. Returns the number of entries. patience_s: how long to try for
-    each lock. wait: hears, instead of `report`, of whose snapshot the view waits for, to be shown without its condition
-    by a later clean-up. Raises LockNotAcquired if the patience isn't enough: the other entries stay hidden.
+    Safe to repeat, to kill, and to run several times at once. Returns the number of entries. patience_s: how long to
+    try for each lock. wait: hears, instead of `report`, of an older snapshot's holder, which keeps the view's condition
+    until a later clean-up. Raises LockNotAcquired if the patience isn't enough: the other entries stay hidden.
     """
     removed = 0
     if not row.removed:
@@ -144,7 +145,7 @@ def _waits(row: Row[Any], of: str, holder: Holder) -> str:
 
 
 def still_hidden(connection: Connection, operation_id: int) -> list[str]:
-    """A line if the view of an operation's index hides what is removed, because of an older snapshot."""
+    """A line if the view of an operation's index still hides removed entries, because of an older snapshot."""
     rows = execute(connection, REMOVALS, {"operation": operation_id}).all()
     for row in rows:
         if (holder := _older(connection, _removal(connection, row))) is not None:
@@ -158,21 +159,21 @@ def _removal(connection: Connection, row: Row[Any]) -> Row[Any] | None:
 
 
 def _older(connection: Connection, removal: Row[Any] | None) -> Holder | None:
-    """Who may hold a snapshot that still sees entries which are removed."""
+    """A session or standby that may have a snapshot which still sees the removed entries; None if there is none."""
     if removal is None:
         return None
     return next((one for one in holders(connection, removal.xid) if one.known or removal.recent), None)
 
 
 def _conclude(connection: Connection, row: Row[Any]) -> Holder | None:
-    """Forget the partition, and show the view without its condition; or whose older snapshot keeps both."""
+    """Forgets the partition, and removes its condition from the view; or returns the holder of an older snapshot."""
     execute(connection, STOP_NOTING, {"relation": row.relation})
     view.hold(connection, row.index_id)
     removal = _removal(connection, row)
     with connection.begin_nested() as attempt:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
-        # Once more with the view locked: a snapshot can be handed on.
+        # Checked again with the view locked, since a session can pass its snapshot on.
         if (holder := _older(connection, removal)) is not None:
             attempt.rollback()
             return holder
@@ -182,7 +183,7 @@ def _conclude(connection: Connection, row: Row[Any]) -> Holder | None:
 def _remove_from(
     database: Database, row: Row[Any], store: Row[Any], report: Callable[[str], None], patience_s: float
 ) -> int:
-    """The entries of one segment or delta. From its first block on again where another file has taken its place."""
+    """Removes the entries of one segment or delta; returns how many. Begins again if the table gets another file."""
     attempts = Attempts(
         database,
         f"the entries of partition {row.name}",
@@ -195,11 +196,11 @@ def _remove_from(
     removed = 0
     try:
         while True:
-            # To ask for its size takes a lock, which a TRUNCATE that isn't committed holds up.
+            # In a batch, since its size takes a lock, for which an uncommitted TRUNCATE makes us wait.
             [file] = in_batches(attempts, [store.name], _file, report, patience_s)
             if file is None:
                 return removed
-            # NULL where it is dropped just now.
+            # NULL if the store is being dropped.
             blocks = range(0, file.blocks or 0, database.limits.removal_blocks)
 
             def batch(connection: Connection, first: int, file: File = file) -> int | None:
@@ -216,7 +217,7 @@ def _remove_from(
             raise
         with database.transaction() as connection:
             if execute(connection, EXISTS, {"name": store.name}).scalar() is None:
-                # Dropped with its generation, by a clean-up for example.
+                # The store was dropped with its generation, by a clean-up for example.
                 return removed
         raise LockNotAcquired(
             f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. "
@@ -225,23 +226,23 @@ def _remove_from(
 
 
 def _batch(connection: Connection, row: Row[Any], store: Row[Any], file: File, first: int, end: int) -> int | None:
-    """The blocks from `first` to before `end` of one segment or delta. Returns how many entries went.
+    """Removes the entries in the blocks from `first` to before `end` of a segment or delta; returns how many.
 
-    file: what the blocks are of. None if the store has another one by now: VACUUM FULL puts entries anywhere.
+    file: the file of these blocks. None if the store has another file by now: VACUUM FULL moves entries to any place.
     """
-    # An antimatter must stay: it may be for a copy that a batch is about to commit.
+    # Antimatter must stay: it may be for a copy that a batch is about to commit.
     only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
     if execute(connection, EXISTS, {"name": store.name}).scalar() is None:
         return 0
-    # Nothing is bound here: the conditions may hold literals with a per cent sign.
+    # No values are bound here: the conditions may have literals with a per cent sign.
     source = _source(connection, row)
     has_row = row.has_row
     if source is not None:
-        # As the question for rows does; by its owner and its name of now, which it then keeps.
+        # The lock that a query for rows takes; under it the source keeps its owner and its name.
         catalog.hold(connection, source)
         asked = {"generation": row.generation_id, "source": source.oid}
         has_row = execute(connection, HAS_ROW, asked).scalar_one()
-    # After the source, as a TRUNCATE. Places mean nothing any more once the store is rewritten.
+    # After the source, in the order of a TRUNCATE. A rewrite would make the entries' places meaningless.
     execute(connection, f"LOCK TABLE {store.name} IN ROW SHARE MODE")
     now = _file(connection, store.name)
     if now is None or (now.relation, now.filenode) != (file.relation, file.filenode):
@@ -263,7 +264,10 @@ def _step(connection: Connection, row: Row[Any], store: Row[Any], found: str, st
 
 
 def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: str) -> int:
-    """Remove entries that are locked. What is copied from now on waits for that, and is written again."""
+    """Removes locked entries; returns how many. A copy of the same entries waits for that, and then writes them again.
+
+    Raises LockNotAcquired if a table that is being attached has entries among them.
+    """
     for joining in execute(connection, JOINING, {"generation": row.generation_id}).all():
         query = f"SELECT EXISTS (SELECT FROM {store.name} x WHERE {where} AND {joining.within})"
         if execute(connection, query).scalar_one():
@@ -273,7 +277,7 @@ def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: st
                 f"bounds. Run that roir attach-partition again, or cancel it: SELECT roir.cancel_attach('{table}'). "
                 "The next roir clean-up continues"
             )
-    # In a delta it becomes antimatter, whatever the base holds.
+    # In a delta an entry becomes antimatter, whether the base has an entry or not.
     change = (
         f"UPDATE {store.name} x SET state = '{EntryState.ANTIMATTER.value}' WHERE {where}"
         if store.delta
@@ -285,7 +289,7 @@ def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: st
 def _step_as_owner(
     connection: Connection, row: Row[Any], source: Source, store: Row[Any], found: str, still: str
 ) -> int:
-    """The same, where only the owner may be asked for rows: we lock and remove by the entries' places."""
+    """As `_step`, for an untrusted owner: rows are read as the owner, entries locked and removed by their places."""
 
     def these(tids: Sequence[str]) -> str:
         places = ", ".join(f"'{tid}'" for tid in tids)
@@ -302,13 +306,13 @@ def _step_as_owner(
 
 def _source(connection: Connection, row: Row[Any]) -> Source | None:
     try:
-        # Whether it could be indexed doesn't matter: it is its owner's, whatever he has made of it.
+        # Unchecked: the source may have been altered so that it couldn't be indexed any more.
         return catalog.read_source_by_oid(connection, row.source_oid, check=False)
     except NotFound:
         return None
 
 
 def _file(connection: Connection, name: str) -> File | None:
-    """What a store is kept in; None if it is gone."""
+    """The present file of a store; None if the store is gone."""
     oid = execute(connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": name}).scalar()
     return next(iter(files_of(connection, [oid])), None) if oid is not None else None

@@ -37,7 +37,7 @@ SELECT %(generation)s, t.relation, t.parent, t.leaf, t.link, t.relation::regclas
   FROM roir.partition_tree(%(source)s) t WHERE t.relation = %(relation)s
     ON CONFLICT DO NOTHING
 """
-# again: a sync that was killed has begun to copy it, and it was out since. What has no bounds is a sync's.
+# again: a killed sync had begun to copy it, and it was detached since. Rows without bounds are those of a sync.
 JOINING = """
 SELECT id, bounds IS NULL AND link IS DISTINCT FROM %(link)s AS again FROM roir.source_partition
  WHERE generation_id = %(generation)s AND relation = %(relation)s AND status = 'joining'
@@ -47,7 +47,7 @@ LEAVE = "UPDATE roir.source_partition SET status = 'leaving' WHERE id = %(id)s A
 
 @dataclass
 class SyncReport:
-    """What was repaired. gone, came: names of partitions; entries are summed over the generations of all indexes."""
+    """The repaired partitions. gone, came: their names; entries are summed over the generations of all indexes."""
 
     gone: list[str]
     came: list[str]
@@ -61,7 +61,7 @@ class SyncReport:
 
 @dataclass(frozen=True)
 class _Sync:
-    """One call of `sync_partitions`: of which source, for whom, and what it has done so far."""
+    """One call of `sync_partitions`: its source, its actor, and its results so far."""
 
     database: Database
     source: Source
@@ -71,7 +71,7 @@ class _Sync:
     result: SyncReport
 
     def attempts(self, wanted: str, generation: Row[Any]) -> Attempts:
-        """At what needs a lock on the source's partitions or on a view of a generation."""
+        """Attempts at a transaction that needs locks on the source and its partitions, or on a generation's view."""
         waiter = Waiter("sync-partitions", str(operations.index_name(generation)))
         return Attempts(
             self.database,
@@ -91,10 +91,10 @@ def sync_partitions(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> SyncReport:
-    """Remove the entries of partitions that are gone, copy the rows of those that came with rows.
+    """Removes the entries of partitions that are gone, and copies the rows of partitions that came with rows.
 
-    For every index of the table and in every phase of an operation, which can then be resumed. Safe to kill and to
-    repeat. Raises NotFound, LockNotAcquired; DuplicatesFound if rows that came share keys of a unique index.
+    Does this for every index of the table, in every phase of an operation, which can then be resumed. Safe to kill and
+    to repeat. Raises NotFound, LockNotAcquired; DuplicatesFound if rows that came share keys of a unique index.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -115,7 +115,7 @@ def sync_partitions(
 
 def _sync(sync: _Sync, generations: Sequence[Row[Any]]) -> None:
     for generation in generations:
-        # Again, until there are none: what came back as a whole level is seen when its going is dealt with.
+        # Until there are no changes: if a whole level left and came back, its return is only seen after its leaving.
         while changed := _changes(sync, generation.id):
             for change in changed:
                 if change.gone:
@@ -147,7 +147,7 @@ def _forget(sync: _Sync, generation: Row[Any], change: Change) -> None:
 
 
 def _collisions(sync: _Sync, generation: Row[Any], entry: Entry, change: Change) -> DuplicatesFound:
-    """Its rows are in the table already: somebody must change or delete some of those that share a key."""
+    """The error for a partition whose rows share keys: they are in the table already, so a user must change some."""
     groups, rows, first = copy_rows.record_collisions(sync.database, sync.source, generation.id, entry, change.relation)
     index = operations.index_name(generation)
     return DuplicatesFound(
@@ -191,14 +191,14 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
 
     def body(connection: Connection) -> None:
         if found is not None:
-            # It may have been detached again: then its copied entries leave.
+            # If the partition was detached again, its copied entries must leave.
             execute(connection, LEAVE, {"id": found})
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
         partition_changes.adopt(connection, sync.source, generation.id, [change])
         if found is None and joining is None:
             view.hide(connection, generation.id)
         else:
-            # Their rows were there before: an older snapshot sees these, and not the entries that we have brought.
+            # The rows were there before: an older snapshot sees them, but not the entries that were copied now.
             view.refuse_older(connection, generation.id)
         if found is not None:
             operations.record_event(connection, generation.index_id, None, sync.actor, "partition came", change.name)

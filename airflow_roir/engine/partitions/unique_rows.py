@@ -1,7 +1,7 @@
-"""Puts the rows of a partition that came into a unique index that is enforced, and lists those whose keys collide.
+"""Writes the rows of a new partition into an enforced unique index, and lists those whose keys collide.
 
-As a write does (docs/architecture.md#uniqueness), many at a time: whoever holds a key of theirs keeps it if its row has
-it still, in the source or in the same table; else its entry goes.
+It does the work of a write (docs/architecture.md#uniqueness) for many rows at a time: an entry that has a key of theirs
+keeps it if its row still has the key, in the source or in the same table; else the entry is removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.unique import duplicates, shared_keys
 from airflow_roir.errors import LockNotAcquired
 
-# Of any name: found by the tables' oids.
+# By the oids of the tables, so that their names don't matter.
 HAS_ROW = """
 SELECT roir.has_row(g.entry, %(source)s::oid, 'x') || ' OR ' || roir.has_row(g.entry, %(relation)s::oid, 'x')
   FROM roir.generation g WHERE g.id = %(generation)s
@@ -57,12 +57,12 @@ SELECT (SELECT string_agg(coalesce(k, 'null'), ', ') FROM jsonb_array_elements_t
 
 
 class Collision(Exception):
-    """A row's key is another row's: nothing of this batch can be written. `record` lists all of them."""
+    """Another row has a row's key: nothing of this batch can be written. `record` lists all such rows."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a partition as entries: `projected` of what follows FROM, locked."""
+    """Rows of a partition as entries. projected: the entry's columns; locked: the SQL after FROM, which locks them."""
 
     relation: int
     name: str
@@ -72,7 +72,7 @@ class Rows:
 
 
 def put(connection: Connection, source: Source, generation_id: int, entry: Entry, mode: str, rows: Rows) -> int:
-    """Write the entries of rows, in direct or active mode; returns how many. Raises Collision, LockNotAcquired."""
+    """Writes the entries of rows, in direct or active mode; returns how many. Raises Collision, LockNotAcquired."""
     return _Put(connection, source, generation_id, entry, mode, rows).all()
 
 
@@ -91,7 +91,7 @@ class _Put:
         self.given = f"WITH n ({self.columns}) AS MATERIALIZED (SELECT {rows.projected} FROM {rows.locked})"
 
     def all(self) -> int:
-        """A pattern of NULLs at a time, since only a condition for one uses an index."""
+        """Writes all entries, by patterns of NULLs, since only a condition for one pattern uses an index."""
         if self.direct:
             own = self.entry.equal("d.", "n.")
             self._execute(f"DELETE FROM {self.delta} d USING n WHERE {own}")
@@ -113,7 +113,7 @@ class _Put:
         key = _same_key(entry, pattern, "x.")
         assigned = ", ".join(f"{name} = n.{name}" for name in entry.physical())
         arbiter = ", ".join(entry.physical(entry.key_positions))
-        # The delta before the base, whose entries the fold makes of it.
+        # The delta before the base: the fold makes entries of the base from it.
         if self.direct:
             self._make_room(
                 self.delta,
@@ -124,7 +124,7 @@ class _Put:
             put = f"INSERT INTO {self.base} ({self.columns}) SELECT {self.columns} FROM {of} ORDER BY {arbiter}"
             if self._execute(f"{put} ON CONFLICT ({arbiter}) DO NOTHING").rowcount == rows:
                 return
-            # Its own entry, of an earlier copy. It is locked, as by an upsert.
+            # The row's own entry, from an earlier copy. The UPDATE locks it, as an upsert does.
             self._execute(
                 f"UPDATE {self.base} x SET {assigned} FROM {of} WHERE {key} AND {_same_rest(entry, 'x.')} "
                 "AND x.xmin <> pg_current_xact_id()::xid"
@@ -135,16 +135,17 @@ class _Put:
             )
             if self._make_room(None, others):
                 continue
-            # Somebody's entry may have gone between the statements.
+            # Another writer's entry may have gone between the statements.
             own = f"SELECT FROM {self.base} x WHERE {key} AND {_same_rest(entry, 'x.')}"
             left = f"SELECT EXISTS (SELECT FROM {of} WHERE NOT EXISTS ({own}))"
             if not self._execute(left).scalar_one():
                 return
 
     def _make_room(self, store: str | None, locking: str) -> bool:
-        """Delete entries of a key that no row has now, once they are locked; true if there were any.
+        """Locks and deletes entries with a key that no row has now; returns True if there were any.
 
-        Whoever brings such a row later waits for that, and then meets our entry. Raises Collision.
+        A writer that brings a row with that key later waits for us, and then meets our entry. Raises Collision,
+        LockNotAcquired.
         """
         found: dict[str, list[str]] = {}
         for row in self._execute(locking):
@@ -181,7 +182,7 @@ class _Put:
 def record(
     connection: Connection, source: Source, generation_id: int, entry: Entry, mode: str, relation: int, name: str
 ) -> None:
-    """Write down all groups of rows that share a key, of a partition that came with each other and with the source."""
+    """Writes down all groups of a new partition's rows that share a key with each other or with the source's rows."""
     catalog.hold(connection, source)
     lock_table(connection, name, relation, "ACCESS SHARE", only=True)
     asked = {"source": source.oid, "relation": relation, "generation": generation_id}
@@ -220,19 +221,19 @@ def record(
         found, values = owner.relation(
             connection, source, query, "shared_key jsonb, key jsonb, primary_key jsonb, own boolean", reads=reads
         )
-        # Of values nothing is bound in it where the owner is trusted.
+        # For a trusted owner the query has no values to bind.
         found = found if values else as_it_is(found)
         execute(connection, WRITE.format(found=found), {**values, "operation": operation, "name": name})
     duplicates.locate(connection, source, operation)
 
 
 def forget(connection: Connection, generation_id: int) -> None:
-    """What was recorded for a partition that came is said of an attempt that is over."""
+    """Marks the recorded duplicates of an attempt that is over as healed."""
     execute(connection, FORGET, {"generation": generation_id})
 
 
 def recorded(connection: Connection, generation_id: int, first: int) -> tuple[int, int, list[str]]:
-    """How many keys and rows `record` has written down, and the first keys with their rows, in words."""
+    """The numbers of keys and of rows that `record` has written down, and the first keys with their rows, in words."""
     rows = execute(connection, RECORDED, {"generation": generation_id, "first": first}).all()
     if not rows:
         return 0, 0, []
