@@ -1,1 +1,1 @@
-"""Compaction: segments of a published index that have aged are built again, chosen by what that saves."""
+"""Compaction: renews the aged segments of a published index, those that save most for their cost."""

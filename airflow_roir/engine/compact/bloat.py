@@ -42,7 +42,7 @@ class Bloat:
     note: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; the rows are the index's."""
+        """For JSON, without the rows, which are a field of the index."""
         return {name: value for name, value in asdict(self).items() if name != "rows"}
 
 

@@ -89,7 +89,7 @@ def index_name(row: Row[Any]) -> QualifiedName:
 
 
 def active_generation(connection: Connection, index: Row[Any]) -> Row[Any]:
-    """The generation that readers of an index see. Raises NotFound if none is published."""
+    """The active generation of an index, which readers see. Raises NotFound if none is published."""
     found = execute(connection, ACTIVE_GENERATION, {"index": index.id}).first()
     if found is None:
         name = index_name(index)

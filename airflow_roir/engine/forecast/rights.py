@@ -54,7 +54,7 @@ SCHEMA = """
 SELECT has_schema_privilege(oid, 'CREATE') AS may_create, has_schema_privilege(oid, 'USAGE') AS may_use
   FROM pg_namespace WHERE nspname = %(schema)s
 """
-# A table may have thousands of partitions, all with the same fault.
+# A table can have thousands of partitions, all with the same problem.
 MOST_NAMED = 5
 
 

@@ -1,1 +1,1 @@
-"""Partitions that come and go."""
+"""Attaches and detaches partitions, and repairs indexes after partitions came or went without roir."""

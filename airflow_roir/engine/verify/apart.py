@@ -46,7 +46,7 @@ class ComparedApart(Apart):
         raise NotImplementedError
 
     def trust(self, connection: Connection, verification: Row[Any]) -> None:
-        """Ends older doubts about a generation. Called for every verification that found no errors, or repaired all."""
+        """Ends older doubts about a generation. Called for every complete verification without unrepaired errors."""
 
 
 def apart() -> ComparedApart:

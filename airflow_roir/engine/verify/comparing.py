@@ -1,4 +1,4 @@
-"""Verify: compares an index with its source, row by row in the end, under writers; its pieces are units, in stages."""
+"""Verify: compares an index with its source under writers, down to single rows, in stages of units."""
 
 from __future__ import annotations
 

@@ -215,6 +215,3 @@ def lookup(entry: Entry, table: str, first: str) -> str:
         of_this_pattern = [is_null(f"s.c{i + 1}") for i, null in nulls.items() if null]
         arms.append(head + " AND ".join([entry.equal("b.", "s.", nulls), *of_this_pattern]))
     return " UNION ALL ".join(arms) + " LIMIT 1"
-
-
-# The names that the types of entries have now.

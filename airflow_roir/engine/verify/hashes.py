@@ -87,7 +87,7 @@ def _output(column: EntryColumn, value: str) -> str:
 
 
 def _has_scale(column: EntryColumn) -> bool:
-    """True for a numeric whose values all have the scale that is declared."""
+    """True for a numeric with a declared scale, which all values have."""
     return column.type.startswith("numeric(")
 
 
