@@ -139,7 +139,7 @@ def queue(database: Database) -> Queue:
 
 
 def set_most(database: Database, most: int) -> Queue:
-    """Sets how many operations of the database may run at the same time; 0 is no limit. None that runs is stopped."""
+    """Sets how many operations of the database may run at the same time; 0 is no limit. Doesn't stop running ones."""
     if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 10_000:
         raise InvalidInput(f"max_running_operations is {most!r}; it must be from 1 to 10,000, or 0 for no limit")
     with database.transaction() as connection:
