@@ -28,7 +28,7 @@ class Bloat:
         fresh B-tree leaves free isn't counted.
     ghosts: leftovers of the build, until the next clean-up.
     win_bytes, win_share: the room that a rebuild would win; 0 below 256 kB.
-    exact: True if pgstattuple measured all of it; else it is an estimate.
+    exact: whether pgstattuple measured all of it; else it is an estimate.
     note: the figures that aren't known, and why.
     """
 

@@ -25,7 +25,7 @@ class Segment:
     since: when these counters began: at the seal, at the last reset of the statistics, or after a crash.
     sealed_at: when its tree was built.
     growth: its rows divided by the median of the others'; null of segment 0, and if the others are empty.
-    exact: True if pgstattuple measured it; else it is an estimate.
+    exact: whether pgstattuple measured it; else it is an estimate.
     note: the figures that aren't known, and why.
     """
 

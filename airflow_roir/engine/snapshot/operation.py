@@ -63,17 +63,18 @@ class OperationStatus:
     throttled, throttled_since: why the governor holds workers back, and since when; null if it doesn't.
     granted: how many workers may work now. 0 stops all, a fraction is a worker that rests; null: all may.
     throttle_seconds: seconds of work of all workers that were lost to each cause.
-    ranges_done, ranges, segments_sealed, segments: how many ranges are copied and segments are sealed, of how many.
+    ranges_done, ranges, segments_sealed, segments: the numbers of copied ranges, of all ranges, of sealed segments, and
+        of all segments.
     spark_ui: the address of Spark's page, while it is known.
     owner: the run that drives the operation, or drove it last.
     driven: whether that run has given a sign of life in the last half minute.
     silent_seconds: how long ago the last sign of life was.
     started_at, paused_at, finished_at: when it began, was last paused, ended.
-    paused_by: who paused it; or `duplicates` (rows share keys of a unique index), `governor` (a signal can't be read),
-        `window` or `max_duration` (docs/throttle.md#windows).
+    paused_by: the user or run that paused it; or `duplicates` (rows share keys of a unique index), `governor` (a signal
+        can't be read), `window` or `max_duration` (docs/throttle.md#windows).
     pause_reason: why it is paused.
     long_pause: the warning of a pause that lasts too long (docs/operate.md#long-pauses); null: none.
-    ended_by, end_reason: who aborted it, and why.
+    ended_by, end_reason: the user who aborted it, and why.
     error: why it failed.
     notice: what it waits for (`waiting for a lock …, blocked by …`, `queued: place …`), or the last option that was
         refused.
