@@ -75,7 +75,7 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
     if not source.pk_deferrable:
         # UPDATE first: each test costs an event a microsecond or two, and most writes are updates.
         lines = [
-            "-- Is NEW the row as it stands now? It isn't where this transaction has written to the row again since.",
+            "-- Is NEW the present version of the row? Not if this transaction has written to the row again since.",
             "IF TG_OP = 'UPDATE' THEN",
             f"  careful := {_IS_TOUCHED_AGAIN}",
             f"    OR {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",

@@ -13,7 +13,7 @@ DECLARE
   old_null boolean;
   new_null boolean;
 BEGIN
-  -- Is NEW the row as it stands now? It isn't where this transaction has written to the row again since.
+  -- Is NEW the present version of the row? Not if this transaction has written to the row again since.
   IF TG_OP = 'UPDATE' THEN
     careful := NEW.xmax <> '0'::xid
       OR ROW(OLD."id")::record *<> ROW(NEW."id")::record;

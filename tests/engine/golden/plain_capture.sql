@@ -7,7 +7,7 @@ DECLARE
   -- Its answer: a row that has the entry now, and that the entry `belongs`.
   here record;
 BEGIN
-  -- Is NEW the row as it stands now? It isn't where this transaction has written to the row again since.
+  -- Is NEW the present version of the row? Not if this transaction has written to the row again since.
   IF TG_OP = 'UPDATE' THEN
     careful := NEW.xmax <> '0'::xid
       OR ROW(OLD."id")::record *<> ROW(NEW."id")::record;
