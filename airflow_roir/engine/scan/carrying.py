@@ -177,7 +177,7 @@ class Carrier:
             one.check.look(stamp)
 
     def committed(self) -> None:
-        """Call it for each committed batch: its companions are suspects no more."""
+        """Call it for each committed batch: its companions are no longer suspects."""
         self._suspects.difference_update(self._tried)
 
     def blame(self) -> bool:
