@@ -32,11 +32,11 @@ CREATE TABLE roir_shard.outbox (
     leaves jsonb NOT NULL DEFAULT '{}',
     -- And their bounds, by which their entries are found once they are others.
     bounds jsonb NOT NULL DEFAULT '{}',
-    -- Of the capture's function, as it was made.
+    -- A digest of the capture's functions, as they were created.
     capture text NOT NULL DEFAULT '',
-    -- Who announces writes before they commit: server, client, or nobody.
+    -- The side that announces writes before they commit: server or client; NULL: none.
     announced_by text CHECK (announced_by IN ('server', 'client')),
-    -- Of the function that announces, as it was made.
+    -- A digest of the function that announces, as it was created.
     announcing text,
     -- Whether no two shards may have a key of the index.
     is_unique boolean NOT NULL DEFAULT false,
@@ -87,9 +87,9 @@ BEGIN
     END IF;
 END $$;
 
--- What the rows of a source are in: its leaves, or itself if it has no partitions. Rows that come, go or change without
--- a trigger make another link: of the transaction that attached a leaf, and of the expressions of its generated
--- columns.
+-- The tables that contain a source's rows: its leaves, or itself if it has no partitions. The link changes when rows
+-- come, go or change without a trigger: it is made of the transactions that attached the leaf and its levels, and of
+-- the expressions of its generated columns.
 CREATE FUNCTION roir_shard.parts(source oid) RETURNS TABLE (relation oid, link text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -152,10 +152,10 @@ BEGIN
               FROM roir_shard.parts(bounds.source) t);
 END $$;
 
--- What the capture of an outbox does, as text: another text is another function.
+-- A digest of what the capture functions of an outbox do; it changes with the functions.
 CREATE FUNCTION roir_shard.capture_of(outbox text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    -- Its owner is that of the schema, whatever he is called.
+    -- That the owner is the schema's counts, not the owner's name.
     SELECT md5(string_agg(concat_ws('|', n.part, p.prosrc, p.prosecdef, p.proconfig, p.proowner = s.nspowner), '|'
                           ORDER BY n.part))
       FROM unnest(ARRAY['_touch', '_emptied']) AS n (part)
@@ -194,7 +194,7 @@ BEGIN
     ELSIF roir_shard.capture_of(o.name) IS DISTINCT FROM o.capture THEN
         RETURN 'the function of its capture was altered';
     END IF;
-    -- A view reads with its owner's rights, and through his row security.
+    -- A view reads with its owner's rights, under the row security for its owner.
     IF EXISTS (SELECT FROM pg_class c JOIN pg_class s ON s.oid = o.source
                 WHERE c.oid = to_regclass(format('roir_shard.%I', o.name || '_source'))
                   AND c.relowner <> s.relowner) THEN
@@ -289,11 +289,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(jsonb_object_agg(t.name, t.value), '{}') FROM trace t
 $$;
 
--- What must have been there all the while for the outbox to have every write, and the rules that compare values. After
--- a drop, or an alteration that was undone, it looks as before, but the server has made it again: with another oid, or
--- by another transaction (xmin). The index server keeps this, and compares it in each visit; as roir.marks does for
--- what is on one server. first: a row of the outbox that is never shipped, so that it is noticed when the outbox is
--- emptied. schema: another one in a database that pg_upgrade has made, with all else.
+-- Evidence that the outbox has every write: marks of the objects that must have existed, unchanged, all the while; and
+-- the rules that compare values. After a drop, or an alteration that was undone, an object looks as before. But the
+-- server has created it again: with another oid, or by another transaction (xmin). The index server keeps this evidence
+-- and compares it in each visit, as roir.marks is kept and compared on one server. first: a row of the outbox that is
+-- never shipped; if it is gone, the outbox was emptied. schema: pg_upgrade changes it, and all else.
 CREATE FUNCTION roir_shard.evidence(outbox text) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -334,7 +334,7 @@ BEGIN
             UNION ALL
             SELECT 'first', first WHERE first IS NOT NULL
             UNION ALL
-            -- What was cut off a column, or numbered otherwise, stays so.
+            -- A column that was altered and altered back may have lost a part of its values, or its numbering.
             SELECT 'columns', md5(string_agg(concat_ws(' ', a.attname, a.xmin, d.oid), ',' ORDER BY a.attnum))
               FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
              WHERE a.attrelid = o.relation AND a.attname ~ '^(c[0-9]+|version|xid)$' AND NOT a.attisdropped
@@ -351,7 +351,7 @@ BEGIN
           FROM trace t);
 END $$;
 
--- What the announcing of an outbox does, as text.
+-- A digest of what an outbox's function that announces does.
 CREATE FUNCTION roir_shard.announcing_of(outbox text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner = s.nspowner,
@@ -430,7 +430,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- What this transaction has changed and not announced yet, for outboxes that are announced by clients. A row: an
+-- The changes of this transaction that aren't announced yet, of outboxes with announced_by = 'client'. Each row is an
 -- intent, for that index server.
 CREATE FUNCTION roir_shard.unannounced()
 RETURNS TABLE (server text, outbox text, generation bigint, version bigint, intent text)

@@ -1,7 +1,7 @@
 -- Reads of an index apart from its source at the levels that say how fresh they are
 -- (docs/architecture-shards.md#reads).
 
--- What a relation shows, if it is the view of an index.
+-- The generation that an index's view shows, with the index's name; an error if the relation is no such view.
 CREATE FUNCTION roir.shown(index regclass, OUT generation bigint, OUT name text, OUT apart boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -20,11 +20,11 @@ BEGIN
     END IF;
 END $$;
 
--- True where the answer of the calling query lacks nothing that was committed in any shard so long ago, an error where
--- that isn't known:
+-- True if the answer of the calling query lacks nothing that any shard had committed before max_staleness ago, an error
+-- if that isn't known:
 --     SELECT … FROM public.v WHERE email = 'x' AND (SELECT roir.fresh('public.v', '5 s'))
 -- STABLE, so that it looks with the snapshot that the query reads the entries with; only the clock is of now. PARALLEL
--- SAFE, or it would keep every query from a parallel plan. Not STRICT: where an argument is NULL a query would quietly
+-- SAFE, or it would keep every query from a parallel plan. Not STRICT: if an argument was NULL, a query would silently
 -- find nothing.
 CREATE FUNCTION roir.fresh(index regclass, max_staleness interval) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -68,7 +68,7 @@ BEGIN
                          '`roir status` tells.' END;
 END $$;
 
--- What a reader of an index apart must know of it, for airflow_roir.reading and roir.strict.
+-- The facts that a reader of an index over shards needs, for airflow_roir.reading and roir.strict.
 CREATE FUNCTION roir.apart(index regclass) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -92,8 +92,8 @@ BEGIN
          WHERE g.id = shown.generation);
 END $$;
 
--- True if the caller may read the index whose entries these are, an error else. It runs with his rights. A view by
--- which entries are read is one of somebody who may read them.
+-- True if the caller may read the index of this generation, an error otherwise. It runs with the caller's rights. Only
+-- a view whose owner may read the entries counts.
 CREATE FUNCTION roir.may_read(generation bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -132,15 +132,15 @@ BEGIN
     RETURN true;
 END $$;
 
--- How many visits of each shard are known here: one that counts less has lost commits.
+-- The number of visits of each shard that the index server knows: a shard that has counted fewer has lost commits.
 CREATE FUNCTION roir.ticks(generation bigint) RETURNS jsonb
 LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(jsonb_object_agg(s.name, l.tick), '{}') FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
      WHERE l.generation_id = ticks.generation
 $$;
 
--- True if what was found tells that a shard answers with its truth, an error else. ticks: those known here, and those
--- found.
+-- True if a shard's answer is the truth, an error otherwise. ticks, counted: the visits known here, and those that the
+-- shard has counted.
 CREATE FUNCTION roir.is_truth(shard text, home text, token text, ticks bigint, counted bigint, standby boolean)
 RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -157,9 +157,10 @@ BEGIN
     RETURN true;
 END $$;
 
--- What roir.strict sends. about: as roir.apart tells. key: values as texts that read alike everywhere.
---     unnamed: the entries that no intent names.  named: of each shard, the primary keys that intents name, as SQL.
---     before, after: the statement for a shard, around these.  definition, result: its columns here.
+-- The statements that roir.strict sends. about: the result of roir.apart. key: values as texts that all servers read
+-- alike.
+--     unnamed: finds the entries that no intent names.  named: finds each shard's primary keys that intents name, as
+--     SQL.  before, after: the statement for a shard, around these keys.  definition, result: its columns here.
 CREATE FUNCTION roir.strict_statements(about jsonb, view regclass, key jsonb, OUT unnamed text, OUT named text,
                                        OUT before text,
                                        OUT after text, OUT definition text, OUT result text)
@@ -295,7 +296,7 @@ BEGIN
                     how.before, asked.keys, how.after),
                 about #>> ARRAY['shards', asked.shard, 'home'], (ticks ->> asked.shard)::bigint;
         EXCEPTION WHEN connection_exception OR connection_failure OR sqlclient_unable_to_establish_sqlconnection THEN
-            -- What the library says has parts of a DSN.
+            -- The library's message contains parts of a DSN, so it isn't shown.
             RAISE sqlclient_unable_to_establish_sqlconnection USING
                 MESSAGE = format('shard %I can''t be asked: no connection to it', asked.shard),
                 HINT = 'Retry once it can be reached again.';

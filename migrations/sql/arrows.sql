@@ -1,7 +1,7 @@
 -- The state machines of the control tables, made from airflow_roir/operation.py and airflow_roir/generation_state.py by
--- `make arrows`: edit those. CHECKs say which states there are; these triggers say which state follows which, whoever
--- writes it. Users' statements change none of these columns. A test tries every pair of states. What else SQL knows of
--- phases is here, too.
+-- `make arrows`: edit those. CHECKs hold the states that exist; these triggers hold which state may follow which, for
+-- every writer. Users' statements change none of these columns. A test tries every pair of states. The other functions
+-- about phases are here, too.
 
 ALTER TABLE roir.operation
     ADD CONSTRAINT operation_phase

@@ -1,7 +1,7 @@
--- A loaded table becomes a partition of an indexed source. begin_attach: nobody writes to it any more, and its bounds
--- are joining, so that its entries stay hidden while they are copied (roir attach-partition does that, in batches).
--- validate_attach: its rows are looked at under a weaker lock than the attach takes. finish_attach: it becomes a
--- partition; in the same instant its entries have rows, and are shown.
+-- Makes a loaded table a partition of an indexed source, in three steps. begin_attach: the table takes no writes from
+-- now on, and its bounds are joining, so that its entries stay hidden while they are copied (roir attach-partition
+-- copies them, in batches). validate_attach: checks the table's rows under a weaker lock than the attach takes.
+-- finish_attach: the table becomes a partition; in the same instant its entries have rows, and are shown.
 
 CREATE FUNCTION roir.refuse_write() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -12,11 +12,11 @@ BEGIN
                       TG_RELID::regclass);
 END $$;
 
--- Rows may come into the bounds of a table that is being attached, by the default partition: their entries may be those
--- that were copied, and then the last writer of both must not be the copy, nor may they go with these rows. So whatever
--- comes is noted, in the transaction that brings it, and the copy begins anew. A snapshot that is older than the attach
--- doesn't tell the bounds: then all is noted. Nothing is updated, since a user's statement would wait for another
--- one's.
+-- Notes rows that the default partition gets within the bounds of a table that is being attached. Such a row may have
+-- the same entry as a copied row: then the copy must not be the entry's last writer, and the entry must not go when the
+-- row goes. So the transaction that brings the row notes it, and the copy begins again. A snapshot that is older than
+-- the attach doesn't see the bounds: then each row is noted. A note is inserted, never updated: an update would make
+-- one user's statement wait for another's.
 CREATE FUNCTION roir.note_arrival() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -26,15 +26,15 @@ BEGIN
     SELECT p.parent, p.condition INTO joining FROM roir.source_partition p
      WHERE p.relation = TG_ARGV[0]::bigint AND p.status = 'joining' LIMIT 1;
     IF FOUND THEN
-        -- It may have been detached since, and be another one's table.
+        -- The default partition may have been detached since, and belong to another table.
         IF NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) a WHERE a.relid::oid::bigint = joining.parent) THEN
             RETURN NULL;
         END IF;
-        -- To read the bounds may have come to run somebody's code since the attach began.
+        -- Since the attach began, reading the bounds may have come to run code of others.
         PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(TG_RELID) a));
         EXECUTE format('SELECT %s FROM (SELECT ($1).*) r', joining.condition) INTO within USING NEW;
     END IF;
-    -- Once is enough; but a snapshot of long ago may show a note that was acted upon since.
+    -- One note is enough; but an old snapshot may show a note that has been used since.
     IF within AND (current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
                    OR NOT EXISTS (SELECT FROM roir.emptied e
                                    WHERE e.generation_id = 0 AND e.relation = TG_ARGV[0]::bigint)) THEN
@@ -45,7 +45,7 @@ END $$;
 -- It runs as us, on the triggers that we make.
 REVOKE ALL ON FUNCTION roir.note_arrival() FROM PUBLIC;
 
--- Has the default partition note what comes.
+-- Makes the default partition note the rows that it gets.
 CREATE FUNCTION roir.note_arrivals(parent regclass, partition oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -62,8 +62,8 @@ BEGIN
     END IF;
 END $$;
 
--- ended: the caller ends the attach. Else only where none goes on: one may begin until the default partition is ours,
--- and the notes are asked together with that.
+-- Drops the trigger that notes, and the notes. ended: the caller ends the attach. Otherwise it drops them only if no
+-- attach of the table is under way: one may begin until the default partition is locked, so it looks after that.
 CREATE FUNCTION roir.stop_noting(partition oid, ended boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -93,7 +93,8 @@ BEGIN
     EXECUTE format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS roir_bounds', partition);
 END $$;
 
--- What differs where DDL has given the columns of a table that takes no writes other values: its file, or their names.
+-- A text that differs once DDL has given the columns of a table without writes other values: the table's file and its
+-- columns' names.
 CREATE FUNCTION roir.values_of(relation regclass) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT concat_ws(' ', pg_relation_filenode(relation),
@@ -101,9 +102,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
 $$;
 
--- What differs where copied entries may be gone, or not be what a joining table has: its values; the files of the
--- entries, which a TRUNCATE of the source exchanges; the default partition, which alone takes rows of its bounds. A
--- table that is to be the default one itself has the bounds of all partitions that are made meanwhile.
+-- A text that differs once copied entries may be gone, or may not match the joining table. It is made of the table's
+-- values (values_of); the files of the entries, which a TRUNCATE of the source replaces; and the default partition,
+-- which alone takes rows within the table's bounds. If the table itself is to be the default partition, its bounds
+-- change with each partition that is created meanwhile, so then its siblings count.
 CREATE FUNCTION roir.joins_as(generation bigint, parent oid, partition regclass, as_default boolean) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT concat_ws(' ', roir.values_of(partition),
@@ -117,7 +119,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
              ELSE (SELECT p.partdefid::text FROM pg_partitioned_table p WHERE p.partrelid = parent) END)
 $$;
 
--- Whether the copy of a joining table's rows must begin anew. Not of one that is a partition already.
+-- True if the copy of a joining table's rows must begin again; false once the table is a partition.
 CREATE FUNCTION roir.is_disturbed(joining bigint) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM roir.source_partition p
@@ -197,9 +199,9 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint;
 END $$;
 
--- What a text means as the bounds of a partition, and whether the table can become one. It has no settings of its own:
--- TimeZone, DateStyle, search_path and rights are the caller's, as for an ATTACH PARTITION that he sends. Of the text
--- only what the server makes of it is used afterwards.
+-- Reads a text as the bounds of a partition, and checks that the table can become one. The function has no settings of
+-- its own: TimeZone, DateStyle, search_path and rights are the caller's, as for an ATTACH PARTITION that the caller
+-- sends. Afterwards only the bounds as the server understood them are used, never the text.
 CREATE FUNCTION roir.read_bounds(parent regclass, partition regclass, bounds text, OUT written text, OUT condition text)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -211,8 +213,8 @@ DECLARE
     hint pg_catalog.text;
     reading pg_catalog.refcursor;
 BEGIN
-    -- Nothing is run by that: the server's own parser finds that there is one statement, the bounds are its last part,
-    -- and says in its language that there is no cursor over a statement of that kind. Of several it says otherwise.
+    -- This runs nothing: the server's parser finds one statement that ends with the bounds. Its error says, in the
+    -- server's language, that no cursor can be over such a statement. For several statements the error differs.
     BEGIN
         OPEN reading FOR EXECUTE pg_catalog.concat(attach, 'DEFAULT');
     EXCEPTION WHEN invalid_cursor_definition THEN
@@ -330,7 +332,8 @@ BEGIN
     END IF;
 END $$;
 
--- One short transaction. False where an index has begun to be built meanwhile: begin_attach, copy, and try again.
+-- Attaches the table in one short transaction. False if the build of an index has begun meanwhile, or the copy must
+-- begin again: then begin_attach, copy, and try again.
 CREATE FUNCTION roir.finish_attach(parent regclass, partition regclass) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -356,7 +359,7 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM roir.check_code(parent, partition, true);
-    -- What was copied leaves, and the copy begins anew, for all generations: what was noted is forgotten.
+    -- The copied entries leave and the copy begins again, for all generations, since the notes are deleted.
     IF EXISTS (SELECT FROM roir.source_partition p
                 WHERE p.relation = partition::oid::bigint AND p.status = 'joining' AND roir.is_disturbed(p.id)) THEN
         UPDATE roir.source_partition p SET status = 'leaving'

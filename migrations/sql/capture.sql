@@ -1,6 +1,7 @@
--- What the capture functions of a source stand on, and the trigger that tells of a leaf's TRUNCATE. The capture reads a
--- source by the generation's own view, and runs as the source's owner; TRUNCATE has a function of its own, which runs
--- as ours. Triggers are told by what they call: a table and one of its partitions may both be sources.
+-- The functions that a source's capture functions call, and the trigger that notices the TRUNCATE of a leaf. The
+-- capture reads a source by the generation's own view, and runs as the source's owner; TRUNCATE has a function of its
+-- own, which runs as our role. Triggers are identified by the function that they call: a table and one of its
+-- partitions may both be sources.
 
 -- The functions that a source's capture triggers call. Ask by IN (SELECT …), which asks once for all triggers.
 CREATE FUNCTION roir.captures(source oid) RETURNS TABLE (function oid)
@@ -9,7 +10,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM unnest(ARRAY['capture', 'truncate']) kind
 $$;
 
--- An error of pg_xact_status says that the id wasn't given out yet: so a frozen row has it from 4 billion ids ago.
+-- True if a transaction of this id is in progress. An error of pg_xact_status means that the id hasn't been assigned
+-- yet: so a frozen row has it from 4 billion ids ago.
 CREATE FUNCTION roir.is_in_progress(id xid8) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -18,9 +20,10 @@ EXCEPTION WHEN invalid_parameter_value THEN
     RETURN false;
 END $$;
 
--- What the careful path asks of a version of a row (docs/architecture.md#the-careful-path), by its xmin: true where the
--- transaction that wrote it hasn't ended. We see the version, so that transaction is ours, or one of its savepoints. A
--- savepoint's id is younger than ours by as many as were given out meanwhile: on a busy server by a million in minutes.
+-- The careful path's question about a version of a row (docs/architecture.md#the-careful-path), by its xmin: true if
+-- the transaction that wrote it hasn't ended. We see the version, so that transaction is ours, or one of its
+-- savepoints. A savepoint's id is higher than ours by as many ids as were assigned meanwhile: a million in minutes on a
+-- busy server.
 CREATE FUNCTION roir.is_mine(written_by xid) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN x.id < 3 THEN false
@@ -33,8 +36,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
                       FROM (SELECT pg_current_xact_id()::text::numeric AS me) m) n) x
 $$;
 
--- True where the caller's snapshot sees the generation in this capture mode: else it is older than the switch, or the
--- publish, or, by the layout, than a swap of segments, and doesn't see all of the entries.
+-- True if the caller's snapshot sees the generation in this capture mode. If not, the snapshot is older than the
+-- switch, or the publish, or, by the layout, than a swap of segments, and doesn't see all entries.
 CREATE FUNCTION roir.is_in_mode(generation bigint, mode text, layout integer DEFAULT 0) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM roir.generation g
@@ -42,12 +45,12 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                       AND g.layout >= is_in_mode.layout)
 $$;
 
--- An error where the caller's snapshot is older than a rewrite of this table, or of a partition below it: whoever
--- rewrites a table (ALTER TABLE, TRUNCATE, pg_repack) has written all of its rows, and an older snapshot finds none of
--- them, instead of an error. The file is another one then: pg_class tells that of the snapshot, the function that of
--- now. VACUUM FULL, CLUSTER and SET TABLESPACE keep rows visible, and can't be told from the others. Nor are the rows
--- of a partition found in a newer table that has taken its place. Ask after the rows were asked for, which has locked
--- their table. STABLE, to have the snapshot of whoever asks.
+-- An error if the caller's snapshot is older than a rewrite of this table, or of a partition below it. ALTER TABLE,
+-- TRUNCATE and pg_repack write all rows again, and an older snapshot then finds no rows instead of raising an error. A
+-- rewrite changes the file: pg_class has the snapshot's file, the function the present one. VACUUM FULL, CLUSTER and
+-- SET TABLESPACE keep rows visible, but look the same. The rows of a partition aren't found either once a newer table
+-- has taken its place. Call this after the query of the rows, which locks their table. STABLE, to have the caller's
+-- snapshot.
 CREATE FUNCTION roir.refuse_rewritten(relation oid) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -159,18 +162,18 @@ BEGIN
     PERFORM set_config('roir.own_ddl', before, true);
 END $$;
 
--- Of all leaves.
+-- Watches the TRUNCATE of all leaves.
 CREATE FUNCTION roir.watch_truncate(source oid) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT roir.watch_leaves(source, NULL)
 $$;
 
--- Refuses a row whose key another row has, as PostgreSQL's own constraint does: error code, names and detail are those
--- that clients look at. The values are told only to who may read them, in any row: no policy hides some from him.
+-- Refuses a row whose key another row has, as PostgreSQL's own constraint does, with the error code, names and detail
+-- that clients look at. The detail has the values only if the writer may read them in each row: no policy may hide any.
 CREATE FUNCTION roir.refuse_duplicate(source oid, relation oid, index_name text, columns text[], key_values text[])
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- Which role wrote the statement: the capture itself runs as the table's owner.
+    -- The role that sent the statement: the capture itself runs as the table's owner.
     writer text := coalesce(nullif(current_setting('role'), 'none'), session_user);
     named record;
     message text := format('duplicate key value violates unique constraint "%s"', index_name);
@@ -199,10 +202,10 @@ BEGIN
         MESSAGE = message, SCHEMA = named.nspname, TABLE = named.relname, CONSTRAINT = index_name;
 END $$;
 
--- An entry of a base is taken over from a row that is in no partition: maybe of a table that is being attached, whose
--- copy then begins again, and meets the row that has the key now. Only such a table's: a copy must end beside shifts of
--- keys. place: a segment of the generation. What else is named isn't read: a view of the caller's would run his code as
--- us.
+-- Notes that an entry was taken over from a row that is in no partition. The row may be of a table that is being
+-- attached: then that table's copy begins again, and meets the row that has the key now. Only entries within such a
+-- table's bounds are noted: otherwise a copy might never end while keys are shifted. place: a segment of the
+-- generation. No other relation is read: a view of the caller's would run the caller's code as us.
 CREATE FUNCTION roir.note_taken(generation bigint, place oid, spot tid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -223,7 +226,7 @@ BEGIN
         PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(joining.parent::oid) a));
         EXECUTE format('SELECT %s FROM %s x WHERE x.ctid = $1', joining.condition, place::regclass)
             INTO within USING spot;
-        -- NULL: it was written anew meanwhile.
+        -- NULL: the entry was written again meanwhile.
         IF within IS DISTINCT FROM false THEN
             -- The owners of all sources may call it. Only the capture of this generation has just written there.
             IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'

@@ -1,9 +1,10 @@
--- Taking a partition out of an indexed source. Its rows go at once, its entries can be millions: they are hidden at
--- once, by the view, and then removed in batches. What the view hides are entries of the partition's bounds that no row
--- of the source projects to. So it is exact in every snapshot, whatever comes into those bounds again meanwhile: a
--- partition that is made anew, rows that fall into the default one, the entries of a partition that is about to join.
+-- Takes a partition out of an indexed source. Its rows go at once, but its entries can be millions: the view hides them
+-- at once, then they are removed in batches. The view hides each entry within the partition's bounds that has no row in
+-- the source. So it is exact in every snapshot, even if rows or entries come into these bounds again meanwhile: from a
+-- new partition, from the default one, from a partition that is about to join.
 
--- The default partition next to one that has left, and what is below it, take that one's rows from now on.
+-- Widens the registered bounds of a parent's default partition, and of the partitions below it, after a sibling has
+-- left: they take its rows from now on.
 CREATE FUNCTION roir.widen_default(generation bigint, parent oid) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE roir.source_partition p SET condition = roir.wide_bounds(p.relation::oid)
@@ -14,9 +15,9 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
                            WHERE t.partrelid = widen_default.parent)
 $$;
 
--- Writes down that a partition's rows have left a generation's source, hides its entries and gives up its ranges. What
--- was written down of the partitions below it, and of those that left it earlier, is covered by its own bounds. One
--- that left it may be a partition elsewhere in the source by now: what is written down of that stays.
+-- Registers that a partition's rows have left a generation's source, hides its entries and marks its ranges as done.
+-- Its bounds cover the partitions below it, and those that left it earlier, so their registrations go. A partition that
+-- left it earlier may be elsewhere in the source by now: then that registration stays.
 CREATE FUNCTION roir.forget_gone(generation bigint, partition oid, bounds text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -32,7 +33,8 @@ BEGIN
         SELECT p.relation::oid FROM tree t JOIN roir.source_partition p
             ON p.parent = t.relation AND p.generation_id = generation AND p.status = 'present')
     SELECT array_agg(relation) INTO below FROM tree;
-    -- One that came since a table is being attached may have had its bounds, and written its entries.
+    -- A partition that came after the attach of a table began may have had that table's bounds, and written its
+    -- entries.
     INSERT INTO roir.emptied (generation_id, relation)
     SELECT DISTINCT 0, j.relation
       FROM roir.source_partition j

@@ -1,7 +1,7 @@
--- Whether a build finds what it was prepared for: what it made itself, and a digest and a stamp of its source.
+-- Checks that a build finds what it was prepared for: its own tables, and a digest and a stamp of its source.
 
--- What somebody has hung on a generation's tables, and what changes or hides their rows by that: rules, triggers, row
--- security.
+-- The number of rules and triggers that others have added to a generation's tables, and of tables with row security:
+-- these change or hide rows.
 CREATE FUNCTION roir.table_additions(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     -- As an array, so that the catalogs are asked for these alone.
@@ -18,8 +18,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            + (SELECT count(*) FROM pg_class c WHERE c.oid = ANY ((SELECT oids FROM stored)::oid[]) AND c.relrowsecurity)
 $$;
 
--- What is missing of a building generation's tables: columns by their names, unique indexes, and segments that outlive
--- a crash; and what was added to them. OFFSET 0: looked up one by one, where a join would read the whole catalog.
+-- The number of faults of a building generation's tables: missing columns, by name, and unique indexes; segments that
+-- are missing or don't survive a crash; additions. OFFSET 0: looks them up one by one; a join would read the whole
+-- catalog.
 CREATE FUNCTION roir.table_faults(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT (SELECT count(*)
@@ -43,8 +44,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM roir.generation g WHERE g.id = table_faults.generation
 $$;
 
--- 1 where a generation's view of its source is gone, or isn't the one that was made: of all rows, and of those columns,
--- by a role that may read them.
+-- 1 if a generation's view of its source is gone or isn't as it was created: with all rows and the same columns, owned
+-- by a role that may read the source.
 CREATE FUNCTION roir.view_faults(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT count(*)
@@ -94,9 +95,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE g.status = 'building' AND g.capture_mode <> 'none'
 $$;
 
--- A digest of all of a source's shape that a build depends on. Of the oids only those that pg_upgrade keeps: of tables,
--- types and enum values. What has no other name goes by what it does: a collation by its locale, the capture's triggers
--- by their function and when they fire. Partitions come and go: roir.partition_changes follows them.
+-- A digest of all parts of a source's shape that a build depends on. It has only the oids that pg_upgrade keeps: of
+-- tables, types and enum values. Other objects are in it by what they do: a collation by its locale, the capture's
+-- triggers by their function and when they fire. Partitions aren't in it: roir.partition_changes follows them.
 CREATE FUNCTION roir.fingerprint(source oid, columns text[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT md5(concat_ws('|',

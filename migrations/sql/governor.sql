@@ -1,4 +1,4 @@
--- What holds work back (airflow_roir/engine/governor/): the limits of signals, as users write them, and the grant.
+-- The governor's limits of signals, as users write them, and its grant (airflow_roir/engine/governor/).
 
 -- The signals (airflow_roir/signals.py). A function, which all who may change an operation may call.
 CREATE FUNCTION roir.signals(OUT name text, OUT unit text) RETURNS SETOF record
@@ -10,7 +10,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
            ('wal_rate', 'bytes'), ('checkpoints', 'number')
 $$;
 
--- What is no limit would be an error in whoever reads the view of all operations.
+-- A value that is no limit would make each query of the view of all operations fail.
 ALTER TABLE roir.operation
     ADD CONSTRAINT operation_throttle CHECK (jsonb_typeof(throttle) = 'object'
         AND NOT throttle @? '$.keyvalue() ? ((@.key == "replicas" && @.value.type() != "array")
@@ -96,8 +96,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM jsonb_each(throttle) e LEFT JOIN roir.signals() s ON s.name = e.key
 $$;
 
--- How many workers may work now, 0 is a hold; NULL: as many as there are. A grant that isn't given again is a hold:
--- whoever gave it is gone, and nobody reads the signals.
+-- The number of workers that may work now; 0: a hold; NULL: all. A grant that isn't renewed for 15 s is a hold: the run
+-- that gave it is gone, and no run reads the signals.
 CREATE FUNCTION roir.granted(o roir.operation) RETURNS double precision
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN o.throttle = '{}' AND o.granted_at IS NULL THEN NULL  -- a query of a run's own needs no limit
@@ -105,8 +105,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                 ELSE 0 END
 $$;
 
--- Why an operation that works has to wait or works less, for people; NULL: nothing holds it. It tells of the run that
--- drives it now: what a run that is gone has left here says nothing.
+-- The reason why an operation waits or works less, for people; NULL: nothing holds it. Only the run that drives it now
+-- counts: a grant that an earlier run has left says nothing.
 CREATE FUNCTION roir.throttled(o roir.operation) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN o.status <> 'running' OR o.heartbeat_at IS NULL

@@ -2,7 +2,7 @@
 -- superuser can install them: roir init does, where its role is one; any superuser may by SELECT roir.guard(). Without
 -- them the same changes are detected (roir.partition_changes, roir.fingerprint, roir.shape_changes).
 
--- True where whoever sets roir.own_ddl is believed: a role that works for indexes. Any user can set it.
+-- True if roir.own_ddl is set by a role that works for indexes. Any user can set it; then it counts for nothing.
 CREATE FUNCTION roir.is_own_ddl() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(current_setting('roir.own_ddl', true), '') = 'on'
@@ -17,7 +17,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
            format('Use SELECT roir.detach_partition(%L), with and_drop => true to drop the partition, too.', partition)
 $$;
 
--- True where who has a lock on one of these relations waits for the caller, be it through others.
+-- True if a session that has a lock on one of these relations waits for the caller, directly or through others.
 CREATE FUNCTION roir.is_waited_for(relations oid[]) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH RECURSIVE holder AS (
@@ -109,8 +109,8 @@ EXCEPTION WHEN lock_not_available THEN
     NULL;
 END $$;
 
--- What is wrong with DDL that has just been run on these relations; nothing where it is harmless. Follows partitions
--- that were created. Only what this transaction has written is looked at, whatever was wrong before.
+-- The problem with the DDL that has just been run on these relations; NULL if it is harmless. Registers partitions that
+-- the DDL created. Only this transaction's changes count, not what was wrong before.
 CREATE FUNCTION roir.ddl_problem(relations oid[], OUT problem text, OUT hint text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -138,7 +138,7 @@ BEGIN
             RETURN;
         END IF;
         FOR c IN SELECT * FROM roir.partition_changes(g.id, g.source) LOOP
-            -- What this transaction attached: the leaf, or the uppermost level above it that it came by.
+            -- The relation that this transaction attached: the leaf, or the uppermost level with which it came.
             SELECT a.relid INTO attached
               FROM pg_partition_ancestors(c.relation::oid) WITH ORDINALITY a (relid, n)
               JOIN pg_inherits h ON h.inhrelid = a.relid
@@ -146,8 +146,8 @@ BEGIN
             CONTINUE WHEN c.gone OR attached IS NULL
                 OR EXISTS (SELECT FROM roir.source_partition p
                             WHERE p.generation_id = g.id AND p.relation = c.relation AND p.status = 'joining');
-            -- Asked of its file: to read it would run its owner's code as whoever attaches it. A foreign table has
-            -- none.
+            -- By the size of its file: to read the leaf would run its owner's code as the role that attaches it. A
+            -- foreign table has no file.
             IF pg_relation_size(c.relation::oid) > 0
                OR EXISTS (SELECT FROM pg_class k WHERE k.oid = c.relation::oid AND k.relkind = 'f') THEN
                 problem := format('%s would bring rows into %s that its roir indexes don''t have', c.name, g.source);
@@ -211,7 +211,7 @@ BEGIN
           FROM roir.ddl_problem(ARRAY(SELECT c.objid FROM pg_event_trigger_ddl_commands() c
                                        WHERE c.classid = 'pg_class'::regclass)) p;
     EXCEPTION WHEN OTHERS THEN
-        -- Nobody's DDL may fail because of us. What wasn't looked at is detected later.
+        -- No user's DDL may fail because of us. A change that this check has missed is detected later.
         RAISE WARNING 'roir could not check this statement: %', SQLERRM;
         RETURN;
     END;

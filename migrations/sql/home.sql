@@ -1,9 +1,9 @@
--- Where this control schema is at home. A dump that is restored gives all tables other oids. pg_upgrade keeps those,
--- and makes schemas, functions and the rows of the catalogs anew: the links of partitions, too. So the oids of our own
--- tables and of our own schema tell what has happened to the database. What happened to one source alone they don't
--- touch.
+-- Detects that this control schema's database was restored from a dump, or made by pg_upgrade. A restore gives all
+-- tables other oids. pg_upgrade keeps these, but creates schemas, functions and the rows of the catalogs again, and so
+-- the links of partitions. So the oids of our own tables and of our own schema show which of both happened. They don't
+-- show what happened to a single source.
 
--- Writes down where it is now.
+-- Records the present oids.
 CREATE FUNCTION roir.settle() RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO roir.home (id, tables, schema_oid)
@@ -13,7 +13,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     ON CONFLICT (id) DO UPDATE SET tables = excluded.tables, schema_oid = excluded.schema_oid, settled_at = now()
 $$;
 
--- What happened to the database since: 'restored' from a dump, 'upgraded' by pg_upgrade, NULL: nothing.
+-- The event since these oids were recorded: 'restored' from a dump, 'upgraded' by pg_upgrade, NULL: none.
 CREATE FUNCTION roir.moved() RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN EXISTS (SELECT FROM jsonb_each_text(h.tables) e

@@ -13,8 +13,8 @@ ALTER TABLE roir.operation
     ADD warn_after_s integer CHECK (warn_after_s BETWEEN 1 AND 31536000),
     ADD abort_after_s integer CHECK (abort_after_s BETWEEN 1 AND 31536000);
 
--- What users may ask for. nothing: what 0, or `off`, stands for; then the column is NULL. of_builds: no verification
--- and no compaction has it. apart: only an index over shards has it.
+-- The options that users may change. nothing: the meaning of 0, or `off`, for which the column is NULL. of_builds: no
+-- verification and no compaction has the option. apart: only an index over shards has it.
 CREATE FUNCTION roir.live_options()
 RETURNS TABLE (ordinal integer, name text, lowest integer, highest integer, nothing text,
                of_builds boolean, apart boolean)
@@ -37,7 +37,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT jsonb_strip_nulls(jsonb_build_object('max_rows_per_second', o.max_rows_per_second))
 $$;
 
--- What change_options has made of an operation's row is written, with what the governor grants and the notice.
+-- Writes the options of an operation's row as change_options has set them, with the governor's grant and the notice.
 CREATE FUNCTION roir.write_options(o roir.operation) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE roir.operation x
@@ -49,7 +49,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
      WHERE x.id = o.id AND x.status IN ('running', 'paused')
 $$;
 
--- Changes a live operation's options, whoever drives it, running or paused.
+-- Changes the options of a running or paused operation, on whatever runner it works.
 CREATE FUNCTION roir.change(index text,
                             parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
                             max_rows_per_second integer DEFAULT NULL, shard_parallelism integer DEFAULT NULL,
@@ -66,7 +66,7 @@ BEGIN
         'abort_after_s', abort_after_s), actor);
 END $$;
 
--- paused -> running, for a run that waits for it (a DAG run goes on by itself), with other options where given.
+-- paused -> running, for a run that waits for it (a DAG run continues automatically), with new options if given.
 CREATE FUNCTION roir.resume(index text,
                             parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
                             max_rows_per_second integer DEFAULT NULL, shard_parallelism integer DEFAULT NULL,

@@ -1,14 +1,14 @@
--- What must have been there all the while for entries to be right: the primary key, since rows shared one while there
--- was none; the capture's triggers and functions, and the view that it reads the source by, since writes were missed or
--- misread while they were others; generated columns, whose values are written anew with their expression; our own
--- tables. Gone for a while, or altered and altered back, they look as before, and yet the server has made them anew:
--- with another oid, or by another transaction (xmin, which a freeze leaves as it is). So a generation keeps these
--- marks, by name, in its shape. One that isn't kept is unknown, and nothing is said of it.
+-- The marks of objects that must have existed, unchanged, all the while for entries to be right: the primary key, since
+-- without it rows could share a value; the capture's triggers and functions, and the view by which it reads the source,
+-- since writes were missed or misread without them; the expressions of generated columns, which determine their values;
+-- our own tables. An object that was gone for a while, or was altered and altered back, looks as before. But the server
+-- has created it again: with another oid, or by another transaction (xmin, which a freeze leaves as it is). So a
+-- generation keeps these marks, by name, in its shape. Nothing is concluded from a mark that isn't kept.
 
--- The constraint of a primary key outlives REINDEX CONCURRENTLY and a rename. Triggers are those of the source and, by
--- the link of each, its partitions: one that was out meanwhile is told by that link. A column that is generated no
--- longer keeps its values, and its mark, which loses the expression's oid: only if the table was rewritten, too, it may
--- have had another one.
+-- The constraint of a primary key outlives REINDEX CONCURRENTLY and a rename. The triggers are those of the source and
+-- of its partitions; those of a partition have its link in their name, so a partition that was out meanwhile has other
+-- marks. A column that becomes a plain one keeps its values and its mark, without the expression's oid. It may have had
+-- another expression meanwhile only if the table was rewritten, too.
 CREATE FUNCTION roir.marks(generation bigint) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH generation AS MATERIALIZED (
@@ -59,8 +59,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(jsonb_object_agg(m.name, m.value), '{}') FROM mark m
 $$;
 
--- Which marks are other ones now; what is gone altogether is told by others. Before a roir init has seen to a database
--- that pg_upgrade made nobody can tell, since that makes all of these anew.
+-- The marks that differ now; other checks find objects that are gone altogether. None after pg_upgrade until roir init
+-- has run, since pg_upgrade creates all these objects again.
 CREATE FUNCTION roir.mark_changes(generation bigint) RETURNS TABLE (name text, was text, is_now text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT k.key, k.value, n.value
@@ -70,12 +70,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE g.id = mark_changes.generation AND n.value <> k.value AND roir.moved() IS NULL
        AND (k.key NOT LIKE 'expression %' OR split_part(k.value, ' ', 1) <> split_part(n.value, ' ', 1)
             AND (n.value NOT LIKE ' %' OR split_part(k.value, ' ', 2) <> split_part(n.value, ' ', 2)))
-       -- REASSIGN OWNED brings functions to the table's new owner, and a clean-up makes them anew.
+       -- REASSIGN OWNED gives functions to the table's new owner, and a clean-up then creates them again.
        AND NOT (k.key LIKE 'function %' AND split_part(k.value, ' ', 2) <> split_part(n.value, ' ', 2))
 $$;
 
--- Keeps a generation's row as it is: whoever keeps marks calls this in a statement before. A mark that was read before
--- another one kept his would put the older one back, and the next look would take our own work for somebody else's.
+-- Locks a generation's row: a transaction that keeps marks does this first, in a statement of its own. Otherwise it
+-- could put back a mark that it read before another session kept a newer one, and the next check would take our own
+-- work for another's.
 CREATE FUNCTION roir.hold_marks(generation bigint) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT FROM roir.generation g WHERE g.id = hold_marks.generation FOR NO KEY UPDATE
@@ -92,7 +93,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
      WHERE g.id = keep_marks.generation AND g.shape IS NOT NULL
 $$;
 
--- The marks with those of partitions that came, and without those of partitions that went; NULL where these are kept.
+-- The marks with those of partitions that came, and without those of partitions that went; NULL if these are kept.
 CREATE FUNCTION roir.followed_marks(generation bigint) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH now AS MATERIALIZED (SELECT roir.marks(followed_marks.generation) AS marks),
@@ -113,8 +114,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT w.marks FROM wanted w WHERE w.shape ? 'marks' AND w.shape -> 'marks' <> w.marks AND roir.moved() IS NULL
 $$;
 
--- Keeps the marks of partitions that came, and forgets those of partitions that went. Waits for nobody where there are
--- none.
+-- Keeps the marks of partitions that came, and forgets those of partitions that went. If there are none, it takes no
+-- lock.
 CREATE FUNCTION roir.follow_marks(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,5 +1,6 @@
--- What users may do to an operation from SQL; the command line and Airflow call the same functions. They act by index,
--- named as in a statement: 'public.flights_by_plane', '"Weird"."Index"'. Each UPDATE names the states that it expects.
+-- The functions by which users act on an operation from SQL; the command line and Airflow call the same ones. They take
+-- the index's name as in a statement: 'public.flights_by_plane', '"Weird"."Index"'. Each UPDATE names the states that
+-- it expects.
 
 -- A name as an argument of a command, to be pasted into a shell.
 CREATE FUNCTION roir.argument(name text) RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -57,9 +58,9 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ((epoch >> 32) + 1 << 32) + floor(random() * 4294967296)::bigint
 $$;
 
--- running -> paused, whoever asks for it: a user, a run that fails, a window, the governor. False where the operation
--- isn't running any more, or a newer run than that of this epoch holds it; without an epoch it is whichever run holds
--- it. detail: the event's.
+-- running -> paused, on behalf of a user, a run that fails, a window or the governor. False if the operation isn't
+-- running any more, or another run than that of this epoch holds it; epoch NULL: any run may hold it. detail: the
+-- event's.
 CREATE FUNCTION roir.pause_operation(operation bigint, epoch bigint, actor text, reason text, detail text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -108,7 +109,7 @@ BEGIN
         RETURN format('paused at %s %%; it was paused by %s before', percent, o.paused_by);
     END IF;
     IF o.status = 'paused' THEN
-        -- Whoever waits for a place doesn't any more.
+        -- An operation that a user pauses no longer waits for a place.
         UPDATE roir.operation SET queued_at = NULL, queued_seen_at = NULL, notice = NULL
          WHERE id = o.id AND queued_at IS NOT NULL;
         RETURN format('already paused at %s %% by %s: %s', percent, o.paused_by, o.pause_reason);
@@ -190,7 +191,7 @@ BEGIN
     RETURN array_to_string(done, ', ');
 END $$;
 
--- What roir.change does (live_options.sql).
+-- Does the work of roir.change (live_options.sql).
 CREATE FUNCTION roir.request_change(index text, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -210,7 +211,7 @@ BEGIN
     RETURN coalesce('changed: ' || done, 'nothing changes: these values are in effect already');
 END $$;
 
--- What roir.resume does (live_options.sql).
+-- Does the work of roir.resume (live_options.sql).
 CREATE FUNCTION roir.request_resume(index text, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -221,7 +222,7 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no paused operation to resume: its last one is %s', index, o.status);
     END IF;
-    -- Without a heartbeat: whoever takes it up starts a run of its own.
+    -- Without a heartbeat, so that a command or a DAG run can take the operation up with a run of its own.
     UPDATE roir.operation
        SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL,
            -- A task's next try after a failure is of the same stretch: max_duration_s counts on.
@@ -234,8 +235,8 @@ BEGIN
     RETURN 'resumed; a waiting DAG run continues automatically; if none waits: roir resume ' || roir.argument(index);
 END $$;
 
--- running, paused, failed -> aborting: every worker of every run is fenced from here on, at its next commit. Whoever
--- calls `roir abort`, or the next clean-up, then takes the generation away.
+-- running, paused, failed -> aborting: every worker of every run is fenced from here on, at its next commit. `roir
+-- abort`, or the next clean-up, then removes the generation.
 CREATE FUNCTION roir.abort(index text, reason text DEFAULT 'on request', actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,6 +1,7 @@
--- What a source's owner may do with our tables, since the capture of rows runs as the owner: with the table's owner
--- these rights change hands. ALTER TABLE … OWNER TO hands them over at once, where there are event triggers. Else,
--- and after REASSIGN OWNED, of which no event trigger hears, the next clean-up does, and status says so before.
+-- The rights of a source's owner on our tables. The capture of rows runs as the owner, so a new owner needs the rights,
+-- and the former owner loses them. If there are event triggers, ALTER TABLE … OWNER TO hands the rights over at once.
+-- Without them, and after REASSIGN OWNED, which fires no event trigger, the next clean-up does it; until then `roir
+-- status` reports it.
 
 -- Our tables that a source's writes touch, and the rights that its owner needs there.
 CREATE FUNCTION roir.stores(source oid) RETURNS TABLE (relation oid, rights text)
@@ -22,8 +23,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE i.source_oid = stores.source::bigint AND g.status <> 'dropped' AND s.relation IS NOT NULL
 $$;
 
--- Who may write these tables and isn't the source's owner any more: whatever that role holds there. Rights to read
--- alone are an administrator's, for a backup; and who may create in our schema works for indexes.
+-- The roles that may write our tables of a source but don't own the source, and the tables. A role that may only read
+-- isn't listed: an administrator grants that, for a backup. Nor is a role that may create in our schema: it works for
+-- indexes.
 CREATE FUNCTION roir.former_owners(source oid) RETURNS TABLE (name text, relation regclass)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
@@ -56,7 +58,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Gives a source's owner, by whose rights it is read and its writes are captured, what he needs on our tables.
+-- Grants a source's owner the rights that it needs on our tables: the source is read, and its writes are captured, with
+-- the owner's rights.
 CREATE FUNCTION roir.give_to_owner(source oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -66,7 +69,7 @@ BEGIN
     FOR store IN SELECT s.relation::regclass AS name, s.rights FROM roir.stores(source) s
                    JOIN pg_class c ON c.oid = s.relation JOIN pg_class t ON t.oid = source
                     WHERE c.relowner <> t.relowner
-                      -- Whoever makes one gives him its rights.
+                      -- The code that creates a table grants the rights on it.
                       AND NOT roir.is_mine(c.xmin) LOOP
         EXECUTE format('GRANT %s ON %s TO %s', store.rights, store.name, owner);
     END LOOP;
@@ -105,7 +108,7 @@ BEGIN
         IF lacks THEN
             EXECUTE format('REVOKE CREATE ON SCHEMA roir_data FROM %s', moved.name);
         END IF;
-        -- It names its owner, and is made again where it is needed.
+        -- The function names its owner. It is created again when it is needed.
         EXECUTE format('DROP FUNCTION IF EXISTS roir_data.read_%s(text)', moved.source);
         PERFORM roir.take_from_former_owners(moved.source);
     END LOOP;

@@ -1,8 +1,9 @@
--- The partitions of a source, as a generation's entries know them. The primary key of a partitioned table holds all of
--- its partition key, and every entry holds the primary key: so a partition's constraint can be asked of an entry.
+-- The partitions of a source that a generation has entries of. The primary key of a partitioned table contains its
+-- whole partition key, and every entry contains the primary key. So an entry can be tested against a partition's
+-- constraint.
 
--- What came or went since a generation's partitions were written down: partitions that are gone, the uppermost of those
--- that went together, and leaves that it doesn't know. Waits for no lock.
+-- The changes since a generation's partitions were registered: partitions that are gone (of those that went together
+-- only the uppermost), and leaves that aren't registered. Waits for no lock.
 CREATE FUNCTION roir.partition_changes(generation bigint, source oid)
 RETURNS TABLE (relation bigint, name text, gone boolean, link text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -19,9 +20,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      ORDER BY gone DESC, 2
 $$;
 
--- A partition's bounds, or wider ones: of the uppermost default partition that it is in. Once one next to that leaves,
--- the server knows that one's new bounds at once, but a session that has asked for those below it goes on with the old
--- ones.
+-- A partition's bounds; if it is in a default partition, the bounds of the uppermost of these, which are wider. When a
+-- sibling of the default partition leaves, its bounds widen at once. But a session that has already read the bounds of
+-- a partition below it keeps the old ones.
 CREATE FUNCTION roir.wide_bounds(partition oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(roir.bounds_of(coalesce((
@@ -29,9 +30,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                  JOIN pg_partitioned_table t ON t.partdefid = a.relid ORDER BY a.n DESC LIMIT 1), partition)), 'true')
 $$;
 
--- Writes down that a generation holds the rows of these leaves, of all leaves by default, and all levels above them.
--- links: only of those that are partitions by one of these still. Texts under settings that make them read back as the
--- same, whoever calls.
+-- Registers that a generation has the entries of these leaves (by default, of all), and all levels above them. links:
+-- only leaves that are still attached by one of these links. The texts of bounds don't depend on the caller's settings
+-- (session_settings.sql).
 CREATE FUNCTION roir.register_partitions(generation bigint, source oid, leaves oid[] DEFAULT NULL,
                                          links text[] DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -45,11 +46,11 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     ON CONFLICT DO NOTHING
 $$;
 
--- Takes leaves in that a generation doesn't know. from_birth: their TRUNCATE is seen from their first row on, since
--- this is the end of the statement that brought them. Without that a TRUNCATE in the transaction that made the leaf
--- leaves no trace, so what is within its bounds is asked for its row, as when a partition leaves. So it is for a leaf
--- that has another file than its first one. Only these leaves are touched: whoever makes one waits for nobody who
--- writes to another.
+-- Registers leaves that a generation doesn't know. from_birth: the caller is the end of the statement that brought the
+-- leaves, so each TRUNCATE since their first row is noticed. Otherwise a TRUNCATE in the transaction that created the
+-- leaf leaves no trace; so each entry within its bounds is checked for its row, as when a partition leaves. The same
+-- holds for a leaf whose file isn't its first one. Only these leaves are locked: a session that creates a leaf doesn't
+-- wait for writers of another.
 CREATE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[], from_birth boolean DEFAULT false,
                                       links text[] DEFAULT NULL)
 RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$

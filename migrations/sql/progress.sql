@@ -35,7 +35,7 @@ SELECT y.operation_id,
               avg(x.done::int) FILTER (WHERE x.stage = 'sum')::float8 AS sums,
               avg(x.done::int) FILTER (WHERE x.stage = 'check')::float8 AS checks
          FROM roir.verification_unit x WHERE x.verification_id = y.id) unit
-  -- Sums of one snapshot, of a heap's blocks, mostly are the end: nobody wrote in between.
+  -- Sums over a heap's blocks are of one snapshot and mostly decide: no write came in between.
  CROSS JOIN LATERAL (
        SELECT CASE WHEN unit.by_block THEN 0.97 ELSE 0.5 END AS totals,
               CASE WHEN unit.by_block THEN 0.01 ELSE 0.3 END AS sums) part;
@@ -77,8 +77,9 @@ SELECT o.id AS operation_id,
                               FILTER (WHERE ordinal > 0), 0)::float8 AS sealed
                 FROM roir.segment WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')) seal
 
-         -- Of a verification that is an operation itself, and of the comparisons before a publish: after one that found
-         -- something, the next begins from nothing. One that was given up with its operation is not done.
+         -- For a verification that is an operation itself, and for the comparisons before a publish. After a comparison
+         -- that found something, the next one begins at 0. One that was given up with its operation doesn't count as
+         -- done.
         CROSS JOIN (
               SELECT max(w.rows) FILTER (WHERE o.kind = 'verify') AS rows,
                      max(w.comparing) FILTER (WHERE NOT w.ended) AS comparing,
@@ -105,9 +106,9 @@ SELECT o.id AS operation_id,
               SELECT max(x.percent) AS shown FROM roir.progress_sample x WHERE x.operation_id = o.id) mark
        OFFSET 0) p;
 
--- How long what is left will take, in seconds, and how many rows a second are copied now; NULL where there is nothing
--- to derive it from. Reads no table: whoever may read the view may call it. earlier_…: the rows and the seconds of
--- the last completed build of the same index.
+-- The seconds that the rest of the operation will take, and the rows copied per second now; NULL if there is nothing to
+-- derive them from. It reads no table, so each role that may read the view may call it. earlier_…: the rows and the
+-- seconds of the last completed build of the same index.
 CREATE FUNCTION roir.time_left(o roir.operation, w roir.operation_work, samples roir.progress_sample[],
                                delta_rows bigint, earlier_rows bigint, earlier_seconds jsonb,
                                OUT likely double precision, OUT low double precision, OUT high double precision,
@@ -115,7 +116,7 @@ CREATE FUNCTION roir.time_left(o roir.operation, w roir.operation_work, samples 
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     compares boolean := coalesce(o.options ->> 'verify', 'after') IN ('after', 'both');
-    -- Of the copying of all rows, without the rests of a rate limit: what the other phases are like.
+    -- The seconds to copy all rows, without the rests of a rate limit; the other phases are estimated from it.
     copying double precision := w.batch_seconds / greatest(w.copied, 0.001) / o.parallelism;
     scale double precision := o.rows_estimate / nullif(earlier_rows, 0)::float8;
     slowing jsonb := roir.slowed_by(o);
@@ -179,13 +180,13 @@ BEGIN
                                                                         THEN 0.25 * copying + 0.2 * sealing
                                                                         ELSE 0 END
                                          ELSE 0.3 END);
-            -- Of an empty table too.
+            -- At least this, for an empty table too.
             predicted := greatest(predicted, 0.1);
             doubt := CASE WHEN earlier_seconds ? p THEN 0.25 ELSE 0.4 END;
             part := 0;
             IF p = o.phase AND p IN ('seal', 'publish') THEN
                 part := CASE p WHEN 'seal' THEN w.sealed ELSE coalesce(w.compared, 0) END;
-                -- What is under way counts half, as far as that is what was expected by now.
+                -- Work under way counts half, at most as much as was expected to be done by now.
                 part := part + least(CASE p WHEN 'seal' THEN w.sealing ELSE coalesce(w.comparing, 0) END / 2,
                                      greatest(taken / predicted - part, 0));
                 -- A publish begins with a tenth that is no comparing.
@@ -207,8 +208,8 @@ BEGIN
     high := likely + sqrt(variance) + 0.5;
 END $$;
 
--- Keeps a sample of an operation, when its heart beats and when its status or phase changes. As us: whoever may pause
--- an operation needs no rights on its samples.
+-- Keeps a sample of an operation at each heartbeat and each change of its status or phase. SECURITY DEFINER, so that a
+-- role that may pause an operation needs no rights on its samples.
 CREATE FUNCTION roir.take_sample() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

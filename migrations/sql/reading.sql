@@ -1,8 +1,8 @@
 -- Reading a table's rows through an index: its entries first, then each row by its primary key in a statement of its
 -- own, so that the planner knows the values and opens the row's partition alone. A join opens all of them.  roir.rows
--- runs with the rights and the settings of whoever calls it: it reads by queries as he could write them, under his row
--- security, and what his policies call must find what it finds in a query of his. It is STABLE, so that all of them
--- have the snapshot of the statement that calls it: a row that moves to another partition meanwhile is found once.
+-- runs with the caller's rights and settings, under the caller's row security: the functions that policies call must
+-- find what they find in the caller's own queries. It is STABLE, so that all its queries have the snapshot of the
+-- calling statement: a row that moves to another partition meanwhile is found once.
 
 -- The statements that roir.rows sends, from the catalogs alone, which all roles may read. source: the table's row type.
 -- view: the index's view, or another relation with the columns of the table's primary key. key: values of the index's

@@ -1,8 +1,9 @@
--- A dump that is restored gives tables other oids, which the control schema and the names of capture functions keep.
--- What still tells a source is its capture trigger: it comes back with its table.
+-- Adapts the control schema after a restore from a dump. All tables have other oids then, but the control schema and
+-- the names of capture functions contain the old ones. A source is still known by its capture trigger, which comes back
+-- with its table.
 
--- The tables that a source's capture function is the row trigger of: the source itself, and what a dump put in its
--- place.
+-- The tables with a source's capture function as their row trigger: the source itself, or the table that a restored
+-- dump has in its place.
 CREATE FUNCTION roir.sources_by_trigger() RETURNS TABLE (index bigint, recorded oid, present oid, since xid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT i.id, i.source_oid::oid, t.tgrelid, t.xmin
@@ -29,7 +30,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
        AND NOT EXISTS (SELECT FROM pg_class k WHERE k.oid = c.recorded)
 $$;
 
--- Sources of which pg_upgrade made the partitions' links anew.
+-- The sources whose partitions have new links since pg_upgrade.
 CREATE FUNCTION roir.upgraded_sources() RETURNS TABLE (source oid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT DISTINCT i.source_oid::oid FROM roir.index i JOIN roir.generation g ON g.index_id = i.id
@@ -37,9 +38,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE i.dropped_at IS NULL AND roir.moved() = 'upgraded'
 $$;
 
--- Partitions that have been where they are since their table was made anew, by a restore or an upgrade: their link is
--- older than the capture trigger, which is made last. One that was taken out and brought back since has a younger one,
--- and stays for sync-partitions to find.
+-- Records the new links of partitions that a restore or pg_upgrade has attached: these links are older than the capture
+-- trigger, which is created last. A partition that was taken out and brought back since has a younger link; it is left
+-- for sync-partitions to find.
 CREATE FUNCTION roir.link_again(source oid) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE roir.source_partition p
@@ -51,7 +52,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
        AND p.relation = t.relation::bigint AND p.status = 'present'
 $$;
 
--- What pg_upgrade made anew it is that is kept from now on.
+-- Keeps, from now on, the links and marks of the objects that pg_upgrade has created.
 CREATE FUNCTION roir.adopt_upgraded() RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT roir.link_again(u.source) FROM roir.upgraded_sources() u;
@@ -87,7 +88,7 @@ BEGIN
         EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s',
                        s.kind, s.recorded, s.kind, s.present);
     END LOOP;
-    -- What reads a source as its owner names it by its oid; it is made again where it is needed.
+    -- The function that reads a source as its owner has the old oid in its name. It is created again when it is needed.
     FOR s IN SELECT DISTINCT r.recorded FROM pg_temp.restored r LOOP
         EXECUTE format('DROP FUNCTION IF EXISTS roir_data.read_%s(text)', s.recorded);
     END LOOP;
@@ -102,10 +103,11 @@ BEGIN
      CROSS JOIN LATERAL roir.partition_tree(r.present) t
      WHERE p.generation_id = g.id AND p.name = t.relation::regclass::text;
     PERFORM roir.link_again(r.present) FROM (SELECT DISTINCT present FROM pg_temp.restored) r;
-    -- What is on its way in or out isn't in the tree.
+    -- A partition that is joining or leaving isn't in the tree.
     UPDATE roir.source_partition p
        SET relation = coalesce(to_regclass(p.name)::oid::bigint, 0),
-           -- A hash partition's constraint names its parent's oid. Wider bounds are right too: they are asked for rows.
+           -- A hash partition's constraint contains its parent's oid. Wider bounds are right, too: then more entries
+           -- are checked for their row.
            condition = CASE WHEN p.condition LIKE '%satisfies_hash_partition%' THEN 'true' ELSE p.condition END,
            -- A transaction of another server.
            removed_xid = NULL, removed_at = NULL
@@ -117,7 +119,7 @@ BEGIN
     -- A transaction of another server.
     UPDATE roir.generation g SET looked_xid = NULL FROM pg_temp.restored r
      WHERE g.index_id = r.index AND g.looked_xid IS NOT NULL;
-    -- Its ranges name leaves by their old oids, and what went on in the first database nobody knows here.
+    -- Its ranges name leaves by their old oids, and this database doesn't know what went on in the first one.
     UPDATE roir.operation o
        SET status = 'failed', error = 'the database was restored from a dump while it was unfinished',
            heartbeat_at = NULL, ticked_at = NULL

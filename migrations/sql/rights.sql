@@ -1,12 +1,12 @@
--- Who may run code as us. Tables and functions of our schemas have rights of their own; a source's owner, as whom the
--- capture runs, needs to use both schemas.
+-- Refuses to run other roles' code as us. The tables and functions of our schemas have rights of their own; a source's
+-- owner, as which the capture runs, needs USAGE on both schemas.
 --
--- The functions look at what statements of ours run of others' code: to alter a table evaluates what is constant in the
--- CHECKs and index expressions of those that are compared, and to read partition bounds from text runs the checks of
--- domains. ALTER TABLE runs as whoever sends it. So what would be run is looked up in the catalogs before, and refused.
+-- Some of our statements would run code of others. To alter a table evaluates the constants in the CHECKs and index
+-- expressions of the tables that are compared, and to read partition bounds from text runs the checks of domains. ALTER
+-- TABLE runs as the role that sends it. So these functions look such code up in the catalogs first, and refuse it.
 GRANT USAGE ON SCHEMA roir, roir_data TO PUBLIC;
 
--- True where what a role has written may run as us: it may do all that we may, or is ourselves.
+-- True if a role's code may run as us: the role may do all that we may, or is our own.
 CREATE FUNCTION roir.trusts(author oid) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -14,9 +14,9 @@ BEGIN
               FROM pg_roles o, pg_namespace n WHERE o.oid = author AND n.nspname = 'roir_data');
 END $$;
 
--- An error where a catalog's row that the transaction's one snapshot shows was replaced since, by its xmax: its owner
--- may be another one by now, whose code would be run, while locks and plans go by the present. A row that is merely
--- locked, or whose change was rolled back, has an xmax, too.
+-- An error if a catalog's row that the transaction's one snapshot shows has been replaced since, by its xmax. The
+-- object may have another owner by now, whose code would run, since locks and plans use the present row. A row that is
+-- only locked, or whose change was rolled back, has an xmax, too.
 CREATE FUNCTION roir.refuse_replaced(replaced_by xid, what text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -36,9 +36,10 @@ BEGIN
     END IF;
 END $$;
 
--- Who owns a source and what else is to be read, by oids and by names as they are understood now, and whether he is
--- trusted. made: the function that reads the source as he is as we make it, with this body; other: a table that is
--- another's; named: the first name is the source's. In PL/pgSQL, which keeps the plan: it is asked in every batch.
+-- The owners of a source and of the other tables to be read, by oids and by names as they resolve now. trusted: all
+-- owners are trusted; made: the function that reads the source as its owner is as we create it, with this body; other:
+-- a table of another owner; named: the first name is the source's. In PL/pgSQL, which keeps the plan: it is called in
+-- every batch.
 CREATE FUNCTION roir.standing(source oid, others oid[], names text[], body text, OUT trusted boolean, OUT owners bigint,
                               OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text,
                               OUT named boolean)
@@ -65,8 +66,8 @@ BEGIN
     made := coalesce(made, false);
 END $$;
 
--- The first type within a type whose values, made from text, run somebody's code: a domain's checks. NULL where there
--- is none.
+-- The first domain within a type whose checks would run code of others when a value is made from text; NULL if there is
+-- none.
 CREATE FUNCTION roir.type_of_others(type oid) RETURNS regtype
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -83,8 +84,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- ANALYZE of a range calls the function that tells its length: of these tables, which are ours, it leaves out the
--- columns for which that is somebody's. A partitioned table's segments with it.
+-- ANALYZE calls a range type's function for the length of ranges. Leaves the columns of our tables, and of their
+-- segments, out of ANALYZE if that function belongs to others.
 CREATE FUNCTION roir.leave_statistics_out(relations oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -100,9 +101,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- An error where the bounds of partitions of these tables, the levels above a partition, can't be read without running
--- somebody's code. To look at such a key at all evaluates what is constant in it, so only the catalogs are asked. No
--- key of a table with a primary key is an expression; who drops the one may make the other.
+-- An error if the bounds of partitions of these tables, the levels above a partition, can't be read without running
+-- code of others. Even to look at such a key evaluates the constants in it, so only the catalogs are read. A table with
+-- a primary key has no expression in its partition key; but without its primary key it can get one.
 CREATE FUNCTION roir.check_levels(levels oid[]) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -110,7 +111,7 @@ DECLARE
     part oid;
     foreign_type regtype;
 BEGIN
-    -- Key by key: in one query a planner that is told odd costs asks of every column of the database.
+    -- Key by key: in one query, odd planner costs can lead to a check of every column of the database.
     FOR level IN SELECT p.partrelid::regclass AS name, p.partattrs AS numbers, p.partexprs IS NOT NULL AS by_expression
                    FROM pg_partitioned_table p WHERE p.partrelid = ANY (levels) LOOP
         IF level.by_expression THEN
@@ -135,9 +136,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- The same of all levels of a source, those that came since the index was made too. An error also where a level is
--- partitioned by the hash of a domain: no entry could be told to which partition it belongs, since the server hashes
--- values of the key's very type, and an entry has them as the domain's base type.
+-- The same for all levels of a source, also those that came after the index. An error also if a level is partitioned
+-- by the hash of a domain: then the partition of an entry can't be found, since the server hashes values of the key's
+-- very type, and an entry has them as the domain's base type.
 CREATE FUNCTION roir.check_source(source oid) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -161,7 +162,7 @@ BEGIN
     END IF;
 END $$;
 
--- A partition's constraint as a text, NULL where it has none.
+-- A partition's constraint as a text, NULL if it has none.
 CREATE FUNCTION roir.bounds_of(partition oid) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -169,8 +170,8 @@ BEGIN
     RETURN nullif(pg_get_partition_constraintdef(partition), '');
 END $$;
 
--- These tables, and those that they refer to, or that refer to them: where a partition comes or goes foreign keys are
--- looked at by queries over both, which run as whoever attaches or detaches.
+-- These tables, and the tables to or from which they have foreign keys: when a partition comes or goes, the server
+-- checks foreign keys by queries over both tables, as the role that attaches or detaches.
 CREATE FUNCTION roir.with_partners(relations oid[]) RETURNS SETOF oid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT unnest(relations)
@@ -178,8 +179,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     UNION SELECT k.conrelid FROM pg_constraint k WHERE k.contype = 'f' AND k.confrelid = ANY (relations)
 $$;
 
--- What is somebody's code in the CHECKs, indexes, statistics and partition keys of these tables, and in the casts of
--- their foreign keys; NULL where there is none.
+-- A description of code of others in the CHECKs, indexes, statistics and partition keys of these tables, or in the
+-- casts of their foreign keys; NULL if there is none.
 CREATE FUNCTION roir.code_of_others(relations oid[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH expression (classid, objid) AS (
@@ -225,10 +226,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      ORDER BY 1 LIMIT 1
 $$;
 
--- Locks what a partition that comes or goes is compared with, against changes of its constraints and indexes, and
--- raises an error where the comparison would run somebody's code as us. parent: with its default partition. comes: the
--- partition is attached, so that all of it is looked at; where it is detached, foreign keys to it alone bring such a
--- look.
+-- Locks the tables with which a partition that comes or goes is compared, against changes of their constraints and
+-- indexes; raises an error if the comparison would run code of others as us. parent: with its default partition. comes:
+-- the partition is attached, so all tables are checked; for a detach, only if a foreign key refers to one of them.
 CREATE FUNCTION roir.check_code(parent regclass, partition regclass, comes boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -239,7 +239,7 @@ BEGIN
     PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(parent) a
                                     UNION SELECT t.relation FROM roir.partition_tree(partition) t
                                     UNION SELECT parent::oid UNION SELECT partition::oid));
-    -- Again until nothing is new: what came before the lock was had is looked at too.
+    -- Again until no table is new: a table that came before the lock was granted is checked, too.
     LOOP
         said := tables::text;
         tables := ARRAY(
@@ -279,9 +279,9 @@ BEGIN
     END IF;
 END $$;
 
--- Who may update operations and doesn't work for indexes pauses, resumes, aborts or changes options, as our functions
--- do, by whatever statement. All else stays as it is: another index's generation, a later phase or a former run's epoch
--- would make an abort, a clean-up or a worker destroy what isn't theirs.
+-- Restricts roles that may update operations but don't work for indexes. By whatever statement, they can only do what
+-- our functions do: pause, resume, abort, change options. If they could write another index's generation, a later phase
+-- or a former run's epoch, an abort, a clean-up or a worker would destroy what isn't theirs.
 CREATE FUNCTION roir.refuse_change() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,8 +1,8 @@
--- A user calls these functions in a session of his own, a TRUNCATE by the capture function too: what they make of
--- values as text, and of text as SQL, must not depend on what he has set. Those alone that look names up in his
--- search_path have no settings of their own, and those that readers and writers call for each query or row deal with
--- numbers. trusts and standing are asked in each batch, in sessions of ours, of oids. Functions that a later migration
--- makes, or makes again, pin the same.
+-- Users call these functions in their own sessions (a TRUNCATE calls the capture function there). How the functions
+-- turn values into text, and text into SQL, must not depend on those sessions' settings. Only these have no settings of
+-- their own: functions that look names up in the caller's search_path; functions that readers and writers call for each
+-- query or row, which handle numbers; and trusts and standing, which our own sessions call in each batch, with oids.
+-- Functions that a later migration creates or replaces pin the same settings.
 DO $$
 DECLARE
     f regprocedure;

@@ -1,5 +1,6 @@
--- What entries depend on in the definition of their source, kept with each generation: the server tells of none of it
--- once it has changed. A rename of the table or its schema isn't in it, since nothing goes by those names.
+-- The shape: the parts of a source's definition that entries depend on. Each generation keeps it, since the server
+-- doesn't report what a part was before it changed. The names of the table and its schema aren't in it, since no entry
+-- depends on them.
 
 -- columns: their numbers by name. expressions: of stored generated columns, by relation and name, since each partition
 -- has its own. attributes: of composite types, by type and number. labels: of the primary key's enums by oid, since
@@ -39,8 +40,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         'labels', (SELECT coalesce(jsonb_object_agg(oid, enumlabel), '{}') FROM label))
 $$;
 
--- Keeps the shape and the marks that a generation's entries depend on, as they are now: at prepare, and where all oids
--- are other ones.
+-- Keeps the shape and the marks that a generation's entries depend on, as they are now: at prepare, and when all oids
+-- have changed.
 CREATE FUNCTION roir.keep_shape(generation bigint) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE roir.generation g
@@ -49,10 +50,11 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
       FROM roir.index i WHERE i.id = g.index_id AND g.id = keep_shape.generation
 $$;
 
--- What has changed of the shape that a generation keeps. kind: column (its name belongs to another one now, or to
--- none), expression (of a generated one), attribute (of a composite type: one was dropped), label (of an enum), mark
--- (of what was gone or altered for a while). written_by: the transactions that wrote what it looks at. A generated
--- column that becomes a plain one keeps its values, and is none of it; nor is what a type got in addition.
+-- The differences between a source's shape now and the shape that a generation keeps. kind: column (its name belongs to
+-- another column, or to none), expression (of a generated column), attribute (of a composite type: one was dropped or
+-- has another type), label (of an enum), mark (of an object that was gone or altered for a while). written_by: the
+-- transactions that wrote the catalog rows compared. No difference: a generated column that becomes a plain one, since
+-- it keeps its values; attributes and labels that a type got in addition.
 CREATE FUNCTION roir.shape_changes(generation bigint)
 RETURNS TABLE (kind text, name text, was text, is_now text, written_by xid[])
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -1,5 +1,5 @@
--- What the text of a statement says, as the guard needs to know it before the statement has run: nobody passes the
--- guard by what he writes into a statement or sets in his session.
+-- Reads the text of a statement for the guard, before the statement runs. No text, and no setting of a session, gets a
+-- statement past the guard.
 
 -- The first tokens of a statement, without its comments: /* nested /* too */ */ and -- to the end of the line.
 CREATE FUNCTION roir.first_tokens(query text, most integer) RETURNS text[]
@@ -90,13 +90,13 @@ BEGIN
     END IF;
 END $$;
 
--- Who has sent the statement that a function with its owner's rights looks at.
+-- The role that has sent the statement; for functions that run with their owner's rights.
 CREATE FUNCTION roir.outer_role() RETURNS name
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(nullif(current_setting('role'), 'none'), session_user)::name
 $$;
 
--- What a name means in a search_path, which `"$user"` makes the role's own.
+-- The relation that a name means in a search_path, in which `"$user"` is the role's own schema.
 CREATE FUNCTION roir.relation_in_path(name text, path text, role name) RETURNS regclass
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN 1 < cardinality(parse_ident(relation_in_path.name)) THEN to_regclass(relation_in_path.name) ELSE (

@@ -54,7 +54,7 @@ SELECT clock_timestamp() AS now,
        CASE WHEN o.status = 'running' THEN roir.granted(o) END AS granted,
        coalesce((SELECT jsonb_object_agg(l.cause, round(l.seconds::numeric, 1)) FROM roir.throttle_time l
                   WHERE l.operation_id = o.id AND round(l.seconds::numeric, 1) > 0), '{}') AS throttle_seconds,
-       -- What the rest of the document is read by, and what metrics alone show.
+       -- Read to complete the document, or shown in metrics only.
        o.generation_id, o.epoch, b.heartbeat_age,
        o.ticked_at IS NOT NULL AS has_begun,
        coalesce(o.options ->> 'verify', 'after') IN ('after', 'both') AS compares,
@@ -77,7 +77,7 @@ SELECT clock_timestamp() AS now,
        b.delta_rows,
        CASE WHEN abs(extract(epoch FROM clock_timestamp() - o.queued_seen_at)) < 30
             THEN extract(epoch FROM clock_timestamp() - o.queued_at) ELSE 0 END::float8 AS queued_seconds,
-       -- What only users query.
+       -- Only for users' queries.
        o.parallelism, o.batch_rows, o.max_rows_per_second, o.shard_parallelism, o.windows, o.max_duration_s,
        o.priority, o.heartbeat_at, roir.throttle_text(o.throttle) AS throttle
   FROM roir.operation o
@@ -112,7 +112,7 @@ SELECT clock_timestamp() AS now,
                       AND o.status IN ('running', 'paused')),
        b.delta_rows, q.earlier_rows, q.earlier_seconds) t;
 
--- What SQL Server users know from sys.index_resumable_operations, and more.
+-- The columns that SQL Server users know from sys.index_resumable_operations, and more.
 CREATE VIEW roir.resumable_operations AS
 SELECT operation_id,
        index AS name,

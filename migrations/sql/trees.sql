@@ -1,8 +1,9 @@
--- What is below a table, and below a type. A shard has these functions, too (airflow_roir/shards/home.py).
+-- The partitions below a table, and the types below a type. A shard has these functions, too
+-- (airflow_roir/shards/home.py).
 
--- All partitions below a table, whole levels too; none for an ordinary table. One that is being detached concurrently
--- has gone already. link: the transactions that attached it and the levels above it; other ones mean that it was out
--- meanwhile, by itself or with a level. Not pg_partition_tree(), which locks every one of them.
+-- All partitions below a table, with all levels; none for an ordinary table. A partition that is being detached
+-- concurrently doesn't count. link: the transactions that attached the partition and the levels above it; if the link
+-- changes, the partition was out meanwhile, alone or with a level. Not pg_partition_tree(), which locks all partitions.
 CREATE FUNCTION roir.partition_tree(source oid) RETURNS TABLE (relation oid, parent oid, leaf boolean, link text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH RECURSIVE tree AS (
@@ -35,8 +36,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT tree.oid FROM tree
 $$;
 
--- By which rules of its own this server compares the values of columns, by the columns' names: another server may have
--- others of the same name. 'C' is bytes. With '= ' begins by what it tells whether two values are equal.
+-- The rules by which this server compares the values of columns, by the columns' names: another server's rules of the
+-- same name may differ. 'C': by bytes. A rule that begins with '= ' also decides whether two values are equal.
 CREATE FUNCTION roir.rules(source oid, columns text[]) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH part AS MATERIALIZED (
@@ -51,7 +52,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT p.name, a.attcollation, false FROM part p JOIN pg_attribute a ON a.attrelid = p.typrelid
          WHERE p.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped
         UNION
-        -- These go by the database's, whatever a column says.
+        -- These types use the database's collation, even if the column has another one.
         SELECT p.name, 'pg_catalog."default"'::regcollation, p.typname = 'citext' FROM part p
          WHERE p.typname IN ('citext', 'jsonb')),
     known AS (
@@ -69,7 +70,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     rule AS (
         SELECT k.name, concat(CASE WHEN k.equates THEN '= ' END,
                    CASE WHEN k.provider <> 'c'
-                        -- What it is called has changed with the versions.
+                        -- The name of the column has changed with the versions of PostgreSQL.
                         THEN concat_ws(' ', CASE k.provider WHEN 'i' THEN 'ICU' WHEN 'b' THEN 'builtin'
                                                             ELSE k.provider::text END,
                                        coalesce(k.told ->> 'colllocale', k.told ->> 'colliculocale',

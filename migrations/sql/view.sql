@@ -1,7 +1,7 @@
 -- The view of an index: what readers see of the entries, and who may read it.
 
--- Guards an index's view after a publish: true where the caller's own snapshot sees the generation as published, an
--- error where it is older and may not see every entry. layout: how often segments had been swapped for new ones, or
+-- Guards an index's view after a publish: true if the caller's own snapshot sees the generation as published, an
+-- error if it is older and may not see every entry. layout: how often segments had been swapped for new ones, or
 -- entries of rows had come late, when the view was made; an older snapshot would miss these. STABLE, so that it looks
 -- with the snapshot of the query that calls it; a row, not a transaction id, since it must still be right in a database
 -- that was restored from a dump. PARALLEL SAFE, or it would keep every query of the view from a parallel plan.
@@ -23,11 +23,12 @@ BEGIN
                      'tables. Restore it whole, or remove the indexes: DROP SCHEMA roir, roir_data CASCADE.';
 END $$;
 
--- Functions in a view are called with the rights of whoever reads the view, and needn't be found by name for that.
+-- Functions in a view are called with the reader's rights; the reader needs no right to use their schema.
 GRANT EXECUTE ON FUNCTION roir.published(bigint, integer) TO PUBLIC;
 
--- SQL that an entry, a row `alias` of a base, is to be seen. NULL where all are: no partition is leaving or joining.
--- removed: also of partitions whose entries are removed, but which older snapshots still see.
+-- A condition in SQL, true of the entries to be shown; `alias`: of a row of the base. NULL if all are shown: no
+-- partition is leaving or joining. removed: also hides the entries of partitions whose entries were removed, since
+-- older snapshots still see them.
 CREATE FUNCTION roir.is_shown(generation bigint, alias text, removed boolean DEFAULT false) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('(NOT (%s) OR %s)',
@@ -41,7 +42,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      GROUP BY g.entry, i.source_oid
 $$;
 
--- An error where the caller's transaction reads by one snapshot: it would decide by what was committed before that.
+-- An error if the caller's transaction reads by one snapshot: it would decide by what was committed before that.
 CREATE FUNCTION roir.check_isolation(caller text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -51,10 +52,10 @@ BEGIN
     END IF;
 END $$;
 
--- Keeps all that the view of an index is made of as it is, to the end of the transaction: which generation is active,
--- its layout, what of its partitions is leaving or joining. Whoever changes any of that, or the view, calls this
--- before, and then reads what he decides by. After the locks on the source, before that on the view. Not the view's
--- lock: before the first publish there is none.
+-- Keeps, until the end of the transaction, all that an index's view is made of: which generation is active, its layout,
+-- its partitions that are leaving or joining. Each transaction that changes any of this, or the view, calls this first
+-- and only then reads what it decides by. Order of locks: the source, this, the view. The view's own lock wouldn't do:
+-- before the first publish there is no view.
 CREATE FUNCTION roir.hold_view(index bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -84,8 +85,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE g.id = view_statement.generation
 $$;
 
--- The view that shows a generation's entries, if readers see that generation: under its index's name, or under another
--- one that somebody gave it, and not another view that has the index's name now.
+-- The view that shows a generation's entries, if the generation is active: the view with its index's name, or else the
+-- same view under the name that a user gave it; never another view that has taken the index's name.
 CREATE FUNCTION roir.view_of(generation bigint) RETURNS regclass
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.oid::regclass
@@ -100,8 +101,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      ORDER BY n.nspname = i.schema_name AND c.relname = i.name DESC, c.oid LIMIT 1
 $$;
 
--- Makes a generation's view anew, if readers see that generation: guarded as it is, or from now on, and hiding what
--- belongs to partitions that are leaving or joining.
+-- Replaces a generation's view, if the generation is active. The view is guarded if it was before, or if `guard` is
+-- true. It hides the entries of partitions that are leaving or joining.
 CREATE FUNCTION roir.refresh_view(generation bigint, guard boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -126,8 +127,8 @@ BEGIN
     END IF;
 END $$;
 
--- From now on a snapshot must see this transaction to read a generation that is shown, or may be shown again: an older
--- one may lack entries that came before it, of rows that it sees. Makes the view anew.
+-- From now on only snapshots that see this transaction may read an active or retired generation: an older one may lack
+-- entries of rows that it sees. Replaces the view.
 CREATE FUNCTION roir.refuse_older(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -138,11 +139,12 @@ BEGIN
     PERFORM roir.refresh_view(generation, guard => true);
 END $$;
 
--- Leaves to the view of entries, roir_data.g…_shown, and so to an index's view above it, the right to read alone:
--- whoever may do more with the index's view would else write entries, or lock them, with our rights, LOCK TABLE by a
--- mere DELETE right too. The owner of a view is asked for what it reads: ours gives up all but SELECT on the inner one.
--- Of a superuser nothing is asked, so the inner view gets another owner, who may only read the entries. Its members may
--- become superuser as it is (they write the server's files), and so gain nothing by owning a view.
+-- Makes the view of entries, roir_data.g…_shown, and so the index's view above it, read-only. Otherwise a role with
+-- more rights on the index's view could write entries, or lock them, with our rights; for LOCK TABLE a DELETE right is
+-- enough. The server checks a view's owner for the relations below the view, so our role gives up all but SELECT on the
+-- inner view. A superuser passes all checks; so the inner view then gets another owner, pg_write_server_files, which
+-- may only read the entries. Its members can become superuser anyway (they write the server's files), and so gain
+-- nothing by owning a view.
 CREATE FUNCTION roir.only_read(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -168,7 +170,7 @@ BEGIN
     END IF;
 END $$;
 
--- True where more than reading is possible through a generation's view, to whoever may do that to the view itself.
+-- True if a role with more rights on a generation's view than to read can use these on the entries.
 CREATE FUNCTION roir.is_open(generation bigint, view oid) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT NOT EXISTS (SELECT FROM pg_rewrite r

@@ -13,7 +13,7 @@ depends_on = None
 
 SQL = Path(__file__).parents[1] / "sql"
 
-# Each stands on those before it: the server looks at the body of an SQL function when it is created.
+# Each needs the ones before it: the server checks the body of an SQL function when it is created.
 TOPICS = (
     "tables",
     "live_options",
@@ -59,19 +59,19 @@ SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class c
 
 def upgrade() -> None:
     for topic in TOPICS:
-        # Straight to the driver: a colon or a per cent sign in it is only that.
+        # Straight to the driver, for which a colon or a per cent sign is nothing special.
         text = (SQL / f"{topic}.sql").read_text()
         op.get_bind().exec_driver_sql(text, execution_options={"no_parameters": True})
 
 
 def downgrade() -> None:
-    # Fails where generations are left: drop the indexes first.
+    # Fails if generations are left: drop the indexes first.
     op.execute("DROP SCHEMA roir_data")
     op.execute("SELECT roir.unguard()")
     op.execute("DROP VIEW roir.resumable_operations, roir.shown_operation, roir.shard_lag")
     # With the triggers of the tables.
     op.execute("DROP FUNCTION roir.refuse_arrow(), roir.refuse_change(), roir.take_sample() CASCADE")
-    # What is left of the functions stands on no view but this one, and this one on one of them.
+    # CASCADE: the remaining functions depend on no view but this one, and this view on one of the functions.
     op.execute("DROP VIEW roir.operation_work CASCADE")
     op.execute("DROP VIEW roir.verification_work")
     for kind, names in (("FUNCTION", FUNCTIONS), ("TABLE", TABLES)):
