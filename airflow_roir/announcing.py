@@ -16,33 +16,33 @@ from sqlalchemy import Connection, Row, text
 
 from airflow_roir.errors import InvalidInput
 
-# So many intents are sent at once.
+# The most intents that one statement sends.
 CHUNK = 1_000
 
 UNANNOUNCED = text("SELECT server, outbox, generation, version, intent FROM roir_shard.unannounced()")
-# What a value's text means must not depend on the session; a commit that readers count on must last.
+# The meaning of a value's text must not depend on the session, and a commit that readers count on must last.
 PINNED = text(
     "SELECT set_config('DateStyle', 'ISO, YMD', true), set_config('IntervalStyle', 'postgres', true), "
     "set_config('lc_monetary', 'C', true), "
     "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)"
 )
-# What an index server calls itself in the shards.
+# The name of an index server in the shards.
 SERVER = text("SELECT concat(system_identifier, '/', current_database()) FROM pg_catalog.pg_control_system()")
 MARK = text("SELECT set_config('roir_shard.' || :outbox, pg_current_xact_id() || ':0:' || :version, true)")
 
 
 def announce(source: Connection, index: Connection) -> int:
-    """Put the intents of a transaction on the index server, and commit them there; returns how many.
+    """Writes the intents of a transaction to the index server, and commits them there; returns their number.
 
-    source: a connection to the shard, in the transaction that is to commit next. What it changes afterwards must be
-        announced again, or the shard refuses the commit (SQLSTATE 55000).
+    source: a connection to the shard, in the transaction that is to commit next. Announce again after each further
+        change in it, or the shard refuses the commit (SQLSTATE 55000).
     index: a connection to the index server, outside any transaction, of a role that may INSERT into the intents of the
         index (docs/shards.md#strict).
 
-    A table that has indexes on several index servers is announced to each of them, by a call with its connection.
+    If a table has indexes on several index servers, call it for each of them, with its connection.
 
-    If it raises, roll the transaction back: it is open how much was announced. An intent whose transaction
-    doesn't commit costs strict readers a look, until the shipper has taken it away; it is never wrong.
+    If it raises, roll the transaction back, since it isn't known how much was announced. An intent whose transaction
+    doesn't commit makes strict readers look at the shard until the shipper removes it; it is never wrong.
     Raises InvalidInput if `index` is in a transaction, whose end isn't known, or commits each statement.
     """
     if index.in_transaction():
@@ -73,7 +73,7 @@ def announce(source: Connection, index: Connection) -> int:
 
 
 def _insert(index: Connection, generation: int, intents: list[str]) -> None:
-    # Only of their own names is a statement made.
+    # The statement is made of names of ours alone.
     given = json.loads(intents[0])
     numbers = range(1, len(given))
     columns = ", ".join([f"c{i}" for i in numbers] + ["xid"])

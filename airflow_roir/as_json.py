@@ -1,4 +1,4 @@
-"""What was read from the database, as programs take it: plain numbers, and JSON with moments in ISO 8601."""
+"""Turns values of the database into JSON for programs: plain numbers, moments in ISO 8601."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def number(value: Any) -> float | None:
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON. What has an `as_dict` says itself how it looks."""
+    """A value for JSON. An object with the method `as_dict` is converted by that."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, tuple | list):

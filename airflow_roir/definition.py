@@ -1,4 +1,4 @@
-"""What an index is: names, key columns and included columns. Validated once, here."""
+"""The definition of an index: names, key columns and included columns. Validated once, here."""
 
 from __future__ import annotations
 
@@ -275,8 +275,8 @@ def parse_beside(text: str, table: str | None) -> IndexDefinition:
 
 
 class Scan(str, Enum):
-    """What a generation is built from: the source in the order of its primary key, the source as it lies in its
-    blocks, or, in a rebuild, the blocks of the generation that readers see.
+    """The input of a generation's build: the source in the order of its primary key, the source block by block, or, in
+    a rebuild, the blocks of the active generation.
     """
 
     KEY = "key"

@@ -17,7 +17,7 @@ class EntryState(str, Enum):
 
 
 class Happening(str, Enum):
-    """What can happen to a `(key, pk)` in the delta."""
+    """An event that can change the delta row of a `(key, pk)`."""
 
     WRITE = "a write of the entry, in capture mode"
     REMOVE = "a removal of the entry, in capture mode"

@@ -20,7 +20,7 @@ class GenerationStatus(str, Enum):
 
 
 class CaptureMode(str, Enum):
-    """What a write does to a generation (docs/architecture.md#capture-modes). `none`: it is dropped."""
+    """The effect of a write on a generation (docs/architecture.md#capture-modes). `none`: the generation is dropped."""
 
     CAPTURE = "capture"
     DIRECT = "direct"
@@ -57,7 +57,7 @@ class Arrow:
     reason: str
 
 
-# In the order of `Arrow.was`. What isn't here has no second state: a row that is over is deleted.
+# In the order of `Arrow.was`. A table that isn't here has one state: rows that are done with are deleted.
 STATE_COLUMNS = {
     "operation": ("status", "phase"),
     "generation": ("status", "capture_mode"),

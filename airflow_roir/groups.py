@@ -151,7 +151,7 @@ def rebuild_indexes_group(
     if len(set(names)) < len(names):
         raise InvalidInput("indexes names an index twice")
 
-    # What couldn't be prepared keeps none of the others from being built.
+    # The failure of one prepare task doesn't keep the other indexes from being built.
     @task(trigger_rule="all_done")  # type: ignore[untyped-decorator]
     def all_are_prepared() -> None:
         pass

@@ -7,24 +7,26 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-# The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
+# The format of watermarks and bounds in the control tables. Another version of the code can only continue an operation
+# whose format it knows.
 FORMAT_VERSION = 2
-# Where ranges are blocks.
+# The same if ranges are blocks.
 BLOCK_FORMAT_VERSION = 3
-# Who pauses where rows share a key of a unique index: no retry lifts that, only a resume.
+# These four name, in `paused_by`, a pause that no user asked for. Duplicates: rows share a key of a unique index; only
+# a resume lifts that, no retry.
 BY_DUPLICATES = "duplicates"
-# Who pauses outside of an operation's windows: it goes on by itself inside.
+# The operation's windows are closed: it continues automatically when one opens.
 BY_WINDOW = "window"
-# Who pauses an operation that has worked for as long as it may: a resume lifts that.
+# The operation has worked for as long as it may: a resume lifts that.
 BY_MAX_DURATION = "max_duration"
-# How the notice of an operation begins that waits for others to end.
+# The beginning of the notice of an operation that waits for others to end.
 QUEUED = "queued: "
-# Who pauses if a signal can't be read for too long.
+# A signal couldn't be read for too long.
 BY_GOVERNOR = "governor"
 
 
 class Status(str, Enum):
-    """What an operation is doing. `failed` only if to continue would be wrong; any other failure pauses."""
+    """The status of an operation. It is `failed` only if to continue would be wrong; any other failure pauses it."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -35,7 +37,7 @@ class Status(str, Enum):
 
 
 class Kind(str, Enum):
-    """What an operation does with its generation: builds it, compares it, or makes some of its segments again."""
+    """The work of an operation on its generation: it builds it, compares it, or rebuilds some of its segments."""
 
     CREATE = "create"
     REBUILD = "rebuild"
@@ -43,14 +45,15 @@ class Kind(str, Enum):
     COMPACT = "compact"
 
 
-# They have a generation of their own, with ranges and a delta. The others work on the one that readers see.
+# These have a generation of their own, with ranges and a delta. The other kinds work on the active generation.
 BUILDS = (Kind.CREATE, Kind.REBUILD)
 
 
 class Phase(str, Enum):
-    """Where an operation stands. `prepare` is one transaction: an operation is born in `build`.
+    """The phase of an operation. A build begins in `build`, since `prepare` is one transaction.
 
-    A verification has phases of its own: `sum` compares sums of both sides, `check` compares rows. So has a compaction.
+    A verification has phases of its own: `sum` compares sums of both sides, `check` compares rows. A compaction has the
+    phase `compact`.
     """
 
     BUILD = "build"
@@ -64,7 +67,7 @@ class Phase(str, Enum):
 
 
 class Verb(str, Enum):
-    """What can happen to an operation."""
+    """An event in the life of an operation."""
 
     START = "start"
     RESUME = "resume"
@@ -131,7 +134,7 @@ PLACED = {one.phase: one for order in ORDER.values() for one in order}
 PHASES_OF = {kind: tuple(one.phase for one in order) for kind, order in ORDER.items()}
 OF_A_BUILD = PHASES_OF[Kind.CREATE]
 FINAL = tuple(phase for phase, one in PLACED.items() if one.final)
-# What may take hours of copying, sorting or comparing.
+# The phases that may take hours: they copy, sort or compare.
 LONG = tuple(phase for phase in PLACED if phase not in FINAL)
 _WORKING = tuple(PLACED)
 

@@ -1,4 +1,4 @@
-"""What an option is: the kind of its values, its bounds, and all that is said of it. `options.py` declares each."""
+"""The declaration of an option: the kind of its values, its bounds, its texts. `options.py` declares each option."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_roir.windows import parse_windows
 
 
 class Kind(Enum):
-    """What the values of an option are. Those of SPAN are seconds, which users may give as `2h`, too."""
+    """The kind of an option's values. Those of SPAN are seconds, which users may also give as `2h`."""
 
     NUMBER = "whole number"
     SPAN = "span"
@@ -26,7 +26,7 @@ class Kind(Enum):
 
     @property
     def is_text(self) -> bool:
-        """True if a user may write what he likes, and whoever reads it says what is wrong."""
+        """True if any text is accepted here; the server or `parse_windows` finds its errors."""
         return self in (Kind.LIMITS, Kind.WINDOWS)
 
 
@@ -85,7 +85,7 @@ class Option:
         return self.least if self.asked is None else self.asked
 
     def check(self, value: Any, asked: bool = False) -> None:
-        """Raise InvalidInput for a value that can't be used. asked: by a user; of None he has given none."""
+        """Raises InvalidInput for a value that can't be used. asked: a user has given it; None means not given."""
         if value is None and (self.is_optional or asked):
             return
         if wanted := self._wanted(value, self.least_asked if asked else self.least):
@@ -94,7 +94,7 @@ class Option:
             parse_windows(value)
 
     def _wanted(self, value: Any, least: int) -> str | None:
-        """What would be right in its place; None if it is."""
+        """A description of the values that are right, if this one is wrong; else None."""
         if self.kind.is_text:
             return None if isinstance(value, str) else "text"
         if self.kind is Kind.TRUTH:

@@ -374,7 +374,7 @@ def options_of(declared: type[WorkOptions]) -> tuple[Option, ...]:
 
 
 WORK_OPTIONS = tuple(one.name for one in options_of(WorkOptions))
-# What can change while an operation lives. A build has all of it.
+# The options that can change while an operation lives. A build has all of them.
 LIVE = {one.name: one for one in options_of(BuildOptions) if one.live}
 LIVE_OPTIONS = tuple(LIVE)
 

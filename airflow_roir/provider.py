@@ -1,4 +1,4 @@
-"""What Airflow is told about this package (entry point `apache_airflow_provider`)."""
+"""Describes this package to Airflow (entry point `apache_airflow_provider`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Writes an index's name into the note of its DAG run, so that runs can be told apart (entry point `airflow.plugins`).
+"""Writes an index's name into the note of its DAG run, so that lists of runs show it (entry point `airflow.plugins`).
 
-A task can't write its run's note: the API that tasks have knows none. The scheduler tells listeners of each run that
-starts, and saves the run afterwards.
+A task can't write its run's note: the API for tasks has no call for that. The scheduler calls listeners for each run
+that starts, and saves the run afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST = 200
 
 
 def note_of(dag_run: Any) -> str | None:
-    """What to write; None for a run of another DAG, of no index, or with a note already."""
+    """The note for a run; None if the run is of another DAG, has no index, or has a note already."""
     if dag_run.note or not any(_module(task).startswith(OURS) for task in getattr(dag_run.dag, "tasks", ())):
         return None
     given = dag_run.conf or {}
@@ -42,7 +42,7 @@ def _module(task: Any) -> str:
 
 @hookimpl  # type: ignore[untyped-decorator]  # pluggy's marker has no types here
 def on_dag_run_running(dag_run: DagRun, msg: str) -> None:
-    """In the scheduler, before it saves the run. What this raises is logged there, and hurts nothing else."""
+    """Sets the note, in the scheduler, before it saves the run. The scheduler logs an error of this and goes on."""
     if (note := note_of(dag_run)) is not None:
         dag_run.note = note
 

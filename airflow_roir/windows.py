@@ -158,7 +158,7 @@ def _window(text: str) -> Window:
 def _fields(
     cron: str,
 ) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int], frozenset[int], frozenset[int], bool]:
-    """What an expression names: minutes, hours, days, months, weekdays, and whether days are of either kind."""
+    """The minutes, hours, days, months and weekdays of an expression; and whether either kind of day is enough."""
     # Spark's workers read the definition of windows too, and have no croniter.
     from croniter.croniter import CroniterError, croniter
 

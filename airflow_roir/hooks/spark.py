@@ -1,6 +1,6 @@
-"""Where a build's Spark application runs: local mode, an Airflow connection, or an address that the deployment allows.
+"""Finds where a build's Spark runs: local mode, an Airflow connection, or an address that the deployment allows.
 
-Spark gets the database's DSN and runs our code, so whoever triggers a run may not name a Spark of his own.
+Spark gets the database's DSN and runs our code, so a user who triggers a run may not name any other Spark.
 
 Works without `apache-airflow-providers-apache-spark`, which installs another version of PySpark's own folder.
 """
@@ -25,7 +25,7 @@ SCHEMES = {"spark": "spark", "spark_connect": "sc"}
 PORTS = {"spark": 7077, "spark_connect": 15002}
 # Nothing leaves the machine: Spark runs inside the driver.
 _LOCAL = re.compile(r"local\[(\*|\d{1,4})(, *\d{1,4})?\]")
-# What a master's address looks like: anything with a scheme, a local master, or YARN. All else is an id.
+# A master's address: anything with a scheme, a local master, or YARN. All else is the id of a connection.
 _MASTER = re.compile(r"^([a-z0-9]+://.+|local(\[.*\])?|local-cluster\[.*\]|yarn)$", re.DOTALL)
 # The names that Airflow's Spark connection form uses, and what they are called in Spark's configuration.
 _FORM_FIELDS = {

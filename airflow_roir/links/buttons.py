@@ -22,7 +22,7 @@ class IndexBuildLink(BaseOperatorLink):
         """The page's address, as a path where Airflow's `[api] base_url` isn't set."""
         base = conf.get("api", "base_url", fallback="").rstrip("/")
         if is_mapped(ti_key):
-            # Of a mapped group each task has an index of its own.
+            # In a mapped group each task has an index of its own.
             return f"{base}{task_path(ti_key)}/plugin/index-build-of-task"
         return f"{base}/dags/{ti_key.dag_id}/runs/{quote(ti_key.run_id, safe='')}/plugin/index-build"
 

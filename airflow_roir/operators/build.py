@@ -20,13 +20,13 @@ class BuildIndexOperator(SparkDrivingOperator):
     operation's id.
 
     spark: see `SparkDrivingOperator`. The operation's row holds the parallelism, the rows per batch, the limits of
-    its throttle and so on, as prepare wrote them. They can be changed in the task's Task State Store, of an index over
-    shards the parallelism per shard, too; a change takes effect at the next batch.
+    its throttle and so on, as prepare wrote them. They can be changed in the task's Task State Store; for an index over
+    shards, so can the parallelism per shard. A change takes effect at the next batch.
 
     If the DAG is paused, the build stops after its open batches, and the task is rescheduled, which costs no retry.
-    Every retry continues from the watermarks. The task waits in the same way for an operation that was paused
-    elsewhere, that another run drives, or that rows which share a key of a unique index have paused: until a resume.
-    Of a unique index its XCom `duplicates` has how many keys and rows that are, and the first 20 keys.
+    Every retry continues from the watermarks. The task also waits, rescheduled, while the operation is paused from
+    elsewhere or by rows that share a key of a unique index, until a resume; and while another run drives it. If the
+    index is unique, the XCom `duplicates` has the numbers of such keys and rows, and the first 20 keys.
     """
 
     done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})

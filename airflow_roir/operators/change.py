@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class ChangeIndexBuildOperator(OptionsOperator):
-    """Changes the options of an index's operation, running or paused, whoever drives it; returns the operation's id.
+    """Changes the options of an index's running or paused operation; returns the operation's id.
 
-    Takes the options of `BuildOptions` that change while an operation lives, by their names, as new values (templated):
-    None or '' keeps the operation's own, 0 or `off` is none. Limits of a throttle are laid over those that there are.
-    Workers follow at their next batch, and the task that drives the operation shows the values in its Task State Store.
+    The operation may be driven by another DAG run or by a command. Takes the options of `BuildOptions` that can change
+    while an operation lives, by their names, as new values (templated): None or '' keeps the operation's own, 0 or
+    `off` is none. Limits of a throttle are merged into the present ones. Workers follow at their next batch, and the
+    task that drives the operation shows the values in its Task State Store.
     """
 
     def execute(self, context: Context) -> int:

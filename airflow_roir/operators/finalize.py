@@ -39,12 +39,12 @@ class FinalizeIndexBuildOperator(DrivingOperator):
     operation's id (docs/architecture.md#phases).
 
     A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it; the
-    event's extra has what `published_facts` tells. OpenLineage hears of the source and the index. Of runs that share an
-    operation one sends the event, once, however often it is cleared; none does once readers see another generation.
-    A census publishes nothing: the task is skipped, and what follows it by the default rule. Rows that share a key of a
-    unique index pause the operation: the task waits until it is resumed. Its XCom `duplicates` is as of the build.
-    Pausing the DAG stops it between two batches of the fold, as in the build. Where the new generation differs from
-    the source it isn't published, and the task fails without a retry: to compare again, clear it.
+    event's extra has the `published_facts`. OpenLineage gets the source and the index. If several runs share an
+    operation, one of them sends the event, once, even if its task is cleared; none does once readers see another
+    generation. A census publishes nothing: the task is skipped, and so are tasks behind it by the default rule. Rows
+    that share a key of a unique index pause the operation: the task waits until it is resumed. Its XCom `duplicates` is
+    like the build's. Pausing the DAG stops it between two batches of the fold, as in the build. If the new generation
+    differs from the source, it isn't published, and the task fails without a retry: to compare again, clear the task.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -112,7 +112,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
         return int(row.id)
 
     def _outcome(self, database: Database, row: OperationRow) -> str:
-        """Of a census: logs the first rows that share a key; all in all."""
+        """Logs the first rows that share a key; returns the result of the census in one line."""
         for line in duplicate_report.first_lines(database, row.id):
             self.log.warning("%s", line)
         found, _ = duplicate_report.first(database, row.id)

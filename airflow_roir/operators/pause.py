@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class PauseIndexBuildOperator(RoirOperator):
-    """Pauses the running operation of an index, whoever drives it; returns the operation's id.
+    """Pauses the running operation of an index, also one that a command or another DAG run drives; returns its id.
 
     Workers commit their open batch, then stop. A DAG run that drives the operation waits, rescheduled, and continues
     once the operation is resumed.
 
-    reason: what the status and the `event` table keep (templated).
+    reason: shown in the status and kept in the `event` table (templated).
     """
 
     template_fields: Sequence[str] = (*RoirOperator.template_fields, "reason")

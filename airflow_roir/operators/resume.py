@@ -16,9 +16,9 @@ class ResumeIndexBuildOperator(OptionsOperator):
 
     The task drives nothing itself: if no run waits, trigger `rebuild_index` for the index, which adopts the operation.
 
-    Takes the options of `BuildOptions` that change while an operation lives, by their names, as new values (templated):
-    None or '' keeps the operation's own, 0 or `off` is none. Outside of its windows the operation is paused again at
-    once, and continues by itself inside.
+    Takes the options of `BuildOptions` that can change while an operation lives, by their names, as new values
+    (templated): None or '' keeps the operation's own, 0 or `off` is none. Outside of its windows the operation is
+    paused again at once, and continues automatically when one opens.
     """
 
     def execute(self, context: Context) -> int:

@@ -1,1 +1,1 @@
-"""What the operators stand on: a task that drives an operation, pauses with the switch and follows the form."""
+"""The base of the operators: a task that drives an operation, pauses with the DAG's switch and follows the form."""

@@ -29,5 +29,5 @@ class Background(Generic[T]):
         return bool(wait([self._future], seconds).done)
 
     def result(self) -> T:
-        """What the call returned. Raises what it raised."""
+        """The result of the call. If the call raised an error, raises it."""
         return self._future.result()

@@ -31,9 +31,9 @@ def is_dag_paused(ti: RuntimeTaskInstanceProtocol) -> bool | None:
 
 
 def actor_of_switch(dag_id: str) -> str:
-    """Who pauses an operation when this DAG's switch is turned off: the name that the `event` table shows.
+    """The actor of a pause by this DAG's switch, as the `event` table shows it.
 
-    The same name tells a later stretch of the task that the pause ends with the switch.
+    By this name a later stretch of the task knows that the pause ends when the switch is turned on.
     """
     return f"airflow switch of DAG {dag_id}"
 

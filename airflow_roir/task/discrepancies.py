@@ -1,4 +1,4 @@
-"""What a comparison found, in its task's log."""
+"""Logs the differences that a comparison found, in its task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tasks of a unique index tell of the rows that share a key: an XCom, and lines in the log."""
+"""Reports the rows that share a key of a unique index: an XCom, and lines in the task's log."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def templates_of(names: Sequence[str]) -> dict[str, str]:
 
 
 def _field(option: Option, section: str | None, changes: bool, value: Any) -> Param:
-    # A span has its default as it is told, and not in seconds.
+    # The field of a span is empty: its default would be shown in seconds.
     is_empty = changes or option.is_optional or option.kind is Kind.SPAN
     types = [*(["null"] if is_empty else []), *TYPES[option.kind]]
     schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "title": option.title}

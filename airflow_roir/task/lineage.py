@@ -24,7 +24,7 @@ class Lineage:
 def lineage(dsn: str, index: str, source: str | None) -> Lineage:
     """The names of a publish's datasets: `postgres://host:port` and `database.schema.table`, the parts unquoted.
 
-    dsn: of the connection; nothing but host, port and database is taken from it. Of several hosts the first one.
+    dsn: of the connection; only host, port and database are taken from it. If it has several hosts: the first one.
     index, source: as SQL, with their schemas.
     """
     settings = parse_dsn(dsn)

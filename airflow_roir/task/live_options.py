@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The key under which the store holds the options that row and store last had in common: whatever differs from them was
-# changed since. Also for who reads the store.
+# The key under which the store holds the options that row and store last had in common: a value that differs from them
+# was changed since. Also for people who read the store.
 IN_EFFECT = "in_effect"
-# Of texts none is shown as this word: an empty field changes nothing.
+# An option of text that is not set is shown as this word: an empty field changes nothing.
 TEXTS = tuple(name for name, option in LIVE.items() if option.kind.is_text)
 OFF = "off"
 
@@ -35,11 +35,11 @@ class Apply(Protocol):
 class LiveOptions:
     """Keeps the Task State Store and the operation's row the same. A change in either is carried to the other.
 
-    in_effect: what the store holds under that key; None or anything but a mapping is an operation that no task has
-        followed yet. refused: told of each refusal, besides the log.
+    in_effect: the store's value of that key; None or anything but a mapping: no task has followed the operation yet.
+    refused: called with each refusal, besides the log.
 
-    The newest change wins, whoever made it. If both have changed while no task looked, which can't be told apart by
-    time, the store's value is taken.
+    The newest change wins, in the store or in the row. If both changed while no task looked, the order of the changes
+    isn't known; then the store's value is taken.
     """
 
     def __init__(self, in_effect: Any = None, refused: Callable[[str], object] = lambda _refusal: None) -> None:
@@ -89,7 +89,7 @@ class LiveOptions:
     def _apply(self, key: str, wish: int | str | None, now: int | str, apply: Apply) -> int | str:
         assert wish is not None
         try:
-            # Of a text as the server writes it.
+            # A text is shown as the server writes it.
             value = apply(**{key: wish}).get(key, wish)
         except InvalidInput as refusal:
             self._refuse(key, refusal, now)

@@ -11,7 +11,7 @@ from airflow.sdk.configuration import conf
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
-# What no file system refuses, and what can't lead elsewhere.
+# Replaced, so that every file system takes the name and the path leads nowhere else.
 UNSAFE = re.compile(r"[^\w.~:+=@-]|^\.+$")
 
 

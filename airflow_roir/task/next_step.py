@@ -57,15 +57,16 @@ def decide(
     aborted: str | None = None,
     window_opens: bool = False,
 ) -> Turn:
-    """Decide from committed state alone.
+    """Decides from committed state alone.
 
     done_phases: phases in which this task has nothing left to do.
     switch: the name under which this DAG's switch pauses; such a pause ends as soon as the DAG isn't paused.
     driver: the other run that drives the operation now; None if there is none.
     aborted: who has aborted the operation, and why, as far as that is known.
-    window_opens: whoever goes looks himself whether its window is open, and waits else.
+    window_opens: go on also if a window has paused the operation: the caller then checks its windows, and waits if none
+        is open.
 
-    A run also pauses its operation if something fails: a later try resumes that one.
+    A run also pauses its operation if something fails: a later try resumes it.
     """
     if operation.status == Status.COMPLETED:
         return Done()
@@ -94,5 +95,5 @@ def decide(
 
 
 def was_aborted(operation_id: int, who: str | None) -> str:
-    """What to tell of an aborted operation. who: and why, as far as that is known."""
+    """A message about an aborted operation. who: and why, as far as that is known."""
     return f"operation {operation_id} was aborted{f' by {who}' if who else ''}; trigger a new run to start again"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from airflow_roir.engine.control.operations import OperationRow
     from airflow_roir.engine.database import Database
 
-# A task that waits for a window looks again so soon at the latest, for one that was changed.
+# A task that waits for a window looks again after this time at the latest, since the windows may change.
 WINDOW_S = 300
 
 
@@ -85,9 +85,9 @@ class DrivingOperator(RoirOperator):
         show_link(self, context["ti"])
 
     def surroundings(self) -> Surroundings:
-        """What the throttle needs besides its limits: the worker's environment, and over that the DAG's.
+        """The settings that the throttle needs besides its limits: the DAG's; where it has none, the environment's.
 
-        Raises InvalidInput, and AirflowFailException for a connection that isn't there or can't serve.
+        Raises InvalidInput, and AirflowFailException for a connection that doesn't exist or can't be used.
         """
         found = Surroundings.of_environment()
         replicas = {name: open_database(name, "roir governor", by_author=True).dsn for name in self.replica_conn_ids}
@@ -193,7 +193,7 @@ class DrivingOperator(RoirOperator):
                 raise AirflowFailException(why)
             case Wait(why, by_switch):
                 if by_switch and row.status == Status.RUNNING:
-                    # Nobody drives it: say so where everybody looks, and stop its clock.
+                    # No run drives it: let the status say so, and stop the operation's clock.
                     self.request_pause(database, ti)
                 if waits_for_healing(row):
                     push_duplicates(database, ti, row)
@@ -212,7 +212,7 @@ class DrivingOperator(RoirOperator):
         self.wait_for(database, wait.why, int(min(again, again if wait.seconds is None else wait.seconds + 1)))
 
     def _aborted(self, database: Database, row: OperationRow) -> str | None:
-        """Who aborted the operation, and why; None for one that wasn't aborted."""
+        """The name of the actor who aborted the operation, with the reason; None if it wasn't aborted."""
         if row.status not in (Status.ABORTING, Status.ABORTED):
             return None
         with database.transaction() as connection:

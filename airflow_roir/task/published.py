@@ -1,4 +1,4 @@
-"""What an asset event and the lineage tell of a publish."""
+"""The facts of a publish in its asset event and in the lineage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the DAG `keep_indexes_young` does tonight: the indexes to compact in order, and rebuilds that it suggests."""
+"""Plans the work of the DAG `keep_indexes_young`: the indexes to compact, in order, and rebuilds that it suggests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ranked_indexes(params: Mapping[str, Any], ti: RuntimeTaskInstanceProtocol) -
         all_of_them = Budget.parse(optional_text(params["budget_of_run"]), "budget_of_run")
         names = [name for name in map(optional_text, params["indexes"] or ()) if name]
         database = open_database(params["postgres_conn_id"], "roir airflow choose")
-        # Not used here, but a wrong one would be found after all was measured, or once something is worth it.
+        # Not used here, but checked before the long measuring.
         throttle, windows = (optional_text(params.get(name)) for name in ("throttle", "windows"))
         options = CompactOptions(throttle=throttle, windows=windows)
         check_throttle(database, options.throttle)

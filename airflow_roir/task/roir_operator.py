@@ -1,4 +1,4 @@
-"""What our tasks have in common: an index, a connection, and errors that say whether a retry can help."""
+"""The base of our tasks: an index, a connection, and errors that say whether a retry can help."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class RoirOperator(BaseOperator):
 
 
 def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:
-    """The name under which a DAG run drives an operation: the same for every try and every task of that run, so
-    that a retry takes over from a try that was killed at once. Of a mapped group each index has a driver of its own:
-    one that is named twice must not be taken over from the other all the time."""
+    """The name under which a DAG run drives an operation. It is the same for every try and every task of the run, so
+    that a retry at once takes over from a try that was killed. In a mapped group each index has a name of its own:
+    otherwise the two tasks of an index that is given twice would take over from each other all the time."""
     mapped = "" if ti.map_index is None or ti.map_index < 0 else f" [{ti.map_index}]"
     return f"airflow {ti.dag_id} {ti.run_id}{mapped}"
 

@@ -83,7 +83,7 @@ def keep_connections(database: Database, postgres_conn_id: str, warn: Callable[.
                 except (AirflowNotFoundException, InvalidInput) as error:
                     warn("Shard %s: connection %s can't be used, its last DSN stays: %s", name, named[name], error)
     except DBAPIError:
-        # Whoever works next meets it, and waits for it.
+        # The task's next step meets the same error, and waits until the database is back.
         return
 
 

@@ -62,13 +62,13 @@ class SparkDrivingOperator(DrivingOperator):
         or `local[n]`; None or 'local' runs Spark inside the driver (templated). See `hooks.spark`.
 
     The operation's row holds the options that can change while it runs. The task shows them in its Task State Store,
-    where they can be edited. The newest change wins, whoever made it: the task carries an edit to the row, and a change
-    of the row (by `control_index`, `roir change`, SQL) to the store.
+    where they can be edited. The newest change wins: the task carries an edit to the row, and a change of the row (by
+    `control_index`, `roir change`, SQL) to the store.
     """
 
     template_fields: Sequence[str] = (*DrivingOperator.template_fields, "spark")
     operator_extra_links = (LiveOptionsLink(), IndexBuildLink())
-    # What the Task State Store holds for the user to change, each a column of the operation's row.
+    # The options that the Task State Store holds for the user to change, each a column of the operation's row.
     live_options: tuple[str, ...] = tuple(one.name for one in options_of(VerifyOptions) if one.live and one.in_store)
 
     def __init__(self, *, spark: str | None = None, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
-"""What a user asks of a running task in Airflow's UI; a thread looks it up.
+"""Reads what a user asks of a running task in Airflow's UI: the DAG's switch and edits of its store; in a thread.
 
-A look blocks while the API server can't be reached, and the build must go on meanwhile: the task's main loop only
-reads what the last look found.
+A read blocks while the API server can't be reached, and the build must go on meanwhile: the task's main loop only
+uses the result of the last read.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Store(Protocol):
 class Watcher:
     """Looks at the DAG's switch and at keys of the Task State Store, about once a second.
 
-    ti: the running task instance; store: its Task State Store, None to watch the switch only; keys: what to read
-    there. Used as a context manager, or stepped by `look()` alone. What is given to `write` goes to the store at the
-    next look, unless the user has changed the value since the last one.
+    ti: the running task instance; store: its Task State Store, None to watch the switch only; keys: of the store, to be
+    read. Used as a context manager, or stepped by `look()` alone. `write` sends values to the store at the next look,
+    unless the user has changed the value since the last one.
 
-    `paused` and `found()` are what the last look that succeeded found. `orphaned` says that the task's supervisor is
-    gone: no request reaches this task any more, and its result reaches no one.
+    `paused` and `found()` are of the last look that succeeded. `orphaned`: the task's supervisor is gone, so no request
+    reaches this task any more, and its result gets lost.
     """
 
     def __init__(self, ti: RuntimeTaskInstanceProtocol, store: Store | None = None, keys: tuple[str, ...] = ()) -> None:
@@ -81,7 +81,7 @@ class Watcher:
                 del self._writes[key]
 
     def found(self) -> Mapping[str, Any] | None:
-        """What the last look found in the store; None before the first one, and while values are to be written."""
+        """The store's values at the last look; None before the first one, and while values are to be written."""
         return None if self._writes else self.values
 
     def write(self, values: Mapping[str, Any]) -> None:
