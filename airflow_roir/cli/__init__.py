@@ -65,13 +65,13 @@ def main() -> None:
 
 
 def _write_no_more(*numbers: int) -> None:
-    """What is left to be written isn't missed."""
+    """Redirects these streams to the null device: output that is left is dropped without an error."""
     for number in numbers:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _run() -> None:
-    # What an import makes stays: the collector would look through all of it again and again.
+    # The objects that imports create stay: the garbage collector would scan all of them again and again.
     gc.set_threshold(50_000)
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -82,7 +82,7 @@ def _run() -> None:
         app()
     except RoirError as error:
         say(str(error))
-        # Whoever asks for what can't be has changed nothing.
+        # A request that the operation's state doesn't allow has changed nothing, like a bad input.
         sys.exit(InvalidInput.exit_code if isinstance(error, IllegalTransition) else error.exit_code)
     except UnicodeEncodeError as error:
         if not any("\ud800" <= sign <= "\udfff" for sign in error.object):
@@ -110,9 +110,9 @@ def _open_closed_streams() -> None:
 
 
 def _said(error: DBAPIError) -> str:
-    """What the server said, with its remedy. The statement and its values stay out of it."""
+    """The server's message, with its hint. The statement and its values stay out of it."""
     diagnostics = getattr(error.orig, "diag", None)
-    # Which shard it was.
+    # The name of the shard.
     where = "".join(f"{one}: " for one in error.detail)
     if diagnostics is None or diagnostics.message_primary is None:
         return where + str(error.orig).strip().expandtabs(4)

@@ -11,7 +11,7 @@ from airflow_roir.cli.app import Index, app, database_of, say, show
 
 
 class By(str, Enum):
-    """Who announces."""
+    """The side that announces."""
 
     server = "server"
     client = "client"

@@ -1,4 +1,4 @@
-"""What all commands share: the application, its options, how they print."""
+"""The parts that all commands share: the application, its options, how they print."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """JSON in one line, for whoever reads along."""
+    """Prints JSON in one line, for a program that reads along."""
     show(json.dumps(value))
 
 

@@ -164,7 +164,7 @@ def resume(
     if not take_over:
         # Else its options would be changed by a command that then refuses to drive it.
         sign_of_life.refuse_running(database, row, index)
-    # What is wrong with them is said before anything is changed.
+    # An error in the options of Spark is found before anything is changed.
     command_spark = spark_of(without_spark, database.dsn, master, conf)
     command_spark.check()
     if any(value is not None for value in given.values()):

@@ -96,7 +96,8 @@ def _begin(
     options: CompactOptions,
     as_json: bool,
 ) -> BegunOperation | None:
-    """What was chosen has begun, or an unfinished compaction continues; None if nothing is worth it, which was said."""
+    """Begins a compaction of the chosen segments, or continues an unfinished one. None, with a message, if no segment
+    is worth it."""
     from airflow_roir.engine.compact import compaction
     from airflow_roir.engine.compact.choosing import choose
     from airflow_roir.engine.control import operations

@@ -14,7 +14,7 @@ from airflow_roir.definition import argument
 if TYPE_CHECKING:
     from airflow_roir.engine.unique.duplicate_report import Duplicates, Group
 
-# Rows of a table are brought into line so many at a time, or a few more.
+# Rows of the printed table are aligned in groups of about this many.
 TABLE = 2_000
 
 

@@ -78,7 +78,7 @@ def _watch(pipe: int, heard: threading.Event, at_last: Callable[[], None]) -> No
         begun = time.monotonic()
         if number not in SIGNALS or heard.wait(HEARD_S):
             time.sleep(max(0.0, begun + LIMIT_S - time.monotonic()))
-        # Whatever this one meets, too.
+        # The process ends even if this raises an error.
         with suppress(Exception):
             at_last()
         os._exit(128 + number)

@@ -116,7 +116,7 @@ def _in_this_process(
 
 
 def print_census(database: Database, operation_id: int, as_json: bool) -> None:
-    """What a census has found. Exits with 1 if rows share a key."""
+    """Prints the result of a census. Exits with 1 if rows share a key."""
     from airflow_roir.cli.duplicates import print_groups, print_groups_as_json
     from airflow_roir.engine.unique import duplicate_report
 
@@ -145,7 +145,7 @@ def _print_report(report: VerifyReport, as_json: bool) -> None:
 
 
 def _print_compaction(report: CompactionReport, as_json: bool) -> None:
-    """What was done, unit by unit, and what was left out."""
+    """Prints the units that were compacted, and those that were left out."""
     if as_json:
         print_json(report.as_dict())
         return
@@ -165,7 +165,7 @@ def _turns(
     try:
         while turns <= MOST_FAILOVERS:
             row, beats = database.retry(partial(_now, database, operation_id))
-            # Whoever begins lifts any pause; afterwards only that of the window.
+            # The first turn lifts any pause; later turns lift only that of a window.
             stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW
             if begun and (stays or row.status not in (Status.RUNNING, Status.PAUSED)):
                 return
@@ -173,11 +173,11 @@ def _turns(
             if beats and not taking_over:
                 raise sign_of_life.running_elsewhere(row, index)
             begun = True
-            # A server that restarts is waited for, as by a run: whoever queues for hours meets one.
+            # Waits for a server that restarts, as a run does: a command that queues for hours meets a restart.
             wait = database.retry(partial(admission.ask, database, operation_id))
             if wait is None:
                 row, _ = database.retry(partial(_now, database, operation_id))
-                # A window may close as often as it likes.
+                # Closed windows don't count as failovers.
                 turns = turns + 1 if row.status == Status.RUNNING else 1
                 yield row, taking_over
                 continue
@@ -218,7 +218,7 @@ def _on_spark(
         lambda: _pause_quietly(database, index, operation_id),
         lambda: _has_paused(database, operation_id, owner),
     )
-    # Who has to queue again asks again.
+    # An operation that has to queue again takes another turn.
     if code not in (0, OperationPaused.exit_code, OperationQueued.exit_code):
         raise typer.Exit(code)
     return code
@@ -226,20 +226,20 @@ def _on_spark(
 
 def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
     if ended.status == Status.PAUSED:
-        # That was said, with what to do next.
+        # For duplicates the driver has printed the pause and the next step.
         if ended.paused_by != BY_DUPLICATES:
             say(f"{printable(paused_by(ended))}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)
     if ended.status == Status.RUNNING:
-        # Its end was told, and is lost.
+        # The end of the work was reported, but the commit of it is lost.
         say(f"the operation isn't finished; continue with: roir resume {argument(index)}")
         raise typer.Exit(1)
 
 
 def _follow(driver: Driver, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
-    """Wait for the driver; what it says goes to stderr. Ctrl-C pauses first, and waits for the open batches.
+    """Waits for the driver; its messages go to stderr. Ctrl-C pauses first, and waits for the open batches.
 
-    has_paused: asked while Spark starts, when a pause need not wait for anything.
+    has_paused: asked while Spark starts, when a pause needn't wait for anything.
     """
     try:
         try:
@@ -309,7 +309,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    # What is written to standard error meanwhile appears above it.
+    # Lines written to standard error meanwhile appear above the bar.
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),

@@ -13,7 +13,7 @@ from airflow_roir.option import Kind, Option
 from airflow_roir.options import WorkOptions, options_of
 from airflow_roir.span import seconds
 
-# What stands in a command's signature where its options come: afterwards it has them, by their names.
+# The placeholder for options in a command's signature: the decorator replaces it by the options, by their names.
 Given = Annotated[dict[str, Any], "the options of an operation that were given"]
 
 Command = Callable[..., None]

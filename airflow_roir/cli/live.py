@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow_roir.engine.snapshot.parts import Workers
 
 NARROWEST = 20
-# What each row of a map is at most: more is a wall of signs.
+# The most cells in a row of a map: more can't be read.
 WIDEST_MAP = 100
 MOST_WORKERS = 8
 COLOURS = {"done": "green", "working": "yellow", "mixed": "cyan", "waiting": "bright_black"}

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class OneLook(Collector):
-    """Whoever asks while somebody looks gets what that look finds.
+    """Shares one look among requests: a request that comes during a look gets its result.
 
-    look: the metrics, and why the database wasn't read. say: takes that, once for each new reason. waiting: how many
-    wait for the look that is under way.
+    look: returns the metrics, and why the database wasn't read. say: is called with each new reason, once. waiting: the
+    number of requests that wait for the look under way.
     """
 
     def __init__(self, look: Callable[[], tuple[list[Metric], str | None]], say: Callable[[str], object] = say) -> None:

@@ -25,13 +25,13 @@ MODE = 0o644
 
 
 class Found(Collector):
-    """What one look has found, for the library."""
+    """The metrics of one look, for the library."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
+        """Yields all of them."""
         yield from self._families
 
 
@@ -52,7 +52,7 @@ def check_textfile(path: Path) -> None:
 
 
 def write_textfile(path: Path, text: bytes) -> None:
-    """Replace the file at once: whoever reads it finds the former text or this one, whole. Keeps its mode.
+    """Replaces the file at once: a reader finds the former text or this one, whole. Keeps the file's mode.
 
     A process that is killed leaves a hidden file beside it, which node_exporter doesn't read; the next run removes
     it. Raises InvalidInput if the folder can't be written.

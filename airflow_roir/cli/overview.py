@@ -1,7 +1,7 @@
-"""What `roir status` prints: two parts, the indexes and their operations. Not by rich, which is slow to import.
+"""Prints `roir status`: two parts, the indexes and their operations. It doesn't use rich, which is slow to import.
 
-Without a terminal nothing is cut, and lines are as long as they are. On a terminal a table that is too wide becomes a
-paragraph for each row, so that nothing is cut there either.
+Nothing is cut. Without a terminal lines may have any length. On a terminal a table that is too wide becomes a paragraph
+for each row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INDEX_COLUMNS = ("index", "generation", "published", "verified", "rows", "size",
 INDEX_TEXTS = 4
 OPERATION_COLUMNS = ("index", "operation", "state", "phase", "done", "rate", "time left", "worked")
 OPERATION_TEXTS = 4
-# What holds a run up and isn't seen in its rate.
+# The causes that hold a run up but don't show in its rate.
 WORTH_SAYING = ("lock", "rate limit", "starting", "another run", "server", "throttled")
 
 
@@ -85,7 +85,7 @@ def verified(one: IndexFacts) -> str:
 
 
 def index_notes(one: IndexFacts) -> Iterator[str]:
-    """What else there is to say of an index: lines."""
+    """Yields the notes on an index, as lines."""
     name = argument(one.index)
     if one.unique:
         nulls = ", NULLs not distinct" if one.nulls_not_distinct else ""
@@ -139,7 +139,7 @@ def _enforced(one: IndexFacts) -> str:
 
 
 def _strict_note(one: IndexFacts) -> str:
-    """Who announces the writes in the shards, and whether the index can be read strictly."""
+    """A note that says whether the index can be read strictly, and which side announces the writes in the shards."""
     if one.announced_by is None:
         return f"no strict reads: its writes aren't announced (roir announce {argument(one.index)} --by server)"
     who = "the shards' servers announce its writes" if one.announced_by == "server" else "clients announce its writes"
@@ -165,7 +165,7 @@ def _operation_row(one: OperationStatus) -> tuple[str, ...]:
 
 
 def _limits(one: OperationStatus) -> Iterator[str]:
-    """What it was told to keep to."""
+    """Yields the limits of an operation: throttle, windows, longest duration."""
     if throttle := one.options["throttle"]:
         yield f"limits: {printable(throttle)}"
     if windows := one.options["windows"]:
@@ -175,12 +175,12 @@ def _limits(one: OperationStatus) -> Iterator[str]:
 
 
 def what_of(one: OperationStatus) -> str:
-    """What an operation does."""
+    """The kind of an operation, for people: a census is a kind of its own."""
     return "census" if one.census else one.kind
 
 
 def operation_notes(seen: Overview, one: OperationStatus) -> Iterator[str]:
-    """Who drives an operation, what holds it up, what is to be done: lines."""
+    """Yields the notes on an operation, as lines: its driver, the cause that holds it up, what to do."""
     state = state_of(one)
     yield printable(str(state))
     lives = one.status in LIVE
@@ -208,7 +208,7 @@ def operation_notes(seen: Overview, one: OperationStatus) -> Iterator[str]:
 
 
 def operation_line(seen: Overview, one: OperationStatus) -> str:
-    """One operation in one line, for whoever reads along without a terminal."""
+    """One operation in one line, for output without a terminal."""
     parts = []
     if one.status in LIVE:
         parts = [f"{one.phase_shown}: {percent(one.percent_complete)}", *figures(one)]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from airflow_roir.engine.sessions.limits import Limits
     from airflow_roir.shards.copy.survey import Survey
 
-# Whoever waits for it longer counts writes elsewhere.
+# To count writes for longer, use other tools.
 MOST_MEASURED_S = 3_600
 
 
@@ -137,7 +137,7 @@ def _shards(found: Survey, as_json: bool) -> Any:
 
 
 def _sessions(options: BuildOptions, as_json: bool) -> dict[str, Any]:
-    """What a build and its shipping take of each server."""
+    """The sessions that a build and its shipping use on each server."""
     if as_json:
         return {"sessions_per_shard": options.parallelism}
     return {
@@ -147,7 +147,7 @@ def _sessions(options: BuildOptions, as_json: bool) -> dict[str, Any]:
 
 
 def _strict(database: Database, found: Survey, as_json: bool) -> dict[str, Any]:
-    """What strict reads would need: they are chosen later, by `roir announce`."""
+    """The requirements of strict reads, which `roir announce` turns on later."""
     from airflow_roir.shards.announce import foreign
 
     needed_by = foreign.needs_by_server(database, found)
@@ -246,7 +246,7 @@ def _facts(database: Database, dry: Forecast, options: BuildOptions, as_json: bo
 
 
 def _uniqueness(definition: IndexDefinition, options: BuildOptions, as_json: bool) -> dict[str, Any]:
-    """What the plan tells of a unique index; of another one that it is none."""
+    """The facts about uniqueness: whether the index is unique, and if so, its options."""
     facts: dict[str, Any] = {"unique": definition.unique}
     if definition.unique and not definition.shards:
         facts |= {

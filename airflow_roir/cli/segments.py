@@ -1,4 +1,4 @@
-"""What `roir status INDEX --segments` prints: a row for each segment, those first that would give most back."""
+"""Prints `roir status INDEX --segments`: a row for each segment, first those whose compaction would free most."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = (
     "sealed",
 )
 TEXTS = 2
-# Of a bound, which may be a text of any length.
+# The length at which a bound is cut: it may be a text of any length.
 SHORT = 20
 
 
@@ -97,7 +97,7 @@ def _total(found: Sequence[Segment]) -> tuple[str, ...]:
 
 
 def _reads(one: Segment, now: datetime) -> str:
-    """Scans a day. Of less than a day all that there were: what the rest of it brings isn't known."""
+    """The scans a day; for less than a day, the number so far: that of the rest isn't known."""
     if one.since is None:
         return ""
     days = max(1.0, (now - one.since).total_seconds() / 86_400)

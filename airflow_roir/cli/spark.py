@@ -34,7 +34,7 @@ class CommandSpark:
     def __init__(self, dsn: str, master: str | None, conf: Sequence[str] | None) -> None:
         self._options = spark_options(master, conf)
         self._dsn = dsn
-        # What takes the driver's lines, from a thread.
+        # Called with each line of the driver, in a thread.
         self.relay: Callable[[str], None] = tell
         self._driver: Driver | None = None
         # The index and the owner of the order that it has now.
@@ -143,7 +143,7 @@ class NoSpark:
 
 
 def spark_of(without: bool, dsn: str, master: str | None, conf: Sequence[str] | None) -> CommandSpark | NoSpark:
-    """What a command works on. Raises typer.BadParameter."""
+    """Where a command works: on Spark, or in threads of its own. Raises typer.BadParameter."""
     if not without:
         return CommandSpark(dsn, master, conf)
     if master or conf:

@@ -140,7 +140,7 @@ class Child:
             thread.join()
 
     def facts(self) -> list[Any]:
-        """What it has printed as JSON, if it came so far."""
+        """The JSON that it has printed; empty if it didn't come so far."""
         try:
             return [json.loads(self.said)]
         except ValueError:

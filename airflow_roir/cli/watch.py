@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from airflow_roir.engine.snapshot.operation import OperationStatus
 
 EVERY_S = 1.0
-# A look that takes longer is said.
+# A look that takes longer is reported.
 SLOW_S = 3.0
-# What a shell gives for a command that Ctrl-C ended; the operation goes on.
+# The exit code of a command that Ctrl-C ended, as shells have it. The operation goes on.
 INTERRUPTED = 130
 # Values of TERM by which rich draws nothing either.
 DUMB = ("", "dumb", "unknown")
 
 
 class View(Protocol):
-    """What shows the looks."""
+    """A view that shows the looks."""
 
     def show(self, seen: Overview | None, silence: Silence | None) -> None:
-        """Show the last look, and whether the server is silent since."""
+        """Shows the last look, and whether the server has been silent since."""
 
 
 def watch(database: Database, index: str | None, as_json: bool) -> int:
@@ -103,7 +103,7 @@ def _follow(database: Database, index: str | None, first: Overview, view: View) 
 
 
 def _said(error: DBAPIError) -> str:
-    """What the server or the system said, without the address that libpq puts before it."""
+    """The message of the server or the system, without the address that libpq puts before it."""
     lines = str(error.orig).strip().splitlines() or [""]
     return printable(lines[0].rsplit(" failed: ", 1)[-1].removeprefix("FATAL: ").strip())
 
@@ -123,7 +123,7 @@ class Looker:
         self._asked.put(None)
 
     def answer(self, patience_s: float) -> Overview | Exception | None:
-        """What it saw, or why it couldn't; None if it is still looking after `patience_s`."""
+        """The result of the look, or the error; None if it is still looking after `patience_s`."""
         try:
             return self._found.get(timeout=patience_s)
         except queue.Empty:
@@ -173,7 +173,7 @@ class Lines:
 
 
 def _facts(seen: Overview, one: OperationStatus) -> str:
-    """What makes another line: not that time passes."""
+    """The facts whose change gives another line; the passing of time alone gives none."""
     held = one.held_up.by if one.held_up is not None else None
     facts = (one.status, one.phase, one.percent_complete, one.rows, one.driven, one.owner, one.notice, held)
     waiters = [wait.waiter for wait in seen.waits_of(one.index)]

@@ -13,12 +13,13 @@ from fastapi.responses import JSONResponse
 # A name is at most 63 bytes; reasons, errors and notices are for people.
 LONGEST_TEXT = 2_000
 LONGEST_LIST = 1_000
-# What is different at each look although nothing has changed.
+# The fields that differ at each look although nothing has changed.
 CLOCKS = ("now", "silent_seconds", "age_seconds")
 
 
 def bounded(value: Any) -> Any:
-    """The same without control signs (text comes from whoever may write to the database), and not endlessly long."""
+    """The value without control characters, with texts and lists cut: any role that may write to the database can put
+    text there."""
     if isinstance(value, str):
         text = value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"
         return "".join(sign if sign == "\n" or not _misleads(sign) else "\N{REPLACEMENT CHARACTER}" for sign in text)

@@ -56,7 +56,7 @@ class NoAnswerYet(HTTPException):
 
 
 class Body(BaseModel):
-    """What every change names."""
+    """The fields of every request for a change."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     connection: str = Field(min_length=1, max_length=250, pattern=r"^[^\x00-\x1f\x7f]*$")
@@ -156,7 +156,7 @@ def _reads(app: FastAPI) -> None:
             mine = [one for one in found if one.operation == begun]
             shown = lookups.choose(mine or found, kind, None, None)
         elif operation is None and kind == "compact" and map_index >= 0:
-            # Of a mapped task each has a compaction of its own.
+            # Each instance of a mapped task has a compaction of its own.
             mine = [one for one in found if (one.kind, one.map_index) == (kind, map_index)]
             shown = lookups.choose(mine or found, kind, None, None)
         else:
@@ -193,7 +193,7 @@ def _reads(app: FastAPI) -> None:
                 more = {"held_up": {**held, "text": f"{held['text']}. {left}"}}
             else:
                 more = {"held_up": {"by": "no run", "text": left}, "state": lookups.shown_state(undriven(left))}
-            # What was looked up is also others'.
+            # A copy: other requests share the result of the look.
             content["progress"] = {**content["progress"], **more}
         by = next((one["by"] for one in content["progress"]["pauses"] if one["until"] is None), None)
         content["paused_by_switch"] = is_paused_by_switch(run, by)

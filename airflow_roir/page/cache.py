@@ -19,16 +19,16 @@ T = TypeVar("T")
 FRESH_S = 1.0
 # A database that can't be reached isn't asked by every tab in turn.
 FAILED_FRESH_S = 3.0
-# Longer than a connection attempt may take (ten seconds) nobody waits.
+# A request doesn't wait as long as an attempt to connect may take (ten seconds).
 PATIENCE_S = 8.0
-# Of results, kept; a result is some ten kilobytes.
+# The results kept; each has some ten kilobytes.
 KEPT = 256
 # Threads by database: one that hangs must hold up neither the others nor Airflow's own API.
 THREADS = 2
 LANES = 32
 # The most looks of a lane that may wait for a thread, abandoned ones included.
 WAITING = 64
-# The lane of what is asked of Airflow itself: no connection has an empty id.
+# The lane of questions to Airflow itself: no connection has an empty id.
 AIRFLOW = ""
 
 

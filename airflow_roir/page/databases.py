@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 # Runs whose forms are read for the connections that they name.
 RUNS = 300
 MOST_CONNECTIONS = 16
-# Of a login; an attempt to connect has no SQLSTATE.
+# Parts of the messages of a refused login; an attempt to connect has no SQLSTATE.
 REFUSALS = ("authentication failed", "no password supplied", "not permitted to log in", "no pg_hba.conf entry")
-# A look is short; one that isn't shall not go on when nobody waits for it any more.
+# A look is short; a long one must not go on when no request waits for it any more.
 STATEMENT_MS, LOCK_MS = 6_000, 1_000
 
 

@@ -1,4 +1,4 @@
-"""What the routes of the pages look up in Airflow and in the databases, once for all who ask."""
+"""The looks of the pages' routes, in Airflow and in the databases; requests at the same time share them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_roir.page import databases
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
 
-# Of several databases the others are shown all the same.
+# If one of several databases doesn't answer in this time, the others are shown without it.
 SEVERAL_S = 4.0
 # An index may have hundreds; those that would give most back if they were built now are worth a row.
 MOST_SEGMENTS = 20

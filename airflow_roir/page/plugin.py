@@ -1,6 +1,6 @@
-"""What Airflow is told about the pages (entry point group `airflow.plugins`).
+"""Registers the pages with Airflow (entry point group `airflow.plugins`).
 
-Every process of Airflow loads this module, the scheduler and each task too. FastAPI alone takes four seconds there,
+Every process of Airflow loads this module, also the scheduler and each task. FastAPI alone takes four seconds there,
 so the app is imported by the first request.
 """
 
@@ -17,12 +17,12 @@ Scope = MutableMapping[str, Any]
 Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 
 PREFIX = "/roir"
-# Of the tabs of a run and of a task, in the addresses of Airflow's UI.
+# The last part of the addresses of a run's and a task's tab, in Airflow's UI.
 BUILD_ROUTE = "index-build"
 
 
 class LazyApp:
-    """The FastAPI app, imported when somebody asks for something."""
+    """The FastAPI app, imported by the first request."""
 
     def __init__(self) -> None:
         self._app: Asgi | None = None

@@ -23,7 +23,7 @@ from airflow_roir.engine.database import Database
 IDLE_S = 20.0
 # After a failover the address may lead to another server, and the old one may still answer.
 RENEW_S = 120
-# Of databases.
+# The most databases with a session that is kept.
 MOST_DATABASES = 16
 # No look takes longer than its statements may; the kernel of a server that hangs goes on to answer for it.
 HUNG_S = 30.0
@@ -93,8 +93,8 @@ class Sessions:
                     self._retire(kept)
 
     def _pooled(self, dsn: str) -> Database:
-        # Who looks at the same time gets a session of its own for that look. The server may have been restarted
-        # between two looks: a session is tried before it is used.
+        # A look at the same time as another gets a session of its own. The server may have been restarted between two
+        # looks, so a session is tested before it is used.
         return self._open(
             dsn, poolclass=QueuePool, pool_size=1, max_overflow=-1, pool_pre_ping=True, pool_recycle=RENEW_S
         )

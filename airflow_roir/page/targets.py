@@ -22,7 +22,7 @@ from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.page.databases import connection_of
 from airflow_roir.page.settings import COMPACT_DAG, CONTROL_DAG, VERIFY_DAG, our_dags
 
-# Of one run; a DAG of groups has one per index.
+# The most operations shown of one run; a DAG of groups has one per index.
 MOST_OPERATIONS = 50
 PREPARE = "prepare"
 ENDED = ("success", "failed")
@@ -60,12 +60,12 @@ class Run:
     state: str
     switch_off: bool
     form: dict[str, Any]
-    # What its tasks `prepare` have returned, by group and map index; '' is no group.
+    # The results of its tasks `prepare`, by group and map index; '': no group.
     prepared: dict[tuple[str, int], int]
 
     @property
     def adopted(self) -> tuple[int, ...]:
-        """What its own task `prepare` has returned."""
+        """The operations that its task `prepare` outside of groups has returned."""
         return tuple(number for (group, _), number in self.prepared.items() if not group)
 
     def prepared_by(self, task_id: str, map_index: int) -> int | None:
@@ -183,7 +183,7 @@ def _number(value: Any) -> int | None:
 
 
 def operations_of(database: Database, connection_id: str, run: Run) -> list[Found]:
-    """What the run is about in that database; what it drives or has driven first, newest first."""
+    """The operations of the run in that database: first those that it drives or has driven; the newest first."""
     with database.transaction() as connection:
         check_schema(connection)
         return find(connection, connection_id, run)

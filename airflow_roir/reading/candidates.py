@@ -113,7 +113,7 @@ class Home:
 
 @dataclass(frozen=True)
 class Named:
-    """What an index names in one shard: primary keys by their texts. tick: as of the same snapshot."""
+    """The primary keys that an index names in one shard, by their texts. tick: as of the same snapshot."""
 
     keys: dict[str, tuple[Any, ...]]
     tick: int
@@ -121,10 +121,11 @@ class Named:
 
 @dataclass(frozen=True)
 class About:
-    """What a reader knows of an index apart. identity: the columns of key and primary key; homes: of the shards.
+    """The facts that a reader has of an index over shards. identity: the columns of key and primary key; homes: of the
+    shards.
 
-    table: as it was called when the index was made. primary_key: without the shard's column. unlike: columns whose
-    values shards compare by other rules than the index server, with these rules.
+    table: the name that it had when the index was created. primary_key: without the shard's column. unlike: columns
+    whose values shards compare by other rules than the index server, with these rules.
     """
 
     generation: int
@@ -138,7 +139,7 @@ class About:
 
 
 def look_up(engine: Engine, index: QualifiedName) -> About:
-    """What the index is now. Raises NotFound, InvalidInput, RightMissing."""
+    """The present facts of the index. Raises NotFound, InvalidInput, RightMissing."""
     try:
         asked = select(func.roir.apart(cast(index.sql, REGCLASS)))
         found = with_session(engine, lambda connection: connection.execute(asked).scalar_one())
@@ -291,7 +292,7 @@ def is_away(error: DBAPIError) -> bool:
 
 
 def translated(index: QualifiedName, error: DBAPIError) -> RoirError:
-    """What an error of the index server means to a reader."""
+    """The reader's error for an error of the index server."""
     kinds: dict[str, type[RoirError]] = {STALE: StaleAnswer, NOT_READY: NotStrict, NO_RIGHT: RightMissing}
     kind = kinds.get(state_of(error))
     if kind is not None:
@@ -319,7 +320,7 @@ def key_text(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
 
 
 def read(connection: Connection, wanted: Any) -> dict[str, Named]:
-    """What is named, by the names of the shards."""
+    """The named primary keys, by the names of the shards."""
     found: dict[str, Named] = {}
     for shard, tick, text, *key in connection.execute(wanted):
         found.setdefault(shard, Named({}, tick or 0)).keys[text] = tuple(key)

@@ -65,7 +65,7 @@ def rows(source: Any, index: str | FromClause, where: ColumnElement[bool]) -> An
 
     condition = replacement_traverse(where, {}, of_the_entry)
     found = select(entries.table_valued()).where(condition).scalar_subquery()
-    # Of a cast's type SQLAlchemy doesn't double a % for the driver.
+    # Not a cast: in its type SQLAlchemy doesn't double a % for the driver.
     null_row: ColumnElement[Any] = literal_column(f"NULL::{QualifiedName(table.schema, table.name).sql}")
     reading = func.roir.rows(null_row, func.array(found)).table_valued(
         *(new_column(c.name, c.type) for c in table.columns)

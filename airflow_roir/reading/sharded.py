@@ -117,8 +117,8 @@ class ShardedIndex:
             if not answer.away or not self._follow_dsns():
                 return answer
         except (InvalidInput, NotStrict, ShardUnreachable):
-            # Of an index that was built since it was looked up, whose old capture may be gone; or of a shard that was
-            # given another DSN.
+            # The index may have been rebuilt since the look-up, so that its old capture is gone; or a shard may have
+            # another DSN.
             if not self._follow_dsns() and (known is None or candidates.look_up(self._engine, self.index) == known):
                 raise
         self._about = None
@@ -161,12 +161,12 @@ class ShardedIndex:
             for shard, found in self._ask(calls, away if partial else None).items():
                 asked.setdefault(shard, set()).update(new[shard])
                 answers.setdefault(shard, {}).update(found)
-            # What is no more in one shard may be in another one, since before it went.
+            # A row that is gone from one shard may be in another one, to which it moved before.
             missed = strict and any(_has_gone(asked.get(shard, ()), answers.get(shard, ())) for shard in new)
         return Answer([Found(row, shard) for shard, rows in answers.items() for row in rows.values()], away)
 
     def _follow_dsns(self) -> bool:
-        """Read the DSNs again, where the engines are this object's own; whether any is another one."""
+        """Reads the DSNs again, if the engines are this object's own; True if any has changed."""
         if not self._own:
             return False
         now = _dsns(self._engine, self.index)
@@ -198,7 +198,7 @@ class ShardedIndex:
     def _candidates(
         self, table: Any, where: ColumnElement[bool], strict: bool, age: timedelta | None
     ) -> tuple[About, dict[str, Named]]:
-        """What the index server names. If another generation was published meanwhile it is asked again."""
+        """The keys that the index server names. If another generation was published meanwhile, asks again."""
         asked = 0
         while True:
             about = self._about
@@ -254,7 +254,7 @@ def _has_gone(asked: Sized, found: Sized) -> bool:
 
 
 def _home(about: About, home: Home, table: Any, consistency: Level) -> Home | None:
-    """What the shard must be. An eventual answer depends on nothing of it: a replica may be asked, without rights."""
+    """The database that the shard must be; None: any. An eventual answer may come from a replica, without rights."""
     if consistency != "eventual":
         return home
     is_named = table.name == about.table.name and table.schema in (None, about.table.schema)

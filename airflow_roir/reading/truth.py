@@ -152,7 +152,7 @@ def _read(
 
 
 def _name(connection: Connection, table: Any) -> QualifiedName:
-    """What a statement calls a table: its schema may be told by the engine."""
+    """The table's name in a statement: the engine's option `schema_translate_map` may set the schema."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
     return QualifiedName(translated.get(table.schema, table.schema), table.name)
 
