@@ -32,7 +32,8 @@ SELECT array(SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace =
 
 
 def sql() -> str:
-    """What makes the small schema: the functions that a shard shares with an index server, and its own tables."""
+    """The SQL that creates the small schema: the functions that a shard shares with an index server, and its own
+    tables."""
     folder: Path = migrations_folder()
     shared = (folder / "sql" / "trees.sql").read_text().replace("roir.", f"{SHARD_SCHEMA}.")
     own = (folder / "shard.sql").read_text()
@@ -40,7 +41,7 @@ def sql() -> str:
 
 
 def server_of(connection: Connection) -> str:
-    """What the index server calls itself in the shards. connection: the index server's."""
+    """The index server's name in the shards. connection: the index server's."""
     query = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
     return str(execute(connection, query).scalar_one())
 

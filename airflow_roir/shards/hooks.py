@@ -66,7 +66,7 @@ class Shards(ComparedApart):
         catch_up(database, run, report)
 
     def before_publish(self, database: Database, run: Run, generation_id: int, report: Report) -> None:
-        # A verification takes its time, and nobody else may ship.
+        # The verification before may have taken long, and perhaps no other shipper runs.
         catch_up(database, run, report)
         enforce.keep_on(database, generation_id, report)
 

@@ -53,7 +53,7 @@ ADD = f"""
 INSERT INTO roir.shard (name, dsn, index_dsn, home)
 VALUES (%(name)s, {handed("dsn")}, {handed("index_dsn")}, %(home)s)
 """
-# What isn't given stays.
+# A value that isn't given stays.
 CHANGE = f"""
 UPDATE roir.shard
    SET dsn = coalesce({handed("dsn")}, dsn), index_dsn = coalesce({handed("index_dsn")}, index_dsn),
@@ -74,7 +74,7 @@ SHOWN = ("host", "port", "dbname", "user", "service")
 
 @dataclass(frozen=True)
 class ListedShard:
-    """What there is to know of a shard. place: its DSN without secrets; lag_s: of the index that is furthest behind."""
+    """A shard in a list. place: its DSN without secrets; lag_s: of the index that is furthest behind."""
 
     name: str
     place: str
@@ -98,12 +98,12 @@ def add(
     index_dsn: str | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Shard:
-    """Add a shard, or give one that is there another DSN; makes its small schema. Safe to call again.
+    """Adds a shard, or changes the DSN of one that exists; creates its small schema. It is safe to call again.
 
-    What captures there for this server, which knows nothing of it, is removed.
+    Removes captures there that are for this server but unknown to it.
 
-    dsn: how workers reach it. index_dsn: how the shard's server reaches this one, to announce writes. Raises
-    InvalidInput, RightMissing, and DBAPIError if it isn't reached.
+    dsn: how workers reach the shard. index_dsn: how the shard's server reaches this one, to announce writes. Raises
+    InvalidInput, RightMissing, and DBAPIError if the shard can't be reached.
     """
     _check_name(name)
     for one in (dsn, index_dsn):
@@ -143,7 +143,7 @@ def add(
 
 
 def keep_dsn(connection: Connection, name: str, dsn: str) -> None:
-    """Write down the DSN that an Airflow connection has now. Raises NotFound."""
+    """Records the DSN that an Airflow connection has now. Raises NotFound."""
     found = shard.find(connection, name)
     if found.dsn != dsn:
         hand_over(connection, {"dsn": dsn})
@@ -152,7 +152,8 @@ def keep_dsn(connection: Connection, name: str, dsn: str) -> None:
 
 
 def _leave_the_old_server(connection: Connection, shard_id: int) -> None:
-    """Whoever ships from the server that had another DSN stops: its sessions may live on, and what it says is old."""
+    """Fences the shippers of a shard after a change of its DSN: their sessions may still reach the former server, whose
+    data is old."""
     execute(connection, FENCE, {"shard": shard_id})
 
 

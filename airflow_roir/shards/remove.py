@@ -59,7 +59,7 @@ def release(
     away: dict[int, str] = {}
     for row, one in left:
         if row.removed_at is not None:
-            # Whoever took the shard away has given up what is there.
+            # The shard was removed, and its capture with it given up.
             _forget(database, row.id)
             continue
         if one.id not in away and (problem := _remove(database, row.id, row.outbox, one, patience_s, report)):

@@ -50,14 +50,14 @@ class Shard:
         return database
 
     def _check_way(self, dsn: str) -> None:
-        """Raise InvalidInput for a DSN that leads a password of this machine to another server than it is for.
+        """Raises InvalidInput for a DSN that would send a password of this machine to another server than it is for.
 
-        Whoever may write to the table of shards isn't whoever wrote a service file or a passfile here.
+        The DSNs in the table of shards and the passwords in files here may be of different authors.
         """
         try:
             given = parse_dsn(dsn)
         except (ProgrammingError, ValueError):
-            # Whoever opens a session says so.
+            # The attempt to connect raises the error.
             return
         names = {"hostaddr"} | ({"host", "port"} if "service" in given else set())
         if "password" not in given and ("service" in given or "host" in given) and (found := names & given.keys()):
@@ -72,7 +72,7 @@ class Shard:
             failed.sqlalchemy_exception.add_detail(f"shard {quote(self.name)}")
 
 
-# What a shard shares with an index server has another schema there. Quoted names are nobody's.
+# The functions that a shard shares with an index server are in another schema there. A quoted name is never ours.
 _OURS = re.compile(r'"(?:[^"]|"")*"|\broir\.')
 
 
@@ -82,7 +82,7 @@ def _in_shard(_c: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> tu
 
 @dataclass(frozen=True)
 class Lane:
-    """What is shipped from one shard to one generation. outbox: the capture's table there, without its schema."""
+    """The feed from one shard to one generation. outbox: the capture's table there, without its schema."""
 
     id: int
     generation_id: int

@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of the arguments, which an order has, too."""
+    """The parser of the arguments, and of an order, which has the same ones."""
     parser = argparse.ArgumentParser(prog="python -m airflow_roir.spark", description=__doc__)
     parser.add_argument("--index", help="the index: name or schema.name, quoted as in SQL")
     parser.add_argument("--operation", type=int, help="the id of the only operation to drive, by default the latest")
@@ -199,14 +199,14 @@ def _is_interrupted() -> bool:
 def report(line: str, voice: TextIO) -> None:
     """Raises SparkFailed if no process reads: without its parent a run hears of no switch and no changed option."""
     try:
-        # What somebody else has written, a pause's reason, must not look like a line of ours.
+        # A text of others, such as a pause's reason, must not look like a line of ours.
         print(f"roir: {line}".replace("\r", "\n").replace("\n", "\n  "), file=voice, flush=True)
     except (BrokenPipeError, ConnectionResetError):
         raise SparkFailed(BEREAVED) from None
 
 
 def say(message: str, code: int, voice: TextIO | None = None) -> int:
-    """A last line, if anybody reads it; the code."""
+    """Reports a last line, if a process reads it; returns the code."""
     with suppress(SparkFailed):
         report(message, voice or sys.stderr)
     return code

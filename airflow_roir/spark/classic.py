@@ -30,12 +30,12 @@ SETTINGS = {
     "spark.speculation": "false",
 }
 LOCAL_SETTINGS = {"spark.python.daemon.module": "airflow_roir.spark.worker_daemon"}
-# Who has set one of these wants to hear of the application's end.
+# If the user has set one of these, Spark must be stopped, not killed: it reports the application's end.
 LISTENING = ("spark.eventLog.enabled", "spark.extraListeners", "spark.plugins", "spark.metrics.conf")
 OPTIONS = "SPARK_SUBMIT_OPTS"
 # The driver only hands tasks out: what takes longest in its JVM is compiling what it runs once.
 QUICK = "-XX:TieredStopAtLevel=1"
-# Who ends a driver may wait only so long.
+# A process that ends a driver may not wait longer.
 REMOVING_S = 1.5
 
 
@@ -80,7 +80,7 @@ class Java:
     @property
     def is_local(self) -> bool:
         """True if this process runs the workers, too."""
-        # What spark-submit was told it knows alone.
+        # Only spark-submit knows its own arguments.
         return not is_submitted() and is_local(self.master)
 
     def _start(self) -> Any:
@@ -89,7 +89,7 @@ class Java:
         if self._unwanted.is_set():
             raise SparkFailed("ended before it was up")
         given = os.environ.get(OPTIONS)
-        # What the user gives comes last, and holds.
+        # The user's options come last, and so take precedence.
         os.environ[OPTIONS] = " ".join([QUICK, f"-Djava.io.tmpdir={quoted(self.folder)}", given or ""])
         try:
             return launch_gateway(self.conf)
@@ -160,7 +160,7 @@ class ClassicSession(Session):
         try:
             return not self._context._jsc.sc().isStopped()
         except Exception:
-            # There is nobody to ask.
+            # No JVM answers.
             return False
 
     @property
@@ -192,13 +192,13 @@ class ClassicSession(Session):
 
     def close(self) -> None:
         """End it. In local mode at once: all work is committed, and a JVM takes a second to tidy up for itself."""
-        # Whatever it raises: its JVM is gone, which is what this was to achieve.
+        # An error means that its JVM is gone already.
         with suppress(Exception):
             has_own_files = self._has_own_files()
             if not self._java.is_local or has_own_files or self._is_listened_to():
                 self._context.stop()
             else:
-                # It would tell of the connection that breaks.
+                # It would log the connection that breaks.
                 self._context._accumulatorServer.handle_error = lambda *_: None
             if has_own_files:
                 self._java.end_gently(REMOVING_S)

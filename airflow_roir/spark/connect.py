@@ -67,16 +67,16 @@ class ConnectSession(Session):
     def is_alive(self) -> bool:
         """See `Session.is_alive`."""
         try:
-            # A client knows only what it asks for; a server that was started anew has lost the session.
+            # A client only learns it by asking; a server that has been restarted has lost the session.
             self._spark.conf.get("spark.app.name", "")
         except Exception:
-            # There is nobody to ask.
+            # No server answers, or it doesn't know the session.
             return False
         return True
 
     def close(self) -> None:
         """See `Session.close`."""
-        # Whatever it raises: its server is gone, which is what this was to achieve.
+        # An error means that its server, or the session there, is gone already.
         with suppress(Exception):
             self._spark.stop()
 

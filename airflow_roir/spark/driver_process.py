@@ -25,27 +25,27 @@ from airflow_roir.errors import SparkFailed
 from airflow_roir.spark import guard
 from airflow_roir.spark.options import SparkOptions
 
-# What configures Airflow, secrets included, is none of the driver's business.
+# Airflow's configuration, with its secrets, isn't passed to the driver.
 _AIRFLOW_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW")
-# What a driver logs once its Spark session is open. Until then it holds nothing that is worth a wait.
+# The line that a driver logs once its Spark session is open. Until then it has no work that is worth waiting for.
 SPARK_IS_UP = "Spark is up"
-# What a driver that waits for orders logs after each, with the exit code that it would have ended with.
+# The line that a driver that waits for orders logs after each; the exit code of a driver for one order follows.
 ENDED = "ended with exit code "
 _PROGRAM = (sys.executable, "-m", "airflow_roir.spark")
 # Airflow sends SIGKILL five seconds after SIGTERM; the task needs the rest to leave.
 TERMINATE_S = 2.0
-# So long may it take to write down that a driver was killed.
+# The most time to record that a driver was killed.
 SETTLE_S = 1.5
-# How soon its end is seen.
+# The time between two looks for its end.
 LOOK_S = 0.05
-# The same of a driver that has said nothing of its order.
+# The same for a driver that has written nothing about its order.
 ORDER_LOOK_S = 0.2
 
 
 def driver_command(options: SparkOptions, order: Sequence[str]) -> list[str]:
     """The command line of a driver. It never holds a secret.
 
-    order: what it drives, a `driver_order`, or `later`, that it starts Spark and is told by `Driver.order`.
+    order: a `driver_order`, or `later`: then it starts Spark and waits for `Driver.order`.
     """
     return [*_PROGRAM, *order, *_where(options)]
 
@@ -64,11 +64,11 @@ def driver_order(
     log: Path | None = None,
     operation: int | None = None,
 ) -> list[str]:
-    """What a driver is told of one operation.
+    """The arguments by which a driver drives one operation.
 
-    owner: how the run is named to others. take_over: fence a run that still seems alive, at once. lift_pause: False if
-    an older pause was lifted before the driver started, so that one that the driver finds is a newer wish. log: the
-    file that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines.
+    owner: the name of the run that others see. take_over: fence a run that still seems alive, at once. lift_pause:
+    False if an older pause was lifted before the driver started, so that a pause that the driver finds is a newer wish.
+    log: the file that Spark's own log goes to, see `log_file.diverted`; by default it is mixed with the driver's lines.
     operation: the id of the only operation that it may drive, as of `start_run`.
     """
     order = ["--index", index, "--owner", owner]
@@ -163,8 +163,8 @@ class Driver:
                 self._tell(text)
 
     def _tell(self, line: str) -> None:
-        # Whoever reads the command's lines may have gone; the driver must not wait for that, and the order's end is
-        # still to be heard.
+        # The reader of the command's lines may have gone. The driver must not be held up by that, and the line with the
+        # order's end must still be read.
         with suppress(OSError):
             self._forward(line)
 

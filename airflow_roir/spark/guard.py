@@ -17,10 +17,10 @@ from contextlib import suppress
 
 # The number of the pipe, in the driver's environment.
 STARTER = "ROIR_STARTER_PIPE"
-# So long a driver may take to pause its operation.
+# The time that a driver may take to pause its operation.
 PATIENCE_S = 2.0
 LOOK_EVERY_S = 0.05
-# What is killed is gone at once, but for a process in an uninterruptible wait.
+# A killed process is gone at once, unless it is in an uninterruptible wait.
 GONE_S = 10.0
 
 

@@ -42,7 +42,7 @@ def spark_log(operation: int | str, folder: Path | None = None) -> Path:
 
 
 class SparkLog:
-    """A log that is being written. path: where it lies now; None on standard error, among the lines for the user."""
+    """A log that is being written. path: its present place; None: standard error, among the lines for the user."""
 
     def __init__(self, path: Path | None = None, file: int | None = None) -> None:
         self.path = path
@@ -90,9 +90,10 @@ class SparkLog:
 
 @contextmanager
 def diverted(path: Path) -> Iterator[tuple[TextIO, SparkLog]]:
-    """Send what this process and its children print to the file; yields where lines for the user go, and the log.
+    """Sends the output of this process and its children to the file; yields the stream for the user's lines, and the
+    log.
 
-    It is readable by its owner alone, since a stack trace may show anything. What is there is kept: stretches of an
+    Only its owner can read the file, since a stack trace may show anything. The file's text is kept: stretches of an
     operation share it. If it can't be written, a new file among the temporary ones takes its place. Raises OSError if
     that can't be written either.
 
@@ -101,7 +102,7 @@ def diverted(path: Path) -> Iterator[tuple[TextIO, SparkLog]]:
     """
     file, path = _opened(path)
     log = SparkLog(path, file)
-    # Both duplicates stay with this process: what it starts must not hold the pipe of whoever reads the lines.
+    # Both duplicates stay with this process: its children must not hold the pipe to the reader of the lines.
     voice = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, errors="backslashreplace")
     before = {number: os.dup(number) for number in (1, 2)}
     try:
@@ -110,7 +111,7 @@ def diverted(path: Path) -> Iterator[tuple[TextIO, SparkLog]]:
         with meanwhile(log.bound, LOOK_EVERY_S, "roir-spark-log"):
             yield voice, log
     finally:
-        # Its reader may have died, as whoever wrote has noticed.
+        # Its reader may have died; the writer of a line has got an error for that.
         with suppress(OSError):
             voice.close()
         for number, kept in before.items():

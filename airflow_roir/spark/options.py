@@ -14,7 +14,7 @@ from airflow_roir.options import MAX_PARALLELISM
 LOCAL_MASTER = f"local[{MAX_PARALLELISM}]"
 # As many tries as a cluster gives a task by default.
 TASK_FAILURES = 4
-# What Spark takes for a master; with another one its driver ends when it starts, once the index is prepared.
+# The masters that Spark accepts. With any other its driver would fail at its start, after the index is prepared.
 MASTER = re.compile(
     r"local(\[\s*([1-9]\d*|\*)\s*(,\s*[1-9]\d*\s*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn"
     r"|k8s://\S+|sc://\S+|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*"

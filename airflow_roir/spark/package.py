@@ -1,7 +1,7 @@
 """This package as one zip file, for executors that don't have it.
 
-The driver ships it wherever Spark isn't local. It is for workers: a driver needs the
-migrations, too, to know the control schema's version. What the package imports isn't in it: see docs/spark.md.
+The driver ships it unless Spark is local. It is for workers: a driver needs the migrations, too, to know the control
+schema's version. The packages that this one imports aren't in it: see docs/spark.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 PACKAGE = "airflow_roir"
-# What a worker never imports, and an executor couldn't: it has no Airflow.
+# The parts that a worker never imports; an executor couldn't, without Airflow.
 LEFT_OUT = frozenset(
     {"operators", "task", "hooks", "links", "triggers", "plugins", "dags", "migrations", "__pycache__"}
 )
@@ -26,7 +26,7 @@ DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def write_package(path: Path) -> Path:
-    """Write the zip file to `path`, over whatever is there, and return it. Raises OSError."""
+    """Writes the zip file to `path`, over a file that is there, and returns it. Raises OSError."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in sorted(_sources(importlib.resources.files(PACKAGE), PACKAGE)):
             archive.writestr(zipfile.ZipInfo(name, DATE), file.read_bytes(), zipfile.ZIP_DEFLATED)

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 LOST_AFTER_S = 3.0
 # Spark has this long to say that an interrupted job has ended.
 INTERRUPTED_S = 15.0
-# Spark gives up on a worker after four lost tries in a row, which is what a dying node or a full memory can cause.
-# So often within this time a worker is submitted anew.
+# Spark gives up on a worker after four lost tries in a row, which a dying node or a full memory can cause. A pool then
+# submits lost workers again, LOST_WORKERS times; after LOST_WINDOW_S without a loss the count begins again.
 LOST_WORKERS = 5
 LOST_WINDOW_S = 600.0
-# A worker has a slot so soon after it was submitted, where others have got theirs. Where none has, or nobody can say,
-# Spark may just be slow to start.
+# If other workers have their slots, a worker gets its slot this soon after it was submitted. If none has, or that isn't
+# known, Spark may just be slow to start: then the longer time counts.
 SLOT_S = 10.0
 FIRST_SLOT_S = 30.0
 
@@ -54,7 +54,7 @@ class SparkPool(Pool):
         self._lost_at = 0.0
         self._patience = BackOff(database.limits.outage_s, self.wait)
         self._submitted_at = 0.0
-        # Of the workers without a slot: those that the log has told of, and those of the last look.
+        # The numbers of workers without a slot: those that the log has reported, and those of the last look.
         self._waiting = self._short = 0
 
     def start(self, number: int, description: str) -> None:
@@ -64,7 +64,7 @@ class SparkPool(Pool):
         super().start(number, description)
 
     def work(self, number: int, description: str) -> list[WorkerMetrics]:
-        """Have Spark be a worker, to its end."""
+        """Runs a worker on Spark, to its end."""
         job = worker_job(self.database, self.run, self.phase.name.value)
         return self._spark.run(number, self._tag(number), description, job)
 
@@ -89,7 +89,7 @@ class SparkPool(Pool):
                 seen_at |= dict.fromkeys(at_work(), now)
                 asked_at = now
             except DBAPIError:
-                # The server is away, and so are its sessions; whoever had one notices by itself.
+                # The server is away, and so are its sessions; a worker that had one notices that itself.
                 if now - asked_at < patience_s:
                     continue
             lost = [number for number in self._jobs if now - seen_at[number] >= LOST_AFTER_S]
@@ -105,7 +105,7 @@ class SparkPool(Pool):
             while any(not self._jobs[number].done() for number in numbers) and time.monotonic() < deadline:
                 self.wait(LOOK_EVERY_S)
         jobs = {number: self._jobs.pop(number) for number in numbers}
-        # What the others raise now is that they were interrupted; what they did is in the server.
+        # An error of the others only means that they were interrupted; their work is in the database.
         return [Ended(number, job.result(), None) for number, job in jobs.items() if job.done() and not job.exception()]
 
     def failure(self, ended: Ended, log: PhaseLog, leaving: bool) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""What a run needs of a Spark session, classic or through Spark Connect."""
+"""The interface of a Spark session that a run needs, classic or through Spark Connect."""
 
 from __future__ import annotations
 

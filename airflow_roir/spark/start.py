@@ -19,7 +19,7 @@ from airflow_roir.spark.options import SparkOptions, is_connect
 from airflow_roir.spark.session import Session, why
 from airflow_roir.spark.start_timings import mark
 
-# Who ends a driver waits two seconds for it.
+# A process that ends a driver waits two seconds for it.
 BREAK_OFF_S = 1.5
 
 
@@ -37,7 +37,7 @@ class SparkStart:
         self._java: Java | None = None
         if not is_connect(options.master) and not is_submitted():
             use_java()
-        # What a JVM leaves behind that is killed is in one place.
+        # One folder for all files that a killed JVM leaves behind.
         self._folder = Path(tempfile.mkdtemp(prefix="roir-spark-"))
         self._future: Future[Session] = Future()
         threading.Thread(target=self._run, name="roir-spark-start", daemon=True).start()

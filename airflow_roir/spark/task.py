@@ -1,4 +1,4 @@
-"""What one Spark task does: it is one of an operation's workers.
+"""Runs one Spark task, which is one of an operation's workers.
 
 Everything a task needs travels in the function that Spark ships: nothing is in Spark's configuration, its UI or
 its event log.
@@ -16,7 +16,7 @@ from airflow_roir.engine.work.phase_work import WorkerMetrics
 from airflow_roir.errors import Fenced, OperationPaused, RoirError, WorkerFailed
 from airflow_roir.operation import Phase
 
-# What the error of a worker begins with whose place another one has taken.
+# The beginning of the error of a worker whose place another one has taken.
 FENCED = "fenced: "
 
 

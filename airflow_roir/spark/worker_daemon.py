@@ -4,7 +4,7 @@ Spark starts it as `python -m airflow_roir.spark.worker_daemon pyspark.worker`, 
 output: nothing here may print. It is for local mode alone, where this package is installed.
 
 Spark's own daemon imports nothing before it forks, since some packages start threads at their import, which a fork
-loses. What is imported here starts none (`tests/spark/test_start.py`).
+loses. The packages imported here start none (`tests/spark/test_start.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import importlib
 
-# What a worker's function and its first statement need.
+# The modules that a worker's function and its first statement need.
 PRELOADED = (
     "pyspark.worker",
     "airflow_roir.spark.task",

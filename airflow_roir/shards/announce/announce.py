@@ -74,14 +74,14 @@ UPDATE roir.lane l SET announced_by = %(by)s FROM roir.generation g JOIN roir.in
 def announce(
     database: Database, index: str, by: str | None, report: Callable[[str], None] = lambda line: None
 ) -> list[str]:
-    """Let a shard's server (`server`), its clients (`client`) or neither (None) announce the writes of an index.
+    """Lets a shard's server (`server`), its clients (`client`) or neither (None) announce the writes of an index.
 
-    Waits in each shard until the writers in flight have ended. Safe to call again, which goes on where it stopped; and
-    it must be called again once the index server has failed over. Until every shard is done, and has shipped once more,
-    strict reads are refused. What was enforced of a unique index is so no more, until `enforce.enforce_index` begins it
-    again. None ends them at once; returns a line for each shard that is away then: its writers announce until the next
-    call, or clean-up, that reaches it. A shard that only a replaced generation is over is left where it can't be worked
-    with, and reported. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired, and DBAPIError.
+    Waits in each shard until the writers in flight have ended. It is safe to call again, and then continues; after a
+    failover of the index server it must be called again. Strict reads are refused until every shard is done and has
+    been shipped to its end once more. A unique index isn't enforced any more until `enforce.enforce_index` begins that
+    again. None ends strict reads at once, and returns a line for each shard that is away: its writers announce until
+    the next call, or clean-up, that reaches it. If a shard that only a replaced generation is over fails, it is left
+    out and reported. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired, and DBAPIError.
     """
     with database.transaction() as connection:
         row = operations.find_index(connection, parse_name(index, "index"))
@@ -122,7 +122,7 @@ def announce(
 
 
 def _done(work: Callable[[], None], lane: Lane, needed: bool, report: Callable[[str], None]) -> bool:
-    """Do it; False if it failed for a generation that readers don't see, which is told, and keeps nothing up."""
+    """Does the work. If it fails for a generation that readers don't see, reports that and returns False."""
     try:
         work()
     except (DBAPIError, RoirError) as error:

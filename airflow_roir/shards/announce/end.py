@@ -20,7 +20,8 @@ from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, lanes_of
 from airflow_roir.shards.ship import lanes
 
 OUTBOX = f"SELECT announced_by FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
-# What still announces in shards though it was turned off. What is dropped with its generation isn't.
+# The lanes that still announce in shards though it was turned off; without those of dropped generations, whose capture
+# is removed anyway.
 IS_LEFT = """l.announced_by IS NOT NULL AND i.announced_by IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped'"""
 STILL_ANNOUNCED = f"""
 SELECT l.id, l.generation_id, format('%%I.%%I', i.schema_name, i.name) AS index

@@ -21,7 +21,7 @@ from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy.survey import ShardPlan, Survey
 from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
 
-# What a connection of a shard's server to the index server begins with. A commit there must last: readers count on it.
+# The options of a connection from a shard's server to the index server. A commit there must last: readers count on it.
 OPTIONS = "-c synchronous_commit=on -c default_transaction_read_only=off -c lock_timeout=10s -c statement_timeout=30s"
 DEFAULTS = {
     "connect_timeout": "10",
@@ -30,7 +30,7 @@ DEFAULTS = {
     "keepalives_count": "4",
     "tcp_user_timeout": "60000",
 }
-# Of these the commit and the waits of a writer depend on what the session is given; in ms.
+# The settings that the session there must really have: a writer's commit and waits depend on them. Times are in ms.
 KEPT = {"synchronous_commit": "on", "lock_timeout": "10000", "statement_timeout": "30000"}
 SETTINGS = """
 CREATE FOREIGN TABLE {table}_probe (name text, setting text) SERVER {server}
@@ -102,7 +102,7 @@ def reach(connection: Connection, lane: Lane, source: Source) -> str:
     if not execute(connection, query).scalar_one():
         execute(connection, "CREATE EXTENSION postgres_fdw")
     token = execute(connection, SERVER_OF, {"name": lane.outbox}).scalar_one()
-    # A writer who can't reach it is told by this name.
+    # The error of a writer that can't reach it shows this name.
     name = f"roir index server {hashlib.md5(token.encode()).hexdigest()[:8]} (see roir announce)"
     options = DEFAULTS | {key: value for key, value in given.items() if key not in OF_USER}
     options["options"] = f"{given.get('options', '')} {OPTIONS}".strip()

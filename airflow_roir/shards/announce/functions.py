@@ -20,7 +20,7 @@ SERVER, CLIENT = "server", "client"
 # that server's own limits (`foreign.OPTIONS`). Only while it sends: a transaction that goes on afterwards isn't ended.
 HUNG_S = 60
 
-# What texts of values look like, and what they mean: the same in both databases.
+# The settings by which values are written as texts, and texts read: the same in both databases.
 AS_TEXT = {
     "DateStyle": "ISO, YMD",
     "IntervalStyle": "postgres",
@@ -69,10 +69,12 @@ def _values(lane: Lane, entry: Entry, shape: intents.Shape, record: str) -> list
 
 
 def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape, source: Source, unique: str | None) -> str:
-    """All own rows by one statement, at the first event; what comes later and was sent is told by versions.
+    """Sends all rows of the transaction by one statement, at the first event. By their versions later events know the
+    rows that were sent.
 
-    The mark is of the transaction, and goes with a savepoint that is rolled back, as do the intents that were sent.
-    A serializable transaction sends row by row: its look at the outbox would conflict with every other writer's.
+    The mark belongs to the transaction. The rollback to a savepoint undoes the mark together with the intents that were
+    sent since. A serializable transaction sends row by row: its look at the outbox would conflict with every other
+    writer's.
     """
 
     def send(statement: str) -> list[str]:
@@ -128,7 +130,7 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape, source
 
 
 def _refused(statement: str, index: str, source: Source) -> list[str]:
-    """What the index server refuses is raised as PostgreSQL itself does: postgres_fdw drops the constraint's name."""
+    """Raises a refusal of the index server as PostgreSQL itself does: postgres_fdw drops the constraint's name."""
     return [
         "BEGIN",
         f"  {statement};",
@@ -193,7 +195,7 @@ def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
 
 
 def let_clients_ask(connection: Connection, lane: Lane) -> None:
-    """Let any role ask for what its own transaction has changed; nothing else is told."""
+    """Lets any role read the changes of its own transaction, and no others."""
     table = outbox.table(lane.outbox)
     execute(connection, f"CREATE INDEX IF NOT EXISTS {lane.outbox}_xid ON {table} (xid)")
     execute(connection, f"GRANT USAGE ON SCHEMA {SHARD_SCHEMA} TO PUBLIC")

@@ -14,10 +14,10 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.errors import RightMissing
 
-# It has no constraint: where one is violated the log would have the row.
+# It has no constraint: the violation of one would write the row to the log.
 TABLE = "CREATE TEMP TABLE IF NOT EXISTS roir_handed (name text, value text) ON COMMIT DROP"
 COPY = "COPY pg_temp.roir_handed (name, value) FROM STDIN"
-# No log tells of a nested statement. One that fails would be in the error's context, so the error is raised anew.
+# No log shows a nested statement. If it fails it would be in the error's context, so the error is raised again without.
 SEND = """
 DO $roir$
 DECLARE

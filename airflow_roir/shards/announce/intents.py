@@ -65,10 +65,10 @@ class Named:
 
 @dataclass(frozen=True)
 class Look:
-    """What was found before a visit. horizon: no intent after it is settled by that visit.
+    """The old intents found before a visit. horizon: the visit settles no intent after this one.
 
-    For a shard that fails over gives transaction ids again: a snapshot of before says nothing of one that was announced
-    afterwards.
+    After a failover a shard assigns the same transaction ids again: so an older snapshot says nothing about a
+    transaction that was announced later.
     """
 
     named: tuple[Named, ...] = ()
@@ -81,11 +81,10 @@ def table(generation_id: int) -> str:
 
 
 def create(connection: Connection, generation_id: int, entry: Entry) -> None:
-    """Make the table of a generation's intents, and the view by which readers see them.
+    """Creates the table of a generation's intents, and the view by which readers see them.
 
-    entry: the index server's, with the shard's column.
-    put: whether there is such a row after the transaction, where that is known. Rights to write into that of an
-    earlier generation are given for this one, too.
+    entry: the index server's, with the shard's column. The column `put`: whether the row exists after the transaction,
+    if that is known. Roles that may write the intents of an earlier generation may write these, too.
     """
     name = table(generation_id)
     execute(
@@ -95,11 +94,12 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
         "at timestamptz NOT NULL DEFAULT clock_timestamp()) "
         "WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000)",
     )
-    # By the key readers ask, by the rest a visit that settles.
+    # Readers look up by the key, a visit that settles by the primary key.
     execute(connection, f"CREATE INDEX ON {name} ({', '.join(entry.physical(entry.key_positions))})")
     row = [f"c{i + 1}" for i in entry.identity_positions if entry.columns[i].primary_key]
     execute(connection, f"CREATE INDEX ON {name} ({', '.join(row)})")
-    # They would be told to whoever may name the view, by an operator of his own. What is there changes all the time.
+    # Without statistics: a role that may name the view could read these by an operator of its own. And the rows change
+    # all the time.
     for column in entry.physical(entry.identity_positions):
         execute(connection, f"ALTER TABLE {name} ALTER {column} SET STATISTICS 0")
     rights.take_back(connection, [name])
@@ -109,7 +109,7 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
 
 
 def drop(connection: Connection, generation_id: int) -> None:
-    """Drop it, where there is one."""
+    """Drops the table, if it exists."""
     found = execute(connection, "SELECT to_regclass(%(name)s)", {"name": table(generation_id)}).scalar()
     if found is not None:
         execute(connection, f"DROP VIEW IF EXISTS {readers_view(generation_id)}")
@@ -117,9 +117,9 @@ def drop(connection: Connection, generation_id: int) -> None:
 
 
 def look(connection: Connection, lane: Lane, limit: int, old_s: float = OLD_S) -> Look:
-    """What a visit shall know of a lane's intents; to be committed, or ended, before the visit begins.
+    """The intents of a lane that a visit must know. The transaction of this look must end before the visit begins.
 
-    limit: how many old ones are named. Those are the ones whose transaction has aborted, or is open for long.
+    limit: the most old intents to name: their transactions have aborted, or have been open for long.
     """
     name = table(lane.generation_id)
     horizon = execute(connection, HORIZON, {"table": name}).scalar_one()
@@ -192,7 +192,7 @@ def settle(
 
 @dataclass(frozen=True)
 class Shape:
-    """What intents of a generation look like. entry: as the index server has it; shard: the position of its name."""
+    """The columns of a generation's intents. entry: as on the index server; shard: the position of the shard's name."""
 
     entry: Entry
     shard: int
@@ -244,7 +244,8 @@ def readers_view(generation_id: int) -> str:
 def _create_view(connection: Connection, generation_id: int, entry: Entry) -> None:
     """The view by which strict readers see the intents (docs/architecture-shards.md#reads).
 
-    Whoever may read the index may read it: it asks for that, and whether strict reads are possible, once per query.
+    Each role that may read the index may read it: it checks that, and whether strict reads are possible, once per
+    query.
     """
     row = next(i for i in entry.identity_positions if entry.columns[i].primary_key)
     columns = ", ".join(f"c{i + 1} AS {quote(entry.columns[i].source)}" for i in entry.identity_positions)
@@ -252,8 +253,8 @@ def _create_view(connection: Connection, generation_id: int, entry: Entry) -> No
         connection,
         f"CREATE VIEW {readers_view(generation_id)} AS SELECT {columns} "
         f"FROM {DATA_SCHEMA}.g{generation_id}_intent "
-        # That by which `roir announce` tries the way names nothing. In this order: another generation may be shown
-        # meanwhile.
+        # The intent by which `roir announce` tests the connection names no row. is_strict comes first, since another
+        # generation may be published meanwhile.
         f"WHERE c{row + 1} IS NOT NULL "
         f"AND (SELECT CASE WHEN roir.is_strict({generation_id}) THEN roir.may_read({generation_id}) END)",
     )

@@ -27,9 +27,9 @@ SILENT = "what announces its writes was disabled, dropped, replaced or altered f
 def change(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> str | None:
     """Why writes of a shard may have been missed, or not be found, since the last visit; None if nothing says so.
 
-    kept: None before the first visit; found: None if it is what was kept.
+    kept: None before the first visit; found: None if nothing has changed.
     """
-    # Of a database that pg_upgrade made, or that was restored from a dump, all is another one.
+    # In a database that pg_upgrade made, or that was restored from a dump, all evidence differs.
     if not kept or not found or kept["schema"] != found["schema"]:
         return None
     for name, was in kept.items():
@@ -52,7 +52,7 @@ def silence(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> 
 
 
 def is_readable(found: Any) -> bool:
-    """Whether it is evidence at all: a shard may tell anything."""
+    """True if this has the form of evidence: a shard may send anything."""
     if not isinstance(found, dict) or not all(isinstance(found.get(one), dict) for one in ("rules", "announcing")):
         return False
     texts = [value for name, value in found.items() if name not in ("rules", "announcing")]
@@ -76,5 +76,6 @@ def _is_another(kind: str, was: str, now: str | None) -> bool:
 
 
 def _is_altered(was: str, now: str) -> bool:
-    """Of what was written as its owner and the rest; REASSIGN OWNED exchanges both."""
+    """True if an object was altered: its text changed, but not its owner, the first word. REASSIGN OWNED changes
+    both."""
     return was != now and was.split(" ", 1)[0] == now.split(" ", 1)[0]

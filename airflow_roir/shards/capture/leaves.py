@@ -36,14 +36,14 @@ SELECT o.source::bigint AS source, o.leaves AS known, o.bounds, n.leaves AS now,
   FROM {SHARD_SCHEMA}.outbox o CROSS JOIN LATERAL (SELECT {SHARD_SCHEMA}.leaves(o.source) AS leaves) n
  WHERE o.name = %(name)s
 """
-# Only if nothing came or went since the look: else it is all done once more. step: of the deletion, by which it is
-# noticed if the index server loses that.
+# Only if no leaf came or went since the look; otherwise all is done once more. step: of the deletion; by it the shard
+# notices if the index server loses the deletion.
 FOLLOWED = f"""
 UPDATE {SHARD_SCHEMA}.outbox o SET leaves = %(now)s::jsonb, bounds = %(bounds)s::jsonb, step = greatest(step, %(step)s)
  WHERE o.name = %(name)s AND {SHARD_SCHEMA}.leaves(o.source) = %(now)s::jsonb
 """
 STEP = "UPDATE roir.lane SET step = step + 1 WHERE id = %(lane)s RETURNING step"
-# The identities of a shard's entries, as texts, so many at once.
+# The identities of a shard's entries, as texts; AT_ONCE are fetched at a time.
 LISTED = "DECLARE roir_entries NO SCROLL CURSOR FOR SELECT {texts} FROM {base} b WHERE b.c{column} = %(shard)s"
 AT_ONCE = 2_000
 # Which of the shard's columns is of a domain: a hash is that of the very type.

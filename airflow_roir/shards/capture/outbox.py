@@ -34,7 +34,7 @@ INSERT INTO {SHARD_SCHEMA}.outbox (name, server, index_name, source, entry, leav
 VALUES (%(name)s, %(server)s, %(index)s, %(source)s, %(entry)s::jsonb, {SHARD_SCHEMA}.leaves(%(source)s),
         {SHARD_SCHEMA}.bounds(%(source)s), {SHARD_SCHEMA}.capture_of(%(name)s), %(unique)s)
 """
-# What was announced already: all versions that there can be.
+# Marks all possible versions as announced.
 NOTHING = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
 # A row that is never shipped: an outbox without it was emptied.
 FIRST = "INSERT INTO {table} (version) SELECT 0 WHERE NOT EXISTS (SELECT FROM {table} WHERE version = 0)"
@@ -164,9 +164,10 @@ def _make_view(connection: Connection, name: str, source: Source, entry: Entry) 
 
 
 def touch(name: str, entry: Entry, rows: str) -> str:
-    """SQL that touches entries. rows: what stands after the columns of an INSERT."""
+    """SQL that touches entries. rows: the part of an INSERT after its columns."""
     identity = entry.physical(entry.identity_positions)
-    # Of equal values the last one stays. Drawn in the update, under the row's lock: so a version grows with each touch.
+    # Values that are equal but not the same: the last ones stay. The version is drawn in the update, under the row's
+    # lock: so it grows with each touch.
     kept = ", ".join(f"{column} = EXCLUDED.{column}" for column in identity)
     return (
         f"INSERT INTO {table(name)} ({', '.join(identity)}) {rows} ON CONFLICT ({', '.join(identity)}) DO UPDATE "
@@ -214,7 +215,7 @@ def _emptied(name: str, source: Source, entry: Entry) -> str:
         ]
     else:
         columns = ", ".join(f"s.{quote(column.source)}" for column in entry.columns[: entry.identity])
-        # Of columns that are called anything.
+        # The names of columns may contain a %.
         select = f"SELECT {columns} FROM ONLY ".replace("%", "%%")
         text = touch(name, entry, f"{select}%s s").replace("'", "''")
         lines = [
@@ -259,7 +260,7 @@ def renew(connection: Connection, name: str) -> None:
 
 
 def read_entry(connection: Connection, name: str) -> Entry | None:
-    """What the outbox says of its entries; None if it is gone."""
+    """The form of the outbox's entries; None if the outbox is gone."""
     found: dict[str, Any] | None = execute(connection, REMEMBERED, {"name": name}).scalar()
     return None if found is None else Entry.from_json(found)
 

@@ -47,9 +47,9 @@ def leave(connection: Connection, outbox: str, piece: int, mark: int) -> None:
 
 
 def check_marks(database: Database, index: str, generation_id: int, operation_id: int) -> None:
-    """At the end of the copies: raise SourceChanged if a shard has lost what was copied, and count a tick there.
+    """Checks, at the end of the copies, that no shard has lost copied rows; counts a tick in each shard.
 
-    Of an index over shards only; nothing is shipped before.
+    Does nothing for other indexes. Nothing is shipped before. Raises SourceChanged.
     """
     with database.transaction() as connection:
         lanes = lanes_of(connection, generation_id)
@@ -65,7 +65,7 @@ def check_marks(database: Database, index: str, generation_id: int, operation_id
                     raise lost(index, lane.shard)
                 tick = execute(there, COUNT, {"outbox": lane.outbox}).scalar()
         except DBAPIError as error:
-            # Whoever waits for it is to see for whom.
+            # The status shows for which shard the operation waits.
             with database.transaction() as connection:
                 set_away(connection, lane.shard.id, reason_of(error))
             raise

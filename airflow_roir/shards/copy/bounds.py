@@ -1,8 +1,8 @@
-"""The bounds of a shard's partitions, as values: no SQL of a shard is run on the index server.
+"""Reads the bounds of a shard's partitions as values: no SQL of a shard is run on the index server.
 
-A shard tells them as its catalog prints them. What isn't to the letter a list of literals is refused, and what is read
-becomes values of the index server's own types, compared by its own operators. So only types are taken whose order is
-the same on every server: that of a text is a matter of its collation's library, that of an enum one of its labels.
+A shard sends its bounds as its catalog prints them. Only exact lists of literals are accepted. They become values of
+the index server's own types, compared by its own operators. So only types with the same order on every server are
+accepted: the order of texts depends on the collation's library, the order of an enum on its labels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ORDERED = re.compile(
     r"|time(stamp)?( with(out)? time zone)?)(\(.*\))?"
 )
 _EQUAL = re.compile(r"(text|character varying|character|name)(\(.*\))?")
-# Of nothing, of everything: ends of a range.
+# The open ends of a range.
 LEAST, GREATEST = "MINVALUE", "MAXVALUE"
 
 
@@ -34,10 +34,11 @@ class Unreadable(Exception):
 
 
 def within(entry: Entry, shards_entry: Entry, levels: object, alias: str, values: dict[str, Any]) -> str:
-    """SQL that an entry belongs to a partition; puts what must be bound into `values`. Raises Unreadable.
+    """A condition in SQL, true if an entry belongs to a partition; puts the values to bind into `values`. Raises
+    Unreadable.
 
-    entry: the index server's; shards_entry: of the outbox, by whose numbers of columns the levels are told. levels: as
-    `roir_shard.bounds` tells them, of the partition and of each level above it but the topmost table.
+    entry: the index server's; shards_entry: the outbox's, whose numbers of columns the levels use. levels: as
+    `roir_shard.bounds` returns them, of the partition and of each level above it but the topmost table.
     """
     if not isinstance(levels, list):
         raise Unreadable("no list of levels")

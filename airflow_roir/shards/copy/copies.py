@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.database import bound
 from airflow_roir.errors import WorkerFailed
 
-# What is under way at once: a pipe's default, and the writer's buffer, since COPY hands over a row at a time.
+# The bytes under way at once: a pipe's default, and the writer's buffer, since COPY sends a row at a time.
 READ_BYTES = 64 << 10
 WRITE_BYTES = 256 << 10
 
@@ -73,9 +73,9 @@ def stream(
         except BaseException as error:
             file.close()
             thread.join()
-            # The rest of an answer that nobody wants would have to be read first.
+            # Otherwise the rest of the answer, which is of no use, would have to be read first.
             source.invalidate()
-            # Cut off in the middle of a row the target fails, too.
+            # The target fails, too, since its input ends within a row.
             if failed and isinstance(failed[0], DBAPIError):
                 raise ReadFailed(failed[0]) from error
             raise

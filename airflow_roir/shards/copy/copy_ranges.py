@@ -35,9 +35,9 @@ from airflow_roir.shards.copy import batch_marks, prepare
 from airflow_roir.shards.copy.copies import ReadFailed, stream
 from airflow_roir.shards.shard import Lane, Shard, by_id, lanes_of, set_away, set_reached
 
-# To be counted one after the other.
+# The lock under which claims are counted, one after the other.
 COUNTED = "SELECT pg_advisory_xact_lock(hashtext('roir claims'), %(operation)s::int)"
-# What is read by name: whether it is still what it was, beside what the capture has to say.
+# The state of the relation that is read by name: whether it is still the same, and the capture's problem.
 SOURCE_STATE = """
 SELECT roir.capture_problem(%(outbox)s) AS problem, c.oid::regclass::text AS name,
        c.oid = %(source)s OR EXISTS (SELECT FROM roir.partition_tree(%(source)s::oid) t
@@ -196,7 +196,7 @@ class ShardCopier:
         except ReadFailed as failed:
             raise self._failed(side.lane, failed.error) from failed
         except BaseException:
-            # What is left of it is of no use.
+            # The session may be in the middle of a COPY.
             self.close()
             raise
 
@@ -242,7 +242,7 @@ class ShardCopier:
         return name
 
     def _gone(self, side: _Side, relation: int, scan: ScanRange) -> Stretch:
-        """A leaf that is none any more: the entries that it had are touched, or gone, by whoever ships."""
+        """Ends the range of a leaf that is gone: shipping deletes its entries, or touches them."""
         if relation == side.lane.source_oid:
             raise SourceChanged(
                 f"index {self.job.run.index}: its table was dropped in shard {quote(side.lane.shard.name)}. Abort the "
@@ -251,7 +251,7 @@ class ShardCopier:
         return Stretch(scan.watermark, True, "false", {})
 
     def _shape(self, side: _Side, relation: int, text: str) -> _Shape:
-        """What is read by name, read again wherever a name, a type or the primary key is another one."""
+        """The names and types by which the source is read; read again if a name, a type or the primary key changed."""
         known = side.shapes.get(relation)
         if known is not None and known.text == text:
             return known
@@ -282,11 +282,12 @@ class ShardCopier:
         return next(i for i, one in enumerate(self.job.entry.columns) if one.source == self.shard_column)
 
     def _own(self, lane: Lane) -> str:
-        """SQL, on the index server: that a row is this shard's. What a shard sends may be anything."""
+        """A condition in SQL of the index server, true if a row is this shard's: a shard may send anything."""
         return f"c{self._place + 1} OPERATOR(pg_catalog.=) {literal(lane.shard.name)}"
 
     def _failed(self, lane: Lane, error: DBAPIError | RoirError) -> Exception:
-        """What an error in a shard means: it passes, or somebody can settle it there; or the operation can't go on."""
+        """The error to raise for an error in a shard: ShardAway if it may pass, or if an administrator can settle it
+        there; otherwise one that ends the work."""
         self.close()
         shard = lane.shard
         if isinstance(error, SourceChanged):

@@ -19,12 +19,12 @@ from airflow_roir.shards.sources import indexed_columns
 PREFIX = "shape_"
 # Undefined object, schema, type; what isn't a type's name at all.
 UNKNOWN = ("42704", "3F000", "42P01", "42601")
-# A type's name is the shard's word, so it is read as a name before it stands in a statement. It must be the same here.
+# The shard sends the types' names, so each is resolved as a name before a statement contains it. It must exist here.
 NAMED = """
 SELECT x.name FROM unnest(%(names)s::text[], %(types)s::text[], %(collations)s::text[]) x (name, type, coll)
  WHERE to_regtype(x.type) IS NULL OR x.coll IS NOT NULL AND to_regcollation(x.coll) IS NULL LIMIT 1
 """
-# Values are read from text as us, and a domain's checks are whoever's who owns it.
+# Values are read from text with our rights, which would run the checks of a domain that another role owns.
 CHECKED = """
 SELECT a.attname AS name, t.oid::regtype::text AS domain, pg_get_userbyid(t.typowner) AS owner
   FROM pg_attribute a CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid)
@@ -33,7 +33,8 @@ SELECT a.attname AS name, t.oid::regtype::text AS domain, pg_get_userbyid(t.typo
    AND t.typtype = 'd' AND NOT o.rolsuper AND o.rolname <> current_user LIMIT 1
 """
 OID = "SELECT %(shape)s::regclass::oid::bigint"
-# Of no index, and older than a prepare takes.
+# Shape tables whose index was dropped. That of a prepare under way isn't visible here: the table is created in the
+# transaction that creates its index.
 ORPHANS = f"""
 SELECT c.relname FROM pg_class c
  WHERE c.relnamespace = '{DATA_SCHEMA}'::regnamespace AND c.relkind = 'r' AND starts_with(c.relname, '{PREFIX}')
@@ -103,12 +104,12 @@ def _check_alike(connection: Connection, source: Source, shape: QualifiedName, c
 
 
 def drop(connection: Connection, name: QualifiedName) -> None:
-    """Drop a shape table that no index has any more."""
+    """Drops a shape table whose index was dropped."""
     execute(connection, f"DROP TABLE IF EXISTS {name.sql}")
 
 
 def left_over(connection: Connection) -> list[QualifiedName]:
-    """Faces of no index: of a prepare that was killed or is under way, or of an index that was dropped."""
+    """The shape tables whose index was dropped."""
     return [QualifiedName(DATA_SCHEMA, name) for name in execute(connection, ORPHANS).scalars()]
 
 

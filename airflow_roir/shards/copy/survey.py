@@ -1,4 +1,4 @@
-"""What prepare finds out in the shards before anything is made: tables, ranges, a sample for the segments."""
+"""Surveys the shards for prepare, before anything is created: tables, ranges, a sample for the segments."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Survey:
 
     @property
     def rows(self) -> int:
-        """Of all shards, estimated."""
+        """The estimated rows of all shards."""
         return sum(one.plan.rows for one in self.shards)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Of all shards in turns, so that workers spread over them."""
+        """The pieces of all shards, in turns, so that workers spread over them."""
         dealt = zip_longest(*([replace(p, shard_id=one.shard.id) for p in one.plan.pieces] for one in self.shards))
         return tuple(piece for piece in chain.from_iterable(dealt) if piece is not None)
 
@@ -116,7 +116,7 @@ def look(
 
 
 def objections(index_server: Database, definition: IndexDefinition, options: BuildOptions) -> list[RoirError]:
-    """What a build is refused for, of each shard its own."""
+    """The reasons against a build: one error for each shard that has one."""
     with index_server.transaction() as connection:
         named = [shard.find(connection, name) for name in definition.shards]
     against: list[RoirError] = []

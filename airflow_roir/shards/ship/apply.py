@@ -36,8 +36,8 @@ UPDATE roir.lane SET step = step + %(steps)s, tick = greatest(tick, %(tick)s), e
  WHERE id = %(lane)s AND token = %(token)s
 RETURNING step, clock_timestamp() AS now
 """
-# tick: of the shard, which is the truth from now on, so that the lane goes on; step likewise. doubtful_at: the last
-# time, since a verification that began before it says nothing about what was lost then.
+# tick: the shard's, which counts from now on, so that the lane can continue; step likewise. doubtful_at: the latest
+# loss, since a verification that began before it says nothing about that loss.
 DOUBT = """
 UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = %(doubt)s,
        tick = CASE WHEN %(lost)s THEN %(tick)s ELSE tick END, step = greatest(step, %(step)s),
@@ -46,19 +46,19 @@ UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = %(doubt)s,
  WHERE id = %(lane)s AND token = %(token)s
 RETURNING tick, step, emptied
 """
-# Until announcing is begun anew, in each visit that finds it so.
+# Run by each visit that finds writes unannounced, until announcing begins again.
 UNANNOUNCED = """
 UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE id = %(lane)s AND strict_from IS NOT NULL
 """
-# Since the server was started all who had announced to an older copy of it have ended: what they wrote is in the shard.
-# It is here, too, once a pass has ended that began now.
+# All transactions that had announced to an older copy of the server have ended since its start: their writes are in the
+# shard. Once a pass that begins now has ended, they are here, too.
 PROVED = """
 UPDATE roir.lane SET strict_start = pg_postmaster_start_time(), strict_from = clock_timestamp(),
        fresh_at = CASE WHEN fresh_at <= clock_timestamp() THEN fresh_at END
  WHERE id = %(lane)s AND strict_from IS NOT NULL
 """
 EVIDENCE = "SELECT evidence FROM roir.lane WHERE id = %(lane)s"
-# By index, whatever the statistics say; of a shard that was emptied all is read anyway.
+# By index, whatever the statistics say; for an emptied shard all is read anyway.
 BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
 
 Settle = Callable[[Connection, Visit], object]
@@ -66,9 +66,10 @@ Settle = Callable[[Connection, Visit], object]
 
 @dataclass(frozen=True)
 class Applied:
-    """What was applied. done: to be acknowledged in the shard. now: the index server's clock, before what comes next.
+    """The result of applying a visit. done: to be acknowledged in the shard. now: the index server's clock, before the
+    next visit.
 
-    doubt: what was found to be lost, if that is new. again: nothing was applied, since something was lost: visit again.
+    doubt: the loss that was found, if it is new. again: something was lost, so nothing was applied: visit again.
     overtaken: the shard knows a token that this server has lost; claim the lane with a greater one.
     """
 
@@ -88,14 +89,15 @@ def apply(
     fresh: datetime | None = None,
     settle: Settle | None = None,
 ) -> Applied:
-    """Write what is there and delete what isn't, if the claim still holds the lane. In the caller's transaction.
+    """Writes the entries that have a row and deletes those that have none, if the claim still holds the lane. In the
+    caller's transaction.
 
-    fresh: when the pass began that this visit ends, by this server's clock. settle: takes intents away that the visit
-    has answered. Raises Fenced: nothing was changed.
+    fresh: the beginning of the pass that this visit ends, by this server's clock. settle: removes the intents that the
+    visit has answered. Raises Fenced: then nothing was changed.
     """
     held = check(connection, route, claim)
     if visit.before >= visit.tick:
-        # Nobody has a greater token here, so this server has lost one.
+        # No claim has a greater token here, so this server has lost one.
         return Applied(None, None, again=True, overtaken=visit.before // VISITS)
     lost = visit.before < held.tick
     kept = None
@@ -130,7 +132,7 @@ def apply(
             "tick": visit.tick if visit.ticked else 0,
             "emptied": max(visit.emptied, held.emptied),
             "rows": len(visit.versions),
-            # What is applied isn't pending, though it is in the outbox until the next visit.
+            # An applied row isn't pending, though it is in the outbox until the next visit.
             "pending": max(0, visit.pending - len(visit.versions)),
             "bytes": visit.bytes if visit.pending > len(visit.versions) else 0,
             "fresh": fresh,

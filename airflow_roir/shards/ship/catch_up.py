@@ -15,7 +15,7 @@ from airflow_roir.errors import SourceChanged
 from airflow_roir.shards.announce import announce
 from airflow_roir.shards.ship.shipping import Shipper
 
-# What is left to ship may take a second or so after the switch.
+# The most rows that may be left to ship after the switch: a second or so.
 FEW = 10_000
 NOT_CAUGHT_UP = """
 SELECT s.name, s.problem, l.pending, l.fresh_at > %(began)s AS fresh
@@ -61,7 +61,7 @@ def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambd
 
 
 class Waiting:
-    """What a generation lacks to be published: since when all must have been shipped, and what is left of that."""
+    """The wait of a generation for shipping before its publish: all lanes must have been shipped to their end since."""
 
     def __init__(self, connection: Connection, generation_id: int) -> None:
         self.generation_id = generation_id
@@ -76,7 +76,8 @@ class Waiting:
         return found
 
     def left(self, connection: Connection, few: int) -> str | None:
-        """Whom it waits for; None if every lane has been shipped to its end since, and has few rows left."""
+        """The shards that it waits for, as a text; None if every lane has been shipped to its end since, and has few
+        rows left."""
         values = {"generation": self.generation_id, "began": self.began, "few": few}
         found = execute(connection, NOT_CAUGHT_UP, values).all()
         if not found:

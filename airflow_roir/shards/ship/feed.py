@@ -29,17 +29,17 @@ from airflow_roir.shards.ship.apply import Applied, advance, apply, distrust, ha
 from airflow_roir.shards.ship.lanes import Claim, Route
 from airflow_roir.shards.ship.poll import Acknowledged, Visit
 
-# What a visit and its apply should take: so long a TRUNCATE of the table waits.
+# The time that a visit and its apply should take: a TRUNCATE of the table waits as long.
 TARGET_S = 0.3
 MOST_ROWS = 20_000
-# So many old intents are answered beside a visit's own rows.
+# The most old intents that a visit answers beside its own rows.
 NAMED = 1_000
 NOW = "SELECT clock_timestamp()"
 PROBLEM = f"SELECT {SHARD_SCHEMA}.capture_problem(%(name)s)"
 
 
 class InShard(RoirError):
-    """Something failed in a shard. error: what."""
+    """An error in a shard. error: the original one."""
 
     def __init__(self, shard: Shard, error: Exception) -> None:
         super().__init__(f"shard {quote(shard.name)}: {reason_of(error)}")
@@ -83,12 +83,12 @@ class LaneShipper:
 
     @property
     def route(self) -> Route:
-        """What there is to know of the lane; after `claim`."""
+        """The facts of the lane; known after `claim`."""
         assert self._route is not None
         return self._route
 
     def claim(self, take_over: bool = False, above: int = 0) -> bool:
-        """Take the lane; False if somebody else has it. What is remembered of an earlier claim is forgotten."""
+        """Takes the lane, and forgets an earlier claim; False if another shipper has it."""
         self.began, self._after, self._done = None, 0, None
         connection = self._on_index()
         with connection.begin():
@@ -99,7 +99,7 @@ class LaneShipper:
         return True
 
     def look(self) -> None:
-        """What is read on the index server before a visit: old intents, and the clock where the visit begins a pass."""
+        """Reads the index server before a visit: old intents, and, if the visit begins a pass, the clock."""
         if self.began is not None and not self.route.announced:
             return
         connection = self._on_index()
@@ -110,7 +110,7 @@ class LaneShipper:
                 self._looked = intents.look(connection, self.route.lane, NAMED)
 
     def visit(self) -> Visit:
-        """Look at the next rows, and acknowledge what was applied before. Raises InShard."""
+        """Looks at the next rows, and acknowledges those that were applied before. Raises InShard."""
         assert self.claimed is not None
         self.look()
         limit = self._size.rows(self.most)
@@ -141,7 +141,7 @@ class LaneShipper:
         assert self.claimed is not None
         connection = self._on_index()
         begun = time.monotonic()
-        # What is captured of other partitions than there are, or not at all, is not fresh.
+        # Not fresh: the capture has a problem, or covers other partitions than there are now.
         whole = found.ended and found.problem is None and not found.moved
         with connection.begin():
             applied = apply(connection, self.route, self.claimed, found, self.began if whole else None, self._settle)
@@ -150,7 +150,7 @@ class LaneShipper:
                 raise Fenced(f"{self.route.name}: another shipper has taken it")
             return applied
         if is_readable(found.evidence) and "first" not in (found.evidence or ()):
-            # That it was emptied is written down.
+            # The loss of the emptied outbox is recorded, so it gets its first row again.
             with self._shard_side():
                 outbox.renew(self._in_shard(), self.route.lane.outbox)
         if applied.again:
@@ -279,7 +279,7 @@ class LaneShipper:
 
     @contextmanager
     def _shard_side(self) -> Iterator[None]:
-        """What fails in the block fails in the shard. Whatever it is, the session there is over."""
+        """Raises errors of the block as InShard, unless they are the index server's; ends the session in the shard."""
         try:
             yield
         except Fenced:

@@ -1,4 +1,4 @@
-"""How far a shard's part of an index is behind, and who is told of it."""
+"""Measures how far a shard's part of an index is behind, and warns about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unfit(connection: Connection, generation_id: int, lag_s: float) -> str | Non
 
 
 class Alarm:
-    """Tells once of each lane that is too far behind, by an event and a line, and once that it isn't any more.
+    """Reports each lane that gets too far behind, and each that has caught up: once, by an event and a line.
 
     age_s, rows: the limits; None: none.
     """

@@ -1,4 +1,4 @@
-"""Lanes: which there are to ship, and who ships one. A lane's token fences whoever had it before (I4)."""
+"""Lists the lanes to ship, and claims one for a shipper. A lane's token fences its former shipper (I4)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from airflow_roir.engine.generation.lanes import IS_AWAY
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.shards.shard import Lane, by_id
 
-# Longer than an outage of a second or a slow batch; whoever takes over meanwhile does no harm.
+# Longer than an outage of a second or a slow batch; a shipper that takes over meanwhile does no harm.
 HEARTBEAT_FRESH_S = 10
 # Numbers of a token's visits, which are the lower part of a tick.
 VISITS = 1 << 32
 
-# A building generation has its copies first: what is shipped before them would be overwritten by what is older.
+# A building generation is shipped after its copies: these would overwrite shipped entries by older ones.
 LIVE = """
 (g.status IN ('active', 'retired')
  OR g.status = 'building' AND EXISTS (
@@ -64,7 +64,7 @@ SELECT l.id, l.generation_id, l.shard_id, l.outbox, l.source_oid, g.entry, i.id 
 
 @dataclass(frozen=True)
 class Route:
-    """What a shipper must know of a lane. entry: of the index server; column: the position of the shard's name in it.
+    """The facts of a lane for its shipper. entry: of the index server; column: the position of the shard's name in it.
 
     announced: whether there is room for intents. unique: whether keys have holders.
     """
@@ -110,7 +110,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Found:
-    """A lane that there is to ship. away: its shard is not tried now; owner: who has it, if that one lives."""
+    """A lane to ship. away: its shard is not tried now; owner: the shipper that has it, if that lives."""
 
     id: int
     shard_id: int
@@ -133,7 +133,7 @@ def to_ship(
 
 
 def route(connection: Connection, lane_id: int) -> Route:
-    """What there is to know of a lane."""
+    """The facts of a lane."""
     row = execute(connection, ROUTE, {"lane": lane_id}).one()
     entry = physical.followed(connection, row.generation_id, Entry.from_json(row.entry))
     lane = Lane(row.id, row.generation_id, by_id(connection, row.shard_id), row.outbox, row.source_oid)
@@ -142,10 +142,10 @@ def route(connection: Connection, lane_id: int) -> Route:
 
 
 def claim(connection: Connection, lane_id: int, owner: str, take_over: bool = False, above: int = 0) -> Claim | None:
-    """Take a lane that is free, or whose shipper has died; None if it is somebody else's, or isn't shipped.
+    """Claims a lane that is free, or whose shipper has died; None if another shipper has it, or it isn't shipped.
 
-    It waits for the transaction that applies something to it, so what is visited from now on is younger than that.
-    take_over: from whoever has it. above: of the shard's tick, a token that it knows and that this server has lost.
+    Waits for a transaction that applies a visit to the lane, so all visits from now on are younger than that one.
+    take_over: take it from a shipper that lives. above: a token in the shard's tick that this server has lost.
     """
     values = {"lane": lane_id, "owner": owner, "take_over": take_over, "above": above}
     row = execute(connection, CLAIM, values).first()

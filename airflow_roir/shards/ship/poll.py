@@ -1,7 +1,7 @@
 """A visit: some rows of an outbox and the truth about each, in one snapshot of a shard (docs/architecture-shards.md).
 
-One message of the simple protocol, outside of any transaction block: the server ends the transaction by itself before
-it answers. So whoever is cut off, killed or stopped in between holds nothing there.
+One message of the simple protocol, outside of any transaction block: the server itself ends the transaction before it
+answers. So a shipper that is cut off, killed or stopped in between holds no lock there.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SETTINGS = f"""
 SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET synchronous_commit = on;
 SET lock_timeout = {LOCK_MS}
 """
-# Under this lock, so before the statement that reads is planned: who owns the table, and what is planned runs his code.
+# Checks the owner under this lock, before the statement that reads is planned: planning can run the owner's code.
 OWN = """
 LOCK TABLE {view} IN ACCESS SHARE MODE;
 SELECT {schema}.check_owners(%(name)s);
 """
-# The row of the outbox first: a visit of somebody else waits for it, and finds its rows gone and this step.
-# The table even before that (`OWN`), as a TRUNCATE does. A row that a writer touches now is left: it is shipped again
+# The row of the outbox first: another shipper's visit waits for it, and then finds the rows gone and this step. The
+# table even before that (`OWN`), as a TRUNCATE does. A row that a writer touches now is left: it is shipped again
 # anyway.
 ACKNOWLEDGE = """
 UPDATE {schema}.outbox SET step = greatest(step, %(step)s) WHERE name = %(name)s AND tick = %(mine)s;
@@ -43,7 +43,7 @@ DELETE FROM {table} t WHERE t.ctid = ANY (ARRAY(
     SELECT x.ctid FROM {table} x WHERE x.version = ANY (%(acked)s::bigint[]) FOR UPDATE SKIP LOCKED))
    AND EXISTS (SELECT FROM {schema}.outbox o WHERE o.name = %(name)s AND o.tick = %(mine)s);
 """
-# What is asked of the catalogs is in a part of its own, or it would be asked for each row.
+# The questions to the catalogs are in a CTE of their own; otherwise they would run for each row.
 VISIT = """
 WITH header AS MATERIALIZED (
     SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits, {schema}.capture_problem(o.name) AS problem,
@@ -91,16 +91,16 @@ SELECT h.tick AS tick_before, coalesce(t.step, h.step) AS step, h.emptied, t.ste
 
 @dataclass(frozen=True)
 class Visit:
-    """What a visit found, in one snapshot.
+    """The findings of a visit, in one snapshot.
 
-    there, gone: entries as text, in the index server's order of columns, that a row projects to, and those that none
-    does. versions: of the outbox rows among them. identities: their texts, in the shard's order, where they were asked
-    for. last: the version to go on after; ended: there were no more rows. tick: this visit's, if it found something;
-    before: the shard's tick before it; step: what the shard knows of the index server. problem: why the capture may
-    miss writes. unannounced: why writers may commit without an announcement. unguarded: why two of the shard's rows may
-    share a key of a unique index. evidence: that the capture is what it was, if it is another one than the claim knows.
-    moved: the partitions aren't those that are captured. pending, bytes: what is in the
-    outbox, about. fits: another shipper has not visited since, and nothing that the index server knows of was lost.
+    there, gone: entries with a row, and those without, as text in the index server's order of columns. versions: of the
+    outbox rows among them. identities: their texts, in the shard's order, if asked for. last: the version after which
+    the next visit continues; ended: there were no more rows. tick: this visit's, if it found something; before: the
+    shard's tick before it; step: the index server's step that the shard knows. problem: why the capture may miss
+    writes. unannounced: why writers may commit without an announcement. unguarded: why two of the shard's rows may
+    share a key of a unique index. evidence: of the capture, if it isn't the one that the claim knows. moved: the
+    partitions aren't those that are captured. pending, bytes: the rows in the outbox and their size, about. fits: no
+    other shipper has visited since, and nothing that the index server knows of was lost.
     """
 
     tick: int
@@ -134,7 +134,8 @@ class Visit:
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What was applied: the versions that may go from the outbox, by whose visit, and the step that applied them."""
+    """The rows that were applied: their versions, which may go from the outbox, their visit's tick, and the step that
+    applied them."""
 
     tick: int
     step: int

@@ -32,7 +32,7 @@ from airflow_roir.shards.ship.lanes import Found
 
 # How often a shipper looks which lanes there are, and who else ships.
 LOOK_S = 1.0
-# After it gave a lane to nobody it keeps what it has for so long.
+# A shipper that took a lane above its share, since no other shipper did, keeps its lanes for this long.
 KEEP_S = 60.0
 ENTER = f"SELECT pg_advisory_lock_shared({PRESENT}, 1)"
 SHIPPERS = f"SELECT l.pid, l.pid = pg_backend_pid() AS own FROM {SHIPPING} ORDER BY l.pid"
@@ -76,7 +76,7 @@ class Shipper:
         self._stop.set()
 
     def run(self) -> None:
-        """Ship until `stop`. What can't be reached is waited for, however long."""
+        """Ships until `stop`. Waits for servers that can't be reached, for any time."""
         try:
             while not self._stop.is_set():
                 self._try_look()
@@ -96,7 +96,8 @@ class Shipper:
             thread.join(2.0)
 
     def end(self, within_s: float = 0.8) -> None:
-        """Give all lanes back. Who hangs in a network is left behind: another shipper takes its lane over."""
+        """Gives all lanes back. A thread that hangs in the network is left behind: another shipper takes over its
+        lane."""
         self._stop.set()
         until = time.monotonic() + within_s
         for one in self._work.values():
@@ -114,7 +115,7 @@ class Shipper:
         return sorted(lane for lane, one in self._work.items() if one.lives)
 
     def look(self) -> None:
-        """Begin with lanes that are free, as far as they are its share; give some to others."""
+        """Begins free lanes up to its share, and gives lanes above its share to others."""
         connection = self._present()
         with connection.begin():
             found = lanes.to_ship(connection, _listed(self.shards), _listed(self.indexes), self.generation_id)
@@ -130,7 +131,7 @@ class Shipper:
 
     def _begin(self, found: list[Found], share: int) -> None:
         free = [one.id for one in found if one.id not in self._work and one.owner in (None, self.owner)]
-        # What nobody takes, since those who share it ship other lanes only, is taken in the end.
+        # A lane that no shipper takes, since the others ship only some shards or indexes, is taken after three looks.
         self._spare = {lane: self._spare.get(lane, 0) + 1 for lane in free}
         for lane in free:
             if len(self._work) >= share:

@@ -1,7 +1,7 @@
-"""Begins to enforce a unique index over shards, step by step, or says why that can't be yet.
+"""Begins to enforce a unique index over shards, step by step, or says why it isn't possible yet.
 
-Who announces an index or publishes a rebuild calls `enforce_index` or `keep_on`. The steps wait and decide; if one
-fails, all are ended. What they do to holders in a transaction is in `fill_holders.py`
+`roir announce` calls `enforce_index`, the publish of a rebuild `keep_on`. The steps wait and decide; if one fails,
+nothing is enforced. Their transactions on holders are in `fill_holders.py`
 (docs/architecture-shards.md#unique-over-shards).
 """
 
@@ -30,7 +30,7 @@ from airflow_roir.shards.announce.functions import SERVER
 from airflow_roir.shards.ship.shipping import Shipper
 from airflow_roir.shards.unique import fill_holders, holders, uniqueness
 
-# For what a replaced generation lacks.
+# The patience with a replaced generation.
 RETIRED_PATIENCE_S = 10.0
 LIVE = """
 SELECT g.id, g.status FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
@@ -47,11 +47,11 @@ SELECT roir.unique_problem(x.id) IS NULL AS enforced
 
 
 def enforce_index(database: Database, index: str, report: Report = lambda line: None) -> bool:
-    """Enforce a unique index over shards whose writes are announced; False if it isn't one.
+    """Enforces a unique index over shards whose servers announce the writes; False if the index isn't one.
 
     It is safe to call again, and begins from the start. Raises DuplicatesFound (roir duplicates lists them), NotStrict
-    (not yet, and why), LockNotAcquired; whatever it raises, nothing is refused. What keeps a replaced generation
-    from it is only reported.
+    (not yet, and why), LockNotAcquired; after any error no write is refused. A failure for a replaced generation is
+    only reported.
     """
     with database.transaction() as connection:
         row = operations.find_index(connection, parse_name(index, "index"))
@@ -69,9 +69,9 @@ def enforce_index(database: Database, index: str, report: Report = lambda line: 
 
 
 def keep_on(database: Database, generation_id: int, report: Report = lambda line: None) -> None:
-    """Before a rebuild is published: enforce it as the generation that it replaces. Raises as `enforce_index`.
+    """Begins to enforce a rebuild before it is published. Raises as `enforce_index`.
 
-    If that one isn't enforced, what can't be is only told.
+    If the generation that it replaces isn't enforced, a failure is only reported.
     """
     with database.transaction() as connection:
         row = execute(connection, TO_KEEP, {"generation": generation_id, "server": SERVER}).first()
@@ -95,7 +95,7 @@ NAME = """
 SELECT format('%%I.%%I', i.schema_name, i.name) AS name, i.id, i.source_oid, g.status
   FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(generation)s
 """
-# What no shipping ends: of lanes so many are in doubt, and so many are not announced now.
+# The problems that shipping can't end: the number of lanes in doubt, and of lanes that aren't announced now.
 UNFIT = """
 SELECT count(*) FILTER (WHERE doubtful_at IS NOT NULL) AS doubtful,
        count(*) FILTER (WHERE strict_from IS NULL OR strict_history IS DISTINCT FROM roir.server_history()) AS silent
@@ -105,7 +105,8 @@ SELECT count(*) FILTER (WHERE doubtful_at IS NOT NULL) AS doubtful,
 
 @dataclass
 class Enforcing:
-    """Begins it for one generation, step by step. lists: duplicates, for who heals them. why: why it can't."""
+    """Begins it for one generation, step by step. lists: write the duplicates down for a user to heal. why: the reason
+    why it isn't possible."""
 
     database: Database
     generation_id: int

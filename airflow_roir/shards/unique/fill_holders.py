@@ -17,7 +17,7 @@ from airflow_roir.shards.announce import intents
 from airflow_roir.shards.announce.intents import Shape
 from airflow_roir.shards.unique.holders import contested, same, table, whole
 
-# What a visit takes away, or brings, must be as it is while a batch is looked at.
+# No visit may remove or bring rows while a batch is looked at.
 HOLD_VISITS = "SELECT FROM roir.lane WHERE generation_id = %(generation)s ORDER BY id FOR SHARE"
 # In the order of the index: two that put the same keys meet in it alike.
 FROM_INTENTS = """
@@ -40,8 +40,8 @@ SELECT DISTINCT {key} FROM {segment} b
  WHERE b.ctid >= %(first)s::tid AND b.ctid < %(last)s::tid AND {whole_b}
    AND NOT EXISTS (SELECT FROM {holder} h WHERE {same_h_b})
 """
-# Of each contested key the shards that have entries or intents, and those that have an entry which no intent names: a
-# committed row.
+# For each contested key: the number of shards with entries or intents, and of those with an entry that no intent names,
+# which is a committed row.
 SORTED = """
 k AS MATERIALIZED (SELECT DISTINCT {key} FROM {contested}),
 seen AS MATERIALIZED (
@@ -154,7 +154,7 @@ def _shape(connection: Connection, generation_id: int) -> Shape:
 
 
 def _names(connection: Connection, generation_id: int) -> dict[str, str]:
-    """What the statements above name."""
+    """The names and conditions that the statements above contain."""
     shape = _shape(connection, generation_id)
     entry = shape.entry
     key, both = list(entry.key_positions), [*entry.key_positions, shape.shard]

@@ -29,7 +29,7 @@ SINCE = "SELECT unique_from FROM roir.generation WHERE id = %(generation)s AND u
 AGAIN = """
 DELETE FROM roir.discrepancy WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND detail LIKE %(own)s
 """
-# By it those of a unit that is looked at once more are told from others.
+# The beginning of our findings: by it those of a unit are deleted before another look.
 OWN = "unique over shards: "
 ENTRIES = """
 SELECT ARRAY[{identity}]::text[] AS identity, h.{shard} AS holder
@@ -76,7 +76,7 @@ class HeldKeys:
         }
 
     def look(self, claim: UnitClaim) -> int:
-        """Of a unit of entries; the first one looks at all holders, too. Returns how much is wrong."""
+        """Looks at a unit of entries, and with the first unit at all holders, too. Returns the number of findings."""
         with self.connection.begin():
             since = self._since()
             if since is None:
@@ -89,7 +89,8 @@ class HeldKeys:
         return found
 
     def _since(self) -> datetime | None:
-        """Since when keys are enforced; None if they aren't. After a look as before it, else it tells nothing."""
+        """The time since which keys are enforced; None if they aren't. A look only counts if this is the same before
+        and after it."""
         found: datetime | None = execute(self.connection, SINCE, {"generation": self.generation_id}).scalar()
         return found
 

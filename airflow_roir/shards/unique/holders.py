@@ -22,23 +22,24 @@ from airflow_roir.shards.announce.intents import Shape
 from airflow_roir.shards.capture.outbox import BY_INDEX
 from airflow_roir.shards.ship import lanes
 
-# What a put does: nothing; it puts its holder, and marks a key that another shard has; it is refused then.
+# The modes of a put. OFF: does nothing. COUNT: puts its holder, and marks a key that another shard has. REFUSE: puts
+# its holder, and is refused if another shard has the key.
 OFF, COUNT, REFUSE = "off", "count", "refuse"
-# In the intent that a visit leaves behind where it couldn't look: no transaction has this id, and it ended long ago.
+# The id in the intent that a visit leaves behind if it couldn't look: no transaction has it, and it ended long ago.
 ENDED_XID = "2"
 
-# Not what keeps reads waiting after a restart: that loses no key.
+# Without the reason that makes reads wait after a restart: a restart loses no key.
 STILL = "SELECT roir.strict_problem(%(id)s, false)"
 MODE = "SELECT unique_mode FROM roir.generation WHERE id = %(id)s"
-# Compare-and-set: of several visits that notice the same thing one ends it, and the others wait for that one.
+# Compare-and-set: if several visits notice the same problem, one of them ends it, and the others wait for that one.
 ENDED = """
 UPDATE roir.generation g SET unique_mode = 'off', unique_from = NULL, unique_history = NULL, unique_lost = %(why)s
   FROM roir.index i
  WHERE g.id = %(id)s AND g.unique_mode <> 'off' AND i.id = g.index_id
 RETURNING g.index_id
 """
-# Of a generation that nobody ships any more no key would ever be free again. Compare-and-set: whoever has ended it
-# meanwhile (an abort, a failure, a drop) has the last word.
+# Only for a generation that is shipped: otherwise no key would ever become free. Compare-and-set: if an abort, a
+# failure or a drop has ended it meanwhile, that stays.
 SET = f"""
 UPDATE roir.generation g SET unique_mode = %(mode)s, unique_lost = NULL,
        unique_from = CASE WHEN %(refuses)s THEN clock_timestamp() END,
@@ -106,18 +107,18 @@ def create(connection: Connection, generation_id: int) -> None:
         f"CREATE TRIGGER roir_put BEFORE INSERT ON {intents.table(generation_id)} FOR EACH ROW "
         f"WHEN (NEW.xid <> '{ENDED_XID}') EXECUTE FUNCTION {_function(generation_id)}()",
     )
-    # Whatever session_replication_role the database or the role is given.
+    # ALWAYS: it fires under every session_replication_role.
     execute(connection, f"ALTER TABLE {intents.table(generation_id)} ENABLE ALWAYS TRIGGER roir_put")
 
 
 def drop(connection: Connection, generation_id: int) -> None:
-    """Drop them, where there are some, after the intents."""
+    """Drops the holders, if there are any; call it after the drop of the intents."""
     execute(connection, f"DROP TABLE IF EXISTS {table(generation_id)}, {contested(generation_id)}")
     execute(connection, f"DROP FUNCTION IF EXISTS {_function(generation_id)}()")
 
 
 def mode(connection: Connection, generation_id: int) -> str | None:
-    """What puts do now; None if the generation isn't unique over shards. To be asked under the lock of a lane's row."""
+    """The mode of puts now; None if the generation isn't unique over shards. Call it under the lock of a lane's row."""
     found: str | None = execute(connection, MODE, {"id": generation_id}).scalar_one()
     return found
 
@@ -163,9 +164,9 @@ def follow(
 ) -> None:
     """In a transaction that has written entries, and taken intents away, under the lock of their lane's row.
 
-    shard: whose entries these are, whatever they say; None: those that they name, which aren't shipped any more.
-    there, gone: entries as texts, that were brought and that were taken away. problem: why keys may be in two shards
-    from now on; else it is asked whether there is one.
+    shard: the owner of these entries, whatever they say; None: the shards that the entries name, which aren't shipped
+    any more. there, gone: entries as texts, that were brought and that were taken away. problem: why keys may be in two
+    shards from now on; if None, this looks for a problem.
     """
     now = mode(connection, generation_id)
     if now in (None, OFF):
@@ -176,7 +177,7 @@ def follow(
         shape = Shape(physical.followed(connection, generation_id, shape.entry), shape.shard)
         if gone:
             _settle(connection, generation_id, shape, shard, gone)
-        # Whoever brings a row has put its holder before. A row without one was lost, and came back.
+        # The transaction of a row has put its holder before. A row without a holder was lost, and came back.
         if there and _mark(connection, generation_id, shape, shard, there) and now == REFUSE:
             problem = "a row has come back whose key was free meanwhile, so that two shards may have it"
     if problem is not None:
@@ -184,7 +185,8 @@ def follow(
 
 
 def release(connection: Connection, generation_id: int, spots: Sequence[str]) -> None:
-    """Take holders away, by their places, that have neither an entry nor an intent; one that a put has is left."""
+    """Removes holders, by their places, that have neither an entry nor an intent; leaves those that a put has
+    locked."""
     names = _names(generation_id, intents.shape_of(connection, generation_id))
     found = execute(connection, FREE.format(**names), {"spots": list(spots)}).scalars()
     # A statement of its own, as in `_settle`.
@@ -195,7 +197,7 @@ def _settle(connection: Connection, generation_id: int, shape: Shape, shard: str
     values: dict[str, object] = {"entries": list(gone), "shard": shard}
     names = _names(generation_id, shape, shard)
     values["locked"] = list(execute(connection, LOCK.format(**names), values).scalars())
-    # A statement of its own: it sees the intents of all who had the holders that are locked now.
+    # A statement of its own: it sees the intents of all transactions that had locked these holders before.
     execute(connection, RELEASE.format(**names), values)
     # No visit would look at it. The next verification finds a holder that is left.
     if shard is not None:
@@ -266,7 +268,7 @@ def _function(generation_id: int) -> str:
 
 
 def _put(connection: Connection, generation_id: int, shape: Shape, now: str) -> str:
-    """What is done for each intent before it is written. Intents of a key with a NULL have no holder."""
+    """The function that runs before each intent is written. Intents of a key with a NULL have no holder."""
     if now == OFF:
         return "BEGIN\n  RETURN NEW;\nEND"
     entry, shard = shape.entry, shape.column
@@ -319,5 +321,5 @@ def _refused(connection: Connection, generation_id: int, shape: Shape) -> list[s
 
 
 def violated(index: str) -> str:
-    """What PostgreSQL itself says of a duplicate."""
+    """PostgreSQL's own message for a duplicate."""
     return f'duplicate key value violates unique constraint "{index}"'

@@ -78,7 +78,7 @@ class ApartWorker(VerifyWorker):
             if not repair.Mender(self.both, self.judge, claim).mend():
                 return False
         except ShardAway:
-            # Still claimed: whoever claims it next goes on.
+            # It stays claimed: the next worker that claims it continues.
             return True
         with self.connection.begin():
             if not UNITS.release(self.connection, self.job.run, claim):

@@ -20,10 +20,10 @@ from airflow_roir.shards.verify.recheck import Identity, Seen, Sides, Verdict, i
 
 # Looked at in one statement on each side; under the lane's lock fewer.
 AT_ONCE, AT_ONCE_LOCKED = 200, 20
-# What is on its way is looked at again after so long, so often. Then it is left: whatever ships it writes it anew.
+# An entry on its way is looked at again after REST_S, MOST_LOOKS times. Then it is left: shipping writes it again.
 REST_S, MOST_LOOKS = 0.5, 20
 
-# What both sides have alike is no suspect.
+# An entry that is the same on both sides is no suspect.
 AGREED = """
 DELETE FROM roir.suspect s USING (
     SELECT identity FROM (
@@ -70,10 +70,10 @@ class Judge:
         self.job = both.job
 
     def decide(self, claim: UnitClaim, of: str, commit: Callable[[int, bool], int]) -> tuple[int, int]:
-        """Look at the suspects until nothing about them is open; returns how many were looked at, and differ.
+        """Looks at the suspects until each is decided; returns how many it looked at, and how many differ.
 
-        of: SQL, which they are. commit: ends the unit in the same transaction; told the rows, and whether any is to be
-        repaired. Raises ShardAway, Fenced.
+        of: a condition in SQL that chooses them. commit: ends the unit in the same transaction; gets the rows, and
+        whether any is to be repaired. Raises ShardAway, Fenced.
         """
         values = {"verification": self.verify_job.verification_id, "unit": claim.id, "lane": claim.lane_id}
         if claim.stage == "whole":
@@ -83,7 +83,7 @@ class Judge:
         while True:
             with self.connection.begin():
                 if read_control(self.connection, self.job.run).status != Status.RUNNING:
-                    # Where it stands is written down.
+                    # The suspects' table keeps the unit's progress.
                     UNITS.release(self.connection, self.job.run, claim)
                     return 0, 0
                 batch = execute(self.connection, NEXT.format(of=of), {**values, "limit": AT_ONCE}).all()
@@ -108,7 +108,7 @@ class Judge:
         return looked_at, found
 
     def look(self, wanted: Sequence[Identity]) -> list[Seen]:
-        """Look at entries, of whichever lanes. Raises ShardAway."""
+        """Looks at entries of any lanes. Raises ShardAway."""
         by_lane: dict[Lane | None, list[Identity]] = {}
         names = {lane.shard.name: lane for lane in self.both.lanes}
         for identity in wanted:
@@ -116,7 +116,7 @@ class Judge:
         seen: list[Seen] = []
         for lane, part in by_lane.items():
             if lane is None or lane.id not in self.both.live:
-                # Of no shard that the index has.
+                # An entry of no shard that the index has.
                 sides = Sides(
                     self.job.generation_id, self.job.entry, self.both.position, lane or self.both.lanes[0], None
                 )
@@ -184,7 +184,8 @@ class Judge:
         execute(self.connection, NOTE, found)
 
     def _find_doubled(self, claim: UnitClaim, suspects: set[Identity]) -> None:
-        """What the heaps have twice, or where no lookup finds it, is damage: a repair by lookups can't repair it."""
+        """Records entries that the heaps have twice, or where no look-up finds them. A repair uses look-ups, so it
+        can't repair these."""
         entry = self.job.entry
         remedy = damage.remedy_of_entries(self.job.run.index)
         if not suspects:

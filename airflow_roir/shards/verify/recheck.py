@@ -1,8 +1,8 @@
-"""Looks at single entries on both sides, so that what differs really does (docs/architecture-shards.md).
+"""Looks at single entries on both sides, so that each difference is a real one (docs/architecture-shards.md).
 
-No snapshot spans both sides. What a shard shows is compared with what the index server has at that moment only where
-the shard's outbox doesn't name the entry: all that it says was applied then. And nothing else may have been applied
-meanwhile: no more than one visit's truth, which left the entry as it was; or none at all, under the lock of the lane.
+No snapshot spans both sides. So an entry is only compared if the shard's outbox doesn't name it: then all changes of
+the entry have been applied. And nothing else may have been applied during the look: at most one visit, which left the
+entry as it was; or none at all, under the lock of the lane.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOCKED_MS = 5_000
 
 
 class Verdict(str, Enum):
-    """What a look says of an entry. undecided: it is on its way. busy: too much was shipped during the look."""
+    """The result of a look at an entry. undecided: it is on its way. busy: too much was shipped during the look."""
 
     EQUAL = "equal"
     MISSING = "missing"
@@ -45,7 +45,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Seen:
-    """An entry on both sides. ours, theirs: all columns in the shard and on the index server, None if it isn't."""
+    """An entry on both sides. ours, theirs: all columns in the shard and on the index server; None: not there."""
 
     identity: Identity
     verdict: Verdict
@@ -55,7 +55,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sides:
-    """What an entry is on both sides. position: of the column that tells the shard, on the index server."""
+    """The form of an entry on both sides. position: of the column with the shard's name, on the index server."""
 
     generation_id: int
     entry: Entry
@@ -87,7 +87,7 @@ SELECT s.n, o.emptied, o.leaves = roir_shard.leaves(o.source) AS leaves, w.prese
 
 
 def look(index: Connection, shard: Connection | None, sides: Sides, wanted: Sequence[Identity]) -> list[Seen]:
-    """Look at entries; no transaction is open in either session before and after. shard: None if its table is gone."""
+    """Looks at entries; no transaction is open in either session before and after. shard: None if its table is gone."""
     if sides.theirs is None or shard is None:
         # A table that was dropped has no rows, and never will.
         with index.begin():
@@ -118,7 +118,7 @@ def look_locked(index: Connection, shard: Connection, sides: Sides, wanted: Sequ
 
 
 def on_index(connection: Connection, sides: Sides, wanted: Sequence[Identity]) -> list[Row[Any]]:
-    """What the index server has of these identities."""
+    """The index server's entries of these identities."""
     base = physical.base(sides.generation_id)
     execute(connection, damage.BY_INDEX)
     values: dict[str, Any] = {"lane": sides.lane.id}

@@ -30,7 +30,7 @@ from airflow_roir.shards.verify.recheck import Identity, Verdict, identities
 
 # Touched, looked at and settled together.
 AT_ONCE = 200
-# Shipping is asked so often how far it is, and is waited for this long after it was last seen at work.
+# The time between two looks at shipping's progress, and the longest wait since the last progress.
 EVERY_S, PATIENCE_S = 0.2, 60.0
 # How often an entry that is on its way again is looked at.
 LOOKS = 50
@@ -67,7 +67,8 @@ class Mender:
         self.job = both.job
 
     def mend(self) -> bool:
-        """False if a pause came between. What can't be repaired now keeps no outcome. Raises ShardAway."""
+        """Repairs the unit; False if a pause came. An entry that can't be repaired now gets no outcome. Raises
+        ShardAway."""
         touched: dict[int, Any] = {}
         for batch in self._batches():
             if not self._is_running():
@@ -174,7 +175,7 @@ class Mender:
         return True
 
     def _settle(self, batch: list[Row[Any]]) -> None:
-        """Look again. What is written to all the while was shipped since, and each write of it will be."""
+        """Looks again. An entry that is written all the time was shipped since, and so will be each later write."""
         by_identity = {self._identity(row): row.id for row in batch}
         for _ in range(LOOKS):
             seen = self.judge.look(list(by_identity))

@@ -25,7 +25,7 @@ from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, set_away, set_reached
 from airflow_roir.shards.verify import sums
 
-# Under the lock: to read what somebody else owns is to run his code.
+# Run under the lock: to read another role's table can run that role's code.
 OWNERS = f"SELECT {SHARD_SCHEMA}.check_owners(%(outbox)s)"
 
 

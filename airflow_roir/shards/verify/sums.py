@@ -19,7 +19,7 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import hashes
 from airflow_roir.errors import SourceChanged
 
-# Of each lane, so that a bucket's number is its lane's place and its own.
+# The most buckets of a lane: a bucket's number is made of its lane's place and its own number.
 MOST_BUCKETS = 65_536
 
 

@@ -33,7 +33,8 @@ class Suspects:
         self.job = both.job
 
     def of_buckets(self, claim: UnitClaim, commit: Callable[[int], int]) -> int:
-        """Of the suspicious buckets; commit: ends the unit in the same transaction, told the rows. Raises ShardAway."""
+        """Writes down the rows of the suspicious buckets; returns their number. commit: ends the unit in the same
+        transaction; gets the number of rows. Raises ShardAway."""
         suspicious = self.verify_job.suspicious or ()
         buckets = self.verify_job.buckets
         if claim.side == "source":

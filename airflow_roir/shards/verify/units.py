@@ -36,7 +36,7 @@ SELECT l.id FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
 
 @dataclass(frozen=True)
 class Tables:
-    """What a verification will read in the shards. pieces: by lane; none of a table that was dropped."""
+    """The tables that a verification will read in the shards. pieces: by lane; a table that was dropped has none."""
 
     generation_id: int
     rows: int
@@ -165,13 +165,13 @@ class UnitsApart(Units):
     """The units of a verification over shards. A lane's buckets have its place among all in front."""
 
     def summed(self, differ: list[int]) -> list[int]:
-        """Of shards that were out of reach one side was summed alone."""
+        """The buckets that differ, without those of unreachable shards, of which only one side was summed."""
         left_out = set(execute(self.connection, SUMMED, {"id": self.verification.id}).scalars())
         places = {place for place, lane in enumerate(self._lanes()) if lane in left_out}
         return [one for one in differ if one // sums.MOST_BUCKETS not in places]
 
     def again(self, old: str, new: str, differ: Sequence[int]) -> None:
-        """Of shards without a suspicious bucket none."""
+        """Plans the next stage's units; for shards without a suspicious bucket none."""
         # In stage total a lane's bucket is its place.
         places = set(differ) if old == "total" else {one // sums.MOST_BUCKETS for one in differ}
         lanes = [lane for place, lane in enumerate(self._lanes()) if place in places]
