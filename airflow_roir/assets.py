@@ -43,7 +43,7 @@ def index_asset(index: str, postgres_conn_id: str = "postgres_default") -> Asset
 
 
 def normalize_uri(uri: SplitResult) -> SplitResult:
-    """Check the shape of a `roir://` URI for Airflow. Raises ValueError, as Airflow expects of a handler."""
+    """Checks the shape of a `roir://` URI for Airflow. Raises ValueError, as Airflow expects of a handler."""
     if not uri.netloc or len(uri.path.split("/")) != 3 or not all(uri.path.split("/")[1:]):
         raise ValueError(f"an index's URI is {SCHEME}://CONNECTION/SCHEMA/INDEX, not {uri.geturl()!r}")
     return uri._replace(query="", fragment="")

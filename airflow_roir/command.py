@@ -6,7 +6,7 @@ import signal
 
 
 def main() -> None:
-    """Import the command line and run it."""
+    """Imports the command line and runs it."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

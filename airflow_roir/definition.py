@@ -25,7 +25,7 @@ _SPACE = " \t\n\r\f\v"
 
 
 def quote(name: str) -> str:
-    """Quote one SQL identifier. The only function that does; every name in a statement passes through it.
+    """Quotes one SQL identifier. Every name in a statement passes through this function; no other one quotes.
 
     Raises InvalidInput for a name that PostgreSQL can't have.
     """
@@ -75,7 +75,7 @@ def _escaped(sign: str) -> str:
 
 
 def _parse_identifiers(text: str, separator: str, what: str) -> list[str]:
-    """Split `text` at `separator` as psql does: unquoted names fold to lower case, `""` is a quote."""
+    """Splits `text` at `separator` as psql does: unquoted names fold to lower case, `""` is a quote."""
     if not isinstance(text, str):
         # A template's native value, or a form's.
         raise InvalidInput(f"{what} is {text!r}; it must be text")
@@ -125,7 +125,7 @@ def _quoted_identifier(text: str, start: int, what: str) -> tuple[str, int]:
 
 
 def parse_name(text: str, what: str = "name") -> QualifiedName:
-    """Read `schema.name` or `name`, quoted or not, as `psql` does. Raises InvalidInput."""
+    """Reads `schema.name` or `name`, quoted or not, as `psql` does. Raises InvalidInput."""
     parts = _parse_identifiers(text, ".", what)
     if len(parts) > 2:
         raise InvalidInput(f"{what} {text!r}: at most a schema and a name, found {len(parts)} parts")
@@ -133,7 +133,7 @@ def parse_name(text: str, what: str = "name") -> QualifiedName:
 
 
 def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tuple[str, ...]:
-    """Read a comma-separated list of column names, quoted or not. None and '' give ().
+    """Reads a comma-separated list of column names, quoted or not. None and '' give ().
 
     A sequence is taken as a list of names that are already separated; each may still be quoted.
     """
@@ -150,7 +150,7 @@ def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tu
 
 
 def parse_shards(text: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Read a comma-separated list of shards' names, as they were added. None and '' give ()."""
+    """Reads a comma-separated list of shards' names, as they were added. None and '' give ()."""
     names = text.split(",") if isinstance(text, str) else text or ()
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise InvalidInput(f"shards: {text!r} is no list of names")
@@ -238,7 +238,7 @@ class IndexDefinition:
         shards: str | Sequence[str] | None = None,
         shard_column: str | None = None,
     ) -> IndexDefinition:
-        """Read a definition from SQL identifiers as a user types them. Raises InvalidInput."""
+        """Reads a definition from SQL identifiers as a user types them. Raises InvalidInput."""
         return cls(
             name=parse_name(index, "index"),
             source=parse_name(table, "table") if table else None,
@@ -261,7 +261,7 @@ _BESIDE = re.compile(
 
 
 def parse_beside(text: str, table: str | None) -> IndexDefinition:
-    """Read `[UNIQUE] name (keys) [INCLUDE (columns)] [NULLS NOT DISTINCT]`, of an index of that table.
+    """Reads `[UNIQUE] name (keys) [INCLUDE (columns)] [NULLS NOT DISTINCT]`, of an index of that table.
 
     Raises InvalidInput.
     """

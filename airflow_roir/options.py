@@ -380,7 +380,7 @@ LIVE_OPTIONS = tuple(LIVE)
 
 
 def check_live_options(options: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for a value that a user may not give to an operation; None is none given.
+    """Raises InvalidInput for a value that a user may not give to an operation; None is none given.
 
     `roir.change_options` checks the same, and reads the throttle.
     """

@@ -81,7 +81,7 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        """Whether a budget forbids to work."""
+        """True if a budget forbids to work."""
         return self.value is not None and (self.value < self.limit if self.signal.below else self.value > self.limit)
 
     def __str__(self) -> str:

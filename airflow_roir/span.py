@@ -13,7 +13,7 @@ _UNITS = {"d": 86_400, "h": 3_600, "min": 60, "m": 60, "s": 1}
 
 
 def seconds(name: str, value: Any) -> int | None:
-    """Read an optional duration, in seconds; None, '' and 'None' (an empty field, rendered) are None.
+    """Reads an optional duration, in seconds; None, '' and 'None' (an empty field, rendered) are None.
 
     `off` and `never` are 0. name: for the message. Raises InvalidInput, also for more than a year.
     """

@@ -113,7 +113,7 @@ class Windows:
     windows: tuple[Window, ...]
 
     def is_open(self, now: datetime) -> bool:
-        """Whether work is allowed now; now: with its time zone."""
+        """True if work is allowed now; now: with its time zone."""
         openings = [(window.last_opening(now), window.length) for window in self.windows]
         return not openings or any(opened is not None and opened + length > now for opened, length in openings)
 
@@ -130,7 +130,7 @@ class Windows:
 
 @lru_cache(maxsize=64)
 def parse_windows(text: str | None) -> Windows:
-    """Read windows as a user writes them; '' and `off` are none. Raises InvalidInput."""
+    """Reads windows as a user writes them; '' and `off` are none. Raises InvalidInput."""
     if text is None or text.strip() in ("", "off"):
         return Windows("", ())
     if len(text) > MOST_TEXT:

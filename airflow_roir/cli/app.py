@@ -106,7 +106,7 @@ def common(
 
 
 def warn_of_passwords(context: typer.Context, **variables: str) -> None:
-    """Say it if a DSN among the arguments has a password. variables: what else takes it, by the parameters' names."""
+    """Warns if a DSN among the arguments has a password. variables: the safe environment variables, by parameter."""
     for name, variable in variables.items():
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE" and _has_password(context.params[name]):

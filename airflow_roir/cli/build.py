@@ -175,5 +175,5 @@ def resume(
 
 
 def _opens_now(windows: str | None) -> bool:
-    """Whether to start Spark already. By the machine's clock, which decides nothing else."""
+    """True if a window is open, so that Spark can start early. By this machine's clock, which decides nothing else."""
     return parse_windows(windows).is_open(datetime.now(timezone.utc))

@@ -47,9 +47,9 @@ MOST_FAILOVERS = 5
 def run_and_print(
     database: Database, index: str, spark: CommandSpark | NoSpark, take_over: bool = False, as_json: bool = False
 ) -> None:
-    """Run the operation to its end, from its present phase, and print what came out.
+    """Runs the operation to its end, from its present phase, and prints the result.
 
-    Exits with 3 if it is paused, with 1 if a verification has found what is still wrong.
+    Exits with 3 if it is paused, with 1 if a verification has found something that is still wrong.
     """
     row = operations.find_operation(database, index)
     ended = _to_end(database, row.id, index, spark, take_over, as_json)
@@ -68,7 +68,7 @@ def run_and_print(
 
 
 def verify_before(database: Database, index: str, spark: CommandSpark | NoSpark) -> VerifyReport:
-    """Run the verification before a rebuild to its end. Exits with 3 if somebody paused it."""
+    """Runs the verification before a rebuild to its end. Exits with 3 if it is paused."""
     row = operations.find_operation(database, index)
     _exit_if_unfinished(_to_end(database, row.id, index, spark, False, False), index)
     return report_of(database, row.id)
@@ -77,7 +77,7 @@ def verify_before(database: Database, index: str, spark: CommandSpark | NoSpark)
 def _to_end(
     database: Database, operation_id: int, index: str, spark: CommandSpark | NoSpark, take_over: bool, quiet: bool
 ) -> OperationStatus:
-    """Run an operation to its end: what takes long on Spark, if there is one, the rest in this process."""
+    """Runs an operation to its end: the long phases on Spark, if there is one, the others in this process."""
     owner = f"{operations.default_actor()} pid {os.getpid()}"
     for now, taking_over in _turns(database, operation_id, index, spark, owner, take_over):
         with _progress(database, operation_id, quiet) as relay:

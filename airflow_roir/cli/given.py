@@ -24,10 +24,10 @@ def takes(
     fits: Callable[[Option], bool] = lambda option: option.offered,
     changes: bool = False,
 ) -> Callable[[Command], Command]:
-    """Give a command the options of a class in place of its parameter `given`, which then has what they say.
+    """Gives a command the options of a class in place of its parameter `given`, which gets their values.
 
-    fits: which of them. changes: of an operation that has begun, so that what isn't given stays. Flags that aren't
-    given are None then, and what else isn't given is None or the default.
+    fits: chooses the options. changes: the command changes an operation that has begun, so an option that isn't given
+    stays as it is. Then a flag that isn't given is None; another option is None or its default.
     """
     options = [one for one in options_of(declared) if fits(one)]
 
@@ -50,7 +50,7 @@ def takes(
 
 
 def is_live(option: Option) -> bool:
-    """Whether it changes while an operation lives."""
+    """True if it changes while an operation lives."""
     return option.live
 
 

@@ -86,7 +86,7 @@ class _Some(Collector):
 
 @contextmanager
 def serving(database: Database, address: str) -> Iterator[str]:
-    """Serve at host:port while the block runs; gives where. Port 0: any. Raises InvalidInput."""
+    """Serves at host:port while the block runs; yields the address. Port 0: any. Raises InvalidInput."""
     host, port = _split(address)
     try:
         server, thread = start_http_server(port, host, OneLook(lambda: metrics(database)))

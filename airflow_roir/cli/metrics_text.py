@@ -42,7 +42,7 @@ def text_of(database: Database) -> tuple[bytes, str | None]:
 
 
 def check_textfile(path: Path) -> None:
-    """Raise InvalidInput if node_exporter wouldn't read the file, or if it is no file that may be replaced."""
+    """Raises InvalidInput if node_exporter wouldn't read the file, or if it is no file that may be replaced."""
     if path.suffix != SUFFIX:
         raise InvalidInput(f"{path}: node_exporter reads only files that end in {SUFFIX}")
     if not path.parent.is_dir():

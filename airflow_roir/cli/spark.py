@@ -44,15 +44,15 @@ class CommandSpark:
         self._waiting_log: Path | None = None
 
     def start(self, operation_id: int | None = None) -> None:
-        """Start Spark, if it doesn't run. Raises JavaMissing.
+        """Starts Spark, if it doesn't run. Raises JavaMissing.
 
-        operation_id: where it is known already: its stretches share a log.
+        operation_id: if it is known already: its stretches share a log.
         """
         if self._driver is None or self._driver.wait(0) is not None:
             self._driver = self._new(operation_id)
 
     def check(self) -> None:
-        """Raise JavaMissing if a driver couldn't start here: for what is prepared before Spark starts."""
+        """Raises JavaMissing if a driver couldn't start here. To be called before anything is prepared."""
         if not is_connect(self._options.master):
             use_java()
 
@@ -69,7 +69,7 @@ class CommandSpark:
         )
 
     def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Driver:
-        """Let it drive an operation; the driver, to wait for. Raises JavaMissing, SparkFailed."""
+        """Lets it drive an operation; returns the driver, to wait for. Raises JavaMissing, SparkFailed."""
         self.start(operation_id)
         assert self._driver is not None
         log = spark_log(operation_id)
@@ -86,7 +86,7 @@ class CommandSpark:
             self._driver.release()
 
     def rest(self) -> None:
-        """Let Spark end while its command waits; `drive` starts another one."""
+        """Lets Spark end while its command waits; `drive` starts another one."""
         if self._driver is not None:
             self._driver.release()
             self._driver.wait(TERMINATE_S)
@@ -162,5 +162,5 @@ def spark_options(master: str | None, conf: Sequence[str] | None) -> SparkOption
 
 
 def tell(line: str) -> None:
-    """Say what the driver has said."""
+    """Prints a line of the driver."""
     say(line.removeprefix("roir: "))

@@ -41,7 +41,7 @@ def build_together(
     conf: Sequence[str] | None,
     as_json: bool,
 ) -> None:
-    """Prepare the indexes one after the other, then build them side by side. Exits with the worst of their codes."""
+    """Prepares the indexes one after the other, then builds them side by side. Exits with the worst of their codes."""
     from airflow_roir.cli.spark import spark_of
 
     spark_of(without_spark, database.dsn, master, conf).check()
@@ -133,7 +133,7 @@ class Child:
         self.said = self.process.stdout.read()
 
     def hear_out(self) -> None:
-        """Wait until it has ended. A Ctrl-C comes to all of them: each pauses; a second one stops them at once."""
+        """Waits until it has ended. A Ctrl-C comes to all of them: each pauses; a second one stops them at once."""
         self.code = self.process.wait()
         os.close(self._life)
         for thread in self._threads:

@@ -48,7 +48,7 @@ class View(Protocol):
 
 
 def watch(database: Database, index: str | None, as_json: bool) -> int:
-    """Show what happens until nothing runs; the exit code. Raises what the first look raises."""
+    """Shows operations until none runs; returns the exit code. Raises the errors of the first look."""
     live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "") not in DUMB
     try:
         first = overview(database, index)
@@ -119,7 +119,7 @@ class Looker:
         threading.Thread(target=self._work, name="roir-look", daemon=True).start()
 
     def ask(self) -> None:
-        """Have it look."""
+        """Makes it look."""
         self._asked.put(None)
 
     def answer(self, patience_s: float) -> Overview | Exception | None:
@@ -146,7 +146,7 @@ class Lines:
         self._shown: dict[object, str] = {}
 
     def show(self, seen: Overview | None, silence: Silence | None) -> None:
-        """Print what differs from the last time."""
+        """Prints what differs from the last time."""
         if silence is not None:
             # Once, with its reason, and not each second.
             self._line("server", silence.said or "silent", str(silence))

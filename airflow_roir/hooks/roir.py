@@ -62,7 +62,7 @@ class RoirHook(BaseHook):
 
 
 def dsn_of(connection: Connection) -> str:
-    """Build the libpq connection string of an Airflow connection, and mask its secrets.
+    """Builds the libpq connection string of an Airflow connection, and masks its secrets.
 
     Raises InvalidInput for a connection of another type, for extras that libpq doesn't know, and for tokens that expire
     during a build.

@@ -57,7 +57,7 @@ def resolve_spark(where: str | None) -> SparkOptions:
 
 
 def target_of(connection: Connection) -> SparkOptions:
-    """Read the Spark master and settings of an Airflow connection.
+    """Reads the Spark master and settings of an Airflow connection.
 
     Host and port are the master; extras are Spark settings by their own names (`spark.…`), a dict of them under
     `conf`, or the fields of Airflow's Spark form (queue, namespace, principal, keytab).

@@ -28,7 +28,7 @@ class IndexBuildLink(BaseOperatorLink):
 
 
 def show_link(operator: BaseOperator, ti: RuntimeTaskInstanceProtocol) -> None:
-    """Show the button while the task runs."""
+    """Shows the button while the task runs."""
     link = IndexBuildLink()
     ti.xcom_push(key=link.xcom_key, value=link.get_link(operator, ti_key=ti))
 
@@ -56,6 +56,6 @@ def task_path(ti_key: TaskInstanceKey) -> str:
 
 
 def is_mapped(ti_key: TaskInstanceKey) -> bool:
-    """Whether the key is that of one of several task instances of a task."""
+    """True if the key is that of one of several task instances of a task."""
     map_index = getattr(ti_key, "map_index", None)
     return map_index is not None and map_index >= 0

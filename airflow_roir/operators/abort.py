@@ -29,7 +29,7 @@ class AbortIndexBuildOperator(RoirOperator):
         self.reason = reason
 
     def execute(self, context: Context) -> int:
-        """Abort the operation. Fails without a retry if the index has none."""
+        """Aborts the operation. Fails without a retry if the index has none."""
         with failing_clearly():
             database = self.get_database()
             operation = operations.find_operation(database, self.index)

@@ -43,7 +43,7 @@ class AttachPartitionOperator(BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int:
-        """Attach the table."""
+        """Attaches the table."""
         with failing_clearly():
             database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
             owner = owner_of(context["ti"])

@@ -33,7 +33,7 @@ class BuildIndexOperator(SparkDrivingOperator):
     live_options: tuple[str, ...] = tuple(name for name, one in LIVE.items() if one.in_store and not one.apart)
 
     def execute(self, context: Context) -> int:
-        """Drive the operation until it is sealed, or leave."""
+        """Drives the operation until it is sealed, or leaves it."""
         with failing_clearly():
             database = self.get_database()
             self.settle_operation(database, context["ti"])

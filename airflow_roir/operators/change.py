@@ -22,7 +22,7 @@ class ChangeIndexBuildOperator(OptionsOperator):
     """
 
     def execute(self, context: Context) -> int:
-        """Change them. Fails without a retry if nothing is live, no value is given, or one is bad."""
+        """Changes the options. Fails without a retry if no operation is live, no value is given, or one is bad."""
         with failing_clearly():
             database = self.get_database()
             before = operations.find_operation(database, self.index)

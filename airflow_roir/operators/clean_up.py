@@ -47,7 +47,7 @@ class CleanUpIndexesOperator(BaseOperator):
         self.on_long_pause_callback = on_long_pause_callback
 
     def execute(self, context: Context) -> dict[str, int]:
-        """Clean up once."""
+        """Cleans up once."""
         with failing_clearly():
             database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
             with database.transaction() as connection:

@@ -80,7 +80,7 @@ class CompactIndexOperator(WholeOperationOperator):
         return given_to(self, CompactOptions)
 
     def carry_out(self, context: Context) -> dict[str, Any]:
-        """Drive the compaction to its end, or leave; then say what it did."""
+        """Drives the compaction to its end, or leaves it; then logs its result."""
         with failing_clearly():
             options = self.options()
             database = self.get_database()

@@ -46,7 +46,7 @@ class DetachPartitionOperator(BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int:
-        """Detach the partition."""
+        """Detaches the partition."""
         with failing_clearly():
             database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
             owner = owner_of(context["ti"])

@@ -53,7 +53,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
         self._lineage: Lineage | None = None
 
     def execute(self, context: Context) -> int:
-        """Drive the operation until it is published, or leave."""
+        """Drives the operation until it is published, or leaves it."""
         ti = context["ti"]
         with failing_clearly():
             database = self.get_database()

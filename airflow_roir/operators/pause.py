@@ -28,7 +28,7 @@ class PauseIndexBuildOperator(RoirOperator):
         self.reason = reason
 
     def execute(self, context: Context) -> int:
-        """Pause the operation. Fails without a retry if nothing is running."""
+        """Pauses the operation. Fails without a retry if none is running."""
         with failing_clearly():
             row = requests.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
         self.log.info("Operation %s is %s", row.id, row.status)

@@ -120,7 +120,8 @@ class PrepareIndexBuildOperator(RoirOperator):
         return prepared.operation_id
 
     def _end_verification(self, database: Database, owner: str) -> None:
-        """Abort a verification before the build that this run's task has left: marked, it won't be tried again."""
+        """Aborts a verification before the build that this run's own task has left unfinished: the task was marked, so
+        no try of it will continue."""
         why = "its task ended before it, and the run continues with the build"
         try:
             row = operations.find_operation(database, self.index)

@@ -22,7 +22,7 @@ class ResumeIndexBuildOperator(OptionsOperator):
     """
 
     def execute(self, context: Context) -> int:
-        """Resume the operation. Fails without a retry if it isn't paused, or if an option is bad."""
+        """Resumes the operation. Fails without a retry if it isn't paused, or if an option is bad."""
         with failing_clearly():
             row = requests.resume(self.get_database(), self.index, owner_of(context["ti"]), **self.given_options())
         self.log.info("Operation %s is %s again, with %s workers", row.id, row.status, row.parallelism)

@@ -27,7 +27,7 @@ class RevertIndexOperator(RoirOperator):
         self.reason = reason
 
     def execute(self, context: Context) -> int:
-        """Point the view back."""
+        """Points the view back."""
         with failing_clearly():
             actor = owner_of(context["ti"])
             done = revert.revert(self.get_database(), self.index, actor, self.reason, self.log.info)

@@ -72,7 +72,7 @@ class VerifyIndexOperator(WholeOperationOperator):
         return given_to(self, VerifyOptions)
 
     def carry_out(self, context: Context) -> dict[str, Any]:
-        """Drive the verification to its end, or leave; then say what it found."""
+        """Drives the verification to its end, or leaves it; then logs its findings."""
         with failing_clearly():
             options, mode = self.options(), optional_text(self.mode)
             if mode not in MODES:

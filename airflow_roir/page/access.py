@@ -43,12 +43,12 @@ def dag_access(method: Literal["GET", "PUT"], entity: DagAccessEntity) -> Callab
 
 
 def indexes_access(request: Request, user: User) -> None:
-    """Let a user read about all indexes if that user may read the runs of the DAG that builds."""
+    """Lets a user read about all indexes if that user may read the runs of the DAG that builds."""
     requires_access_dag("GET", DagAccessEntity.RUN, settings.build_dag())(request, user)
 
 
 def from_our_page(request: Request) -> None:
-    """Refuse a request that another site may have had the user's browser send.
+    """Refuses a request that another site may have made the user's browser send.
 
     A form can't set the header, and a script of another origin may only after a preflight, which isn't granted.
     """
@@ -61,7 +61,7 @@ def from_our_page(request: Request) -> None:
 
 
 def is_allowed(user: BaseUser, method: Literal["POST", "PUT"], dag_id: str) -> bool:
-    """Whether the user may trigger, or edit, runs of a DAG that exists."""
+    """True if the user may trigger, or edit, runs of a DAG that exists."""
     dag = DagModel.get_dagmodel(dag_id)
     if dag is None or dag.is_stale:
         return False
@@ -90,7 +90,7 @@ class Guard:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on."""
+        """Hands the request on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -94,7 +94,7 @@ class Looks:
             raise NoAnswer(f"{reason}. A change that has begun may still take effect: look again") from None
 
     def forget(self, lane: str) -> None:
-        """Look again from here on: something was changed in that database."""
+        """Drops the results of a database, after a change in it: the next requests look again."""
         with self._lock:
             for key in [key for key in self._looks if isinstance(key, tuple) and key[0] == lane]:
                 del self._looks[key]

@@ -28,7 +28,7 @@ class LazyApp:
         self._app: Asgi | None = None
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Hand the request on."""
+        """Hands the request on."""
         if self._app is None:
             from airflow_roir.page.app import create_app
 

@@ -39,7 +39,7 @@ class Change:
         return f"airflow user {self.user}"
 
     def pause(self, reason: str) -> str:
-        """Pause it; returns what to tell the user. Raises as `requests.pause`, OperationRunning as `_index`."""
+        """Pauses it; returns a message for the user. Raises as `requests.pause`, OperationRunning as `_index`."""
         reason = reason or ON_THE_PAGE
         row = requests.pause(self.database, self._index(), self.actor, reason, self.operation)
         if (row.paused_by, row.pause_reason) != (self.actor, reason):
@@ -48,7 +48,7 @@ class Change:
         return "Paused. The workers finish their open batches."
 
     def resume(self) -> str:
-        """Lift the pause. Raises as `pause`."""
+        """Lifts the pause. Raises as `pause`."""
         one = self._found()
         requests.resume(self.database, one.index, self.actor, self.operation)
         if (left := self.run.left_behind(one)) is not None:
@@ -58,7 +58,7 @@ class Change:
         return "Resumed. The task continues within half a minute."
 
     def abort(self, reason: str) -> str:
-        """Fence the workers. The next clean-up removes what was built; Airflow's API has no time for that."""
+        """Fences the workers. The next clean-up removes what was built; Airflow's API has no time for that."""
         requests.request_abort(self.database, self._index(), self.actor, reason or ON_THE_PAGE, self.operation)
         by = f"The next run of {CLEAN_UP_DAG}"
         if self.connection_id != DEFAULT_CONNECTION:
@@ -67,7 +67,7 @@ class Change:
         return f"Aborted: no worker commits any more. {by} removes what was built."
 
     def set_workers(self, number: int) -> str:
-        """Set the parallelism, live. Raises as `pause`, InvalidInput."""
+        """Sets the parallelism, live. Raises as `pause`, InvalidInput."""
         if not 1 <= number <= MAX_PARALLELISM:
             raise InvalidInput(f"the number of workers must be from 1 to {MAX_PARALLELISM}")
         # The task carries it to its Task State Store.
@@ -77,7 +77,7 @@ class Change:
         return f"{counted(number, 'worker')} from now on"
 
     def set_limits(self, throttle: str) -> str:
-        """Set the limits of signals, live: these and no others. Raises as `pause`, InvalidInput."""
+        """Sets the limits of signals, live: these and no others. Raises as `pause`, InvalidInput."""
         row = requests.change_options(
             self.database, self._index(), actor=self.actor, operation=self.operation, throttle=f"off {throttle}"
         )
@@ -100,5 +100,5 @@ class Change:
 
 
 def is_paused_by_switch(run: Run, paused_by: str | None) -> bool:
-    """Whether the operation was paused by the switch of the run's DAG, and so ends its pause with it."""
+    """True if the operation was paused by the switch of the run's DAG, and so ends its pause with it."""
     return paused_by == actor_of_switch(run.dag_id)

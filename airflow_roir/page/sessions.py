@@ -41,7 +41,7 @@ class _Kept:
         event.listen(self.database.engine, "connect", lambda session, _record: self.sessions.add(session))
 
     def hang_up(self) -> None:
-        """End what looks wait for."""
+        """Ends the statements that looks wait for."""
         for session in list(self.sessions):
             with suppress(OSError, psycopg2.Error), socket.socket(fileno=os.dup(session.fileno())) as line:
                 line.shutdown(socket.SHUT_RDWR)

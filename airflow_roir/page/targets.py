@@ -108,7 +108,7 @@ class Run:
 
     @property
     def is_ours(self) -> bool:
-        """Whether its form counts. In another DAG anybody who may trigger that one could name any index there."""
+        """True if its form counts. A user who may trigger another DAG could name any index in that one's form."""
         return self.dag_id in our_dags()
 
     @property
@@ -146,7 +146,7 @@ class Found:
 
 
 def read_run(dag_id: str, run_id: str) -> Run:
-    """Read the run. Raises NotFound."""
+    """Reads the run. Raises NotFound."""
     with create_session() as session:
         run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
         if run is None:

@@ -188,7 +188,7 @@ def _compared(element: Any, equal: bool = False, bytewise: bool = False) -> Iter
 
 
 def check_condition(index: QualifiedName, about: About, table: Any, where: ColumnElement[bool], strict: bool) -> None:
-    """Raise InvalidInput if a condition asks for what the index can't answer."""
+    """Raises InvalidInput if the index can't answer a condition."""
     has = set(about.identity if strict else about.columns)
     for element in iterate(where):
         if isinstance(element, SelectBase | CTE):
@@ -229,7 +229,7 @@ def check_condition(index: QualifiedName, about: About, table: Any, where: Colum
 
 
 def _is_alike(unlike: Sequence[str], equal: bool, bytewise: bool) -> bool:
-    """Whether a comparison has one outcome on all servers."""
+    """True if a comparison has one outcome on all servers."""
     if any(rule.startswith(rules.EQUALITY) for rule in unlike):
         return False
     return equal or (bytewise and not any(rule.startswith(rules.ENCODING) for rule in unlike))
@@ -287,7 +287,7 @@ def state_of(error: DBAPIError) -> str:
 
 
 def is_away(error: DBAPIError) -> bool:
-    """Whether it says that a server can't be asked now."""
+    """True if the error means that a server can't be asked now."""
     return not state_of(error) or state_of(error).startswith(AWAY)
 
 
@@ -303,7 +303,7 @@ def translated(index: QualifiedName, error: DBAPIError) -> RoirError:
 
 
 def with_session(engine: Engine, ask: Callable[[Connection], T]) -> T:
-    """Ask in a session of its own; once more if that was lost in the pool since it was used."""
+    """Asks in a session of its own; asks again if the pooled session was lost since its last use."""
     try:
         with engine.connect() as connection:
             return ask(connection)

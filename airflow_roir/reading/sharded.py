@@ -180,7 +180,7 @@ class ShardedIndex:
         return bool(changed)
 
     def close(self) -> None:
-        """End its threads, and the engines that it made."""
+        """Ends its threads, and the engines that it made."""
         with self._lock:
             threads, self._threads = self._threads, None
         if threads is not None:

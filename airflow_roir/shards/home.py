@@ -1,4 +1,4 @@
-"""The small schema of a shard: installs it, and checks that it is this code's and that database's."""
+"""Installs the small schema of a shard, and checks that its version is this code's and its database the right one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def server_of(connection: Connection) -> str:
 
 
 def install(database: Database) -> str:
-    """Create the small schema in a shard; returns the token of its database. Safe to call again.
+    """Creates the small schema in a shard; returns the token of its database. Safe to call again.
 
     Raises InvalidInput, RightMissing, ReadOnlyServer, SchemaVersionMismatch.
     """
@@ -69,7 +69,7 @@ def install(database: Database) -> str:
 
 
 def check(connection: Connection, shard: Shard) -> None:
-    """Raise what keeps this code from working in a shard: no small schema, another version, another database."""
+    """Raises the reason why this code can't work in a shard: no small schema, another version, another database."""
     try:
         token = _check(connection)
     except SchemaMissing:

@@ -23,7 +23,7 @@ from airflow_roir.shards.capture import strays
 from airflow_roir.shards.shard import SHARD_SCHEMA, Shard
 
 LONGEST_NAME = 63
-# For the locks of what a shard has that no index knows.
+# For the locks of a shard's strays.
 STRAYS_PATIENCE_S = 30.0
 USED = """
 SELECT format('%%I.%%I', i.schema_name, i.name) AS name, bool_and(g.status = 'retired') AS replaced,
@@ -179,7 +179,7 @@ def listed(database: Database) -> list[ListedShard]:
 
 
 def probe(database: Database, name: str) -> str | None:
-    """Why a shard can't be worked with now; None if it can. Raises NotFound."""
+    """Why a shard can't be used now; None if it can. Raises NotFound."""
     with database.transaction() as connection:
         found = shard.find(connection, name)
     try:
@@ -199,11 +199,11 @@ def probe(database: Database, name: str) -> str | None:
 def remove(
     database: Database, name: str, force: bool = False, report: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Forget a shard, and remove our schema from it if no other index server captures there.
+    """Forgets a shard, and removes our schema from it if no other index server captures there.
 
-    force: also if it can't be reached: what is left there goes on capturing, into tables that grow, and what announces
-    to this server fails from the next clean-up on. Raises NotFound, OperationRunning (an index is over it, or a capture
-    of one that was dropped can't be removed there now), DBAPIError (it can't be reached).
+    force: also if the shard can't be reached. Then a capture left there goes on, into tables that grow, and writers
+    that announce to this server fail from the next clean-up on. Raises NotFound, OperationRunning (an index is over the
+    shard, or the capture of one that was dropped can't be removed there now), DBAPIError (it can't be reached).
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -222,7 +222,8 @@ def remove(
         )
     if found.dsn is not None:
         try:
-            # It may have been away when what was over it was dropped. Its writers announce on until that is removed.
+            # An index over it may have been dropped while it was away. Its writers announce until that capture is
+            # removed.
             left = captures.release(database, None, database.limits.clean_up_s, report, found.id)
             if left:
                 raise OperationRunning(f"{left[0]}. Try again, or, if its server is gone for good, with --force")
@@ -278,6 +279,6 @@ def _check_home(connection: Connection, name: str, token: str | None) -> None:
 
 
 def _place(dsn: str | None) -> str:
-    """A DSN without what is secret in it."""
+    """A DSN without its secrets."""
     given = parse_dsn(dsn) if dsn else {}
     return " ".join(f"{key}={given[key]}" for key in SHOWN if given.get(key))

@@ -1,4 +1,4 @@
-"""Removes the capture of generations that are gone, in every shard that can be reached; the rest stays written down."""
+"""Removes the capture of dropped generations in every shard that can be reached; records those that are left."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def release(
     report: Callable[[str], None] = lambda line: None,
     shard_id: int | None = None,
 ) -> list[str]:
-    """Remove the outboxes and triggers of dropped generations, of one index or of all, and faces of dropped indexes.
+    """Removes the outboxes and triggers of dropped generations, and shape tables of dropped indexes: of one index or of
+    all.
 
     shard_id: only in this shard. Safe to call again. Returns a line for each shard that still has some: the next
     clean-up tries again.
@@ -55,7 +56,7 @@ def release(
     with database.transaction() as connection:
         rows: list[Row[Any]] = list(execute(connection, DROPPED_LANES, {"index": index_id, "shard": shard_id}))
         left = [(row, by_id(connection, row.shard_id)) for row in rows]
-    # One that is away once is away for all that it has, and each try would take its time.
+    # A shard that is away isn't tried for its other lanes, since each try takes time.
     away: dict[int, str] = {}
     for row, one in left:
         if row.removed_at is not None:
@@ -73,7 +74,8 @@ def release(
 
 
 def _drop_intents(database: Database) -> list[str]:
-    """The intents of dropped generations whose writers announce no more: until then each commit needs the table."""
+    """Drops the intents of dropped generations whose writers announce no more: as long as they do, each commit needs
+    the table."""
     with database.transaction() as connection:
         left = list(execute(connection, UNUSED).scalars())
     waiting = []
@@ -94,7 +96,7 @@ def _drop_faces(database: Database) -> list[str]:
     try:
         with database.transaction() as connection:
             execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
-            # A shape table is made in the transaction that makes its index: none of them is only being prepared.
+            # A shape table is created in the transaction that creates its index: none is of a prepare under way.
             for name in shape_table.left_over(connection):
                 shape_table.drop(connection, name)
     except DBAPIError as error:

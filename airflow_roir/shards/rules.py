@@ -1,5 +1,5 @@
-"""By which rules of their own servers compare values: collations by their libraries' versions, the order of an enum's
-labels (`roir.rules`). Where two servers have others, what one of them orders or equates the other does otherwise.
+"""Compares the rules by which servers compare values: collations by their libraries' versions, the order of an enum's
+labels (`roir.rules`). If two servers have different rules, they may order or equate values differently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from airflow_roir.engine.database import execute
 
 READ = "SELECT roir.rules(%(relation)s::oid, %(columns)s::text[])"
-# Rules of equality, which begin so; of the bytes of texts.
+# The beginnings of rules of equality, and of the rule about the bytes of texts.
 EQUALITY, ENCODING = "= ", "encoding "
 
 
@@ -26,7 +26,7 @@ def read(connection: Connection, relation: int, columns: Sequence[str]) -> dict[
 def unlike(ours: Iterable[str], theirs: Iterable[str], growing: bool = False) -> list[str]:
     """The rules of a column that two servers don't share. Labels that only one has make no difference.
 
-    growing: theirs are the same server's, later: it may have got labels, not lost or renamed one.
+    growing: theirs are the same server's at a later time: it may have got labels, but not lost or renamed one.
     """
     one, other = _by_name(ours), _by_name(theirs)
     return [
@@ -40,7 +40,7 @@ def unlike(ours: Iterable[str], theirs: Iterable[str], growing: bool = False) ->
 
 
 def told(rules: Iterable[str]) -> str:
-    """For messages."""
+    """The rules as a text for messages."""
     return "; ".join(rule.removeprefix(EQUALITY) for rule in rules)
 
 

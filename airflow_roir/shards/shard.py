@@ -1,4 +1,4 @@
-"""A shard as the index server knows it, and how it is reached (docs/architecture-shards.md)."""
+"""A shard as the index server knows it, and the way to it (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from airflow_roir.errors import InvalidInput, NotFound
 
 SHARD_SCHEMA = "roir_shard"
 
-# For a shard's lock, while a build could already read the other shards.
+# The patience for a shard's lock, while a build could already read the other shards.
 SHARD_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A server with a table of an index apart. dsn never appears in `repr`; home: the token of its database."""
+    """A server with a part of a table's rows. dsn never appears in `repr`; home: the token of its database."""
 
     id: int
     name: str
@@ -138,17 +138,17 @@ def away(connection: Connection, operation_id: int) -> dict[str, str]:
 
 
 def set_away(connection: Connection, shard_id: int, problem: str) -> None:
-    """Write down that a shard is out of reach, and why: for AWAY_S seconds no worker claims work of it."""
+    """Records that a shard is out of reach, and why: for AWAY_S seconds no worker claims work of it."""
     execute(connection, SET_AWAY, {"shard": shard_id, "seconds": AWAY_S, "problem": problem})
 
 
 def set_problem(connection: Connection, shard_id: int, problem: str) -> None:
-    """Write down what is wrong with a shard's changes; it is worked with all the same."""
+    """Records a problem of a shard's feed; the shard is still worked with."""
     execute(connection, SET_PROBLEM, {"shard": shard_id, "problem": problem})
 
 
 def set_reached(connection: Connection, shard_id: int) -> None:
-    """Take that back, where it was written down."""
+    """Deletes the record that a shard is out of reach, if there is one."""
     execute(connection, SET_REACHED, {"shard": shard_id})
 
 

@@ -1,4 +1,4 @@
-"""The tables in the shards: reads them, and checks that they are alike."""
+"""Reads the definitions of the tables in the shards, and checks that they are alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLE = "SELECT session_user::text, rolsuper FROM pg_roles WHERE rolname = sessio
 
 
 def read(connection: Connection, name: QualifiedName, ignore_row_security: bool = False) -> Source:
-    """Read a shard's table. Raises NotFound, InvalidInput, and RightMissing if the login doesn't own it."""
+    """Reads a shard's table. Raises NotFound, InvalidInput, and RightMissing if the login doesn't own it."""
     source = catalog.read_source(connection, name)
     check_owner(connection, source)
     checks.check_row_security(connection, source, ignore_row_security)
@@ -26,7 +26,7 @@ def read(connection: Connection, name: QualifiedName, ignore_row_security: bool 
 
 
 def read_by_oid(connection: Connection, lane: Lane) -> Source:
-    """As `read`, of a lane's table. Raises NotFound, and SourceChanged if its oid means nothing any more."""
+    """As `read`, by a lane's oid. Raises NotFound, and SourceChanged if a restore has given the table another oid."""
     if execute(connection, f"SELECT {SHARD_SCHEMA}.is_restored(%(name)s)", {"name": lane.outbox}).scalar_one():
         raise SourceChanged(
             f"shard {quote(lane.shard.name)} was restored from a dump, which gives each table another oid: rebuild the "
@@ -38,7 +38,7 @@ def read_by_oid(connection: Connection, lane: Lane) -> Source:
 
 
 def check_owner(connection: Connection, source: Source) -> None:
-    """Raise RightMissing unless the login is the owner of the table: its code must not run with more rights."""
+    """Raises RightMissing unless the login is the owner of the table: its code must not run with more rights."""
     role = execute(connection, ROLE).one()
     if source.owner != role.session_user:
         raise RightMissing(
@@ -53,7 +53,7 @@ def indexed_columns(source: Source, definition: IndexDefinition) -> list[str]:
 
 
 def agree(sources: Mapping[str, Source], definition: IndexDefinition) -> None:
-    """Raise InvalidInput unless the indexed columns are alike in all shards. sources: by the shards' names."""
+    """Raises InvalidInput unless the indexed columns are alike in all shards. sources: by the shards' names."""
     (first, one), *others = sources.items()
     for column in (*definition.key, *definition.include):
         for name, source in sources.items():

@@ -42,7 +42,7 @@ GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code, OperationQu
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 3 paused, 4 another run drives the operation, 5 it waits in the queue,
+    """Exits codes: 0 done, 3 paused, 4 another run drives the operation, 5 it waits in the queue,
     2 bad input, 1 any other error."""
     guard.begin()
     given = sys.argv[1:] if arguments is None else arguments
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(
     given: list[str], options: argparse.Namespace, dsn: str, spark: SparkOptions, voice: TextIO, log: SparkLog
 ) -> int:
-    """Drive the operation that is given, or one after another as they are ordered; the last exit code."""
+    """Drives the operation that is given, or one after another as they are ordered; the last exit code."""
     from airflow_roir.spark.start import SparkStart
 
     with SparkStart(spark, f"roir {options.index}" if options.index else "roir") as start:
@@ -143,7 +143,7 @@ def _run(
 
 
 def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, voice: TextIO, log: Path | None) -> int:
-    """Drive one operation, told line by line; its exit code. log: the file of Spark's own, only told."""
+    """Drives one operation, told line by line; its exit code. log: the file of Spark's own, only told."""
     from sqlalchemy.exc import DBAPIError
 
     from airflow_roir.engine import lifecycle
@@ -187,7 +187,7 @@ def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, v
 
 
 def _interrupt(_signal: int, _frame: Any) -> None:
-    """Leave as on Ctrl-C: the operation is paused, workers end their batch. A second signal ends the process."""
+    """Leaves as on Ctrl-C: the operation is paused, workers end their batch. A second signal ends the process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise KeyboardInterrupt
 

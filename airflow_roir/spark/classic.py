@@ -53,7 +53,7 @@ class Java:
     """The JVM of a driver, started before anybody knows for which operation."""
 
     def __init__(self, options: SparkOptions, folder: Path, unwanted: Event | None = None) -> None:
-        """Start it, unless `spark-submit` has. folder: for its temporary files; unwanted: set when it is given up.
+        """Starts it, unless `spark-submit` has. folder: for its temporary files; unwanted: set when it is given up.
 
         Raises whatever PySpark raises.
         """
@@ -113,13 +113,13 @@ class Java:
         return ClassicSession(context, self)
 
     def end_gently(self, seconds: float) -> None:
-        """Let it end by itself. For a JVM that was started here. Raises subprocess.TimeoutExpired."""
+        """Lets it end by itself. For a JVM that was started here. Raises subprocess.TimeoutExpired."""
         process = self._gateway.proc
         process.stdin.close()
         process.wait(seconds)
 
     def end(self) -> None:
-        """Kill it, if it was started here. Silent if it has gone."""
+        """Kills it, if it was started here. Silent if it has gone."""
         process = getattr(self._gateway, "proc", None)
         if process is not None:
             process.kill()
@@ -138,7 +138,7 @@ class ClassicSession(Session):
             context.addPyFile(str(write_package(java.folder / name)))
 
     def warm_up(self) -> None:
-        """Run a first job, so that Python's daemon is there and the JVM knows how."""
+        """Runs a first job, so that Python's daemon is there and the JVM knows how."""
         with _described(self._context, "starts Python"):
             self._context.parallelize([0], 1).mapPartitions(list).collect()
         mark("python")
@@ -191,7 +191,7 @@ class ClassicSession(Session):
         return sum(1 for one in stages if one is not None and not one.numActiveTasks and not one.numCompletedTasks)
 
     def close(self) -> None:
-        """End it. In local mode at once: all work is committed, and a JVM takes a second to tidy up for itself."""
+        """Ends it. In local mode at once: all work is committed, and a JVM takes a second to tidy up for itself."""
         # An error means that its JVM is gone already.
         with suppress(Exception):
             has_own_files = self._has_own_files()
@@ -205,7 +205,7 @@ class ClassicSession(Session):
         self._java.end()
 
     def _has_own_files(self) -> bool:
-        """Whether there are temporary files outside of our folder, which only a JVM that ends by itself removes."""
+        """True if there are temporary files outside of our folder, which only a JVM that ends by itself removes."""
         system = self._context._jvm.java.lang.System
         chosen = system.getenv("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir")
         return bool(chosen) or system.getProperty("java.io.tmpdir") != str(self._java.folder)

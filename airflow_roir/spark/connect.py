@@ -31,7 +31,7 @@ class ConnectSession(Session):
     """See `Session`."""
 
     def __init__(self, options: SparkOptions) -> None:
-        """Open it. Raises whatever PySpark raises."""
+        """Opens it. Raises whatever PySpark raises."""
         from pyspark.sql import SparkSession
         from pyspark.sql.connect.client.retries import DefaultPolicy
 

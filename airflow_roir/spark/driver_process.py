@@ -169,7 +169,7 @@ class Driver:
             self._forward(line)
 
     def order(self, order: Sequence[str]) -> None:
-        """Let a driver that waits drive an operation, see `driver_order`. Raises SparkFailed if it has ended."""
+        """Lets a driver that waits drive an operation, see `driver_order`. Raises SparkFailed if it has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(list(order)) + "\n")
@@ -202,7 +202,7 @@ class Driver:
         return None
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for the driver's end, at most `seconds` or as long as it takes; its exit code, see
+        """Waits for the driver's end, at most `seconds` or as long as it takes; its exit code, see
         `airflow_roir.spark.__main__.main`, negative for a signal, None while it runs."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._has_ended():
@@ -215,7 +215,7 @@ class Driver:
         return self._process.returncode
 
     def _has_ended(self) -> bool:
-        """Whether it has ended, reaped or not."""
+        """True if it has ended, reaped or not."""
         if self._process.returncode is not None:
             return True
         # WNOWAIT leaves it to be reaped: until then the number of its session stays its own.
@@ -223,7 +223,7 @@ class Driver:
         return os.waitid(os.P_PID, self._process.pid, ended) is not None
 
     def _reap(self) -> None:
-        """End what is left of its session, and then itself. Its guard would, too, unless that was killed."""
+        """Ends what is left of its session, and then itself. Its guard would, too, unless that was killed."""
         if self._process.returncode is None:
             guard.kill(self._process.pid)
             self._process.wait()
@@ -231,12 +231,12 @@ class Driver:
             os.close(life)
 
     def terminate(self) -> None:
-        """Ask the driver's process group to end. Safe in a signal handler: takes no lock, waits for nothing."""
+        """Asks the driver's process group to end. Safe in a signal handler: takes no lock, waits for nothing."""
         self._was_asked = True
         self._signal(signal.SIGTERM)
 
     def kill(self, patience_s: float = TERMINATE_S) -> None:
-        """End the driver's process group: SIGTERM, unless it had one, then SIGKILL to all of its session once the
+        """Ends the driver's process group: SIGTERM, unless it had one, then SIGKILL to all of its session once the
         driver has ended, or after so long."""
         if self._process.returncode is not None:
             return

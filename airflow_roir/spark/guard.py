@@ -25,7 +25,7 @@ GONE_S = 10.0
 
 
 def begin(environment: Mapping[str, str] = os.environ) -> None:
-    """Start it, in a driver whose starter has given it a pipe."""
+    """Starts it, in a driver whose starter has given it a pipe."""
     if STARTER not in environment:
         return
     pipe = int(os.environ.pop(STARTER))
@@ -49,7 +49,7 @@ def members(session: int) -> set[int]:
 
 
 def kill(session: int) -> None:
-    """Kill all of a session, Python workers with groups of their own too. Its leader must not be reaped yet, or this
+    """Kills all of a session, Python workers with groups of their own too. Its leader must not be reaped yet, or this
     process must be one of it: else its number may be somebody else's."""
     with suppress(ProcessLookupError, PermissionError):
         if os.getpgid(0) != session:
@@ -64,7 +64,7 @@ def kill(session: int) -> None:
 
 
 def main(driver: int) -> None:
-    """Wait for the end of the pipe, then let the driver pause what it drives, then kill what is left."""
+    """Waits for the end of the pipe, then let the driver pause what it drives, then kill what is left."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):

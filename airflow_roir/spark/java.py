@@ -17,7 +17,7 @@ ANSWER_S = 60.0
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> Path:
-    """Find a Java that Spark can run on, and set JAVA_HOME to it for what is started from here; its home.
+    """Finds a Java that Spark can run on, and set JAVA_HOME to it for what is started from here; its home.
 
     JAVA_HOME comes first, then `java` on PATH. Raises JavaMissing, with what was found and what to install; also if
     SPARK_HOME leads to no Spark, since PySpark starts that one, not its own.

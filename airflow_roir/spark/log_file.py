@@ -51,7 +51,7 @@ class SparkLog:
         self._file = file
 
     def name(self, path: Path) -> None:
-        """Give it its name, once that is known; the first one holds. A log that has it becomes the older one of two.
+        """Gives it its name, once that is known; the first one holds. A log that has it becomes the older one of two.
 
         Silent if that can't be: then it keeps the one that it was opened with.
         """
@@ -66,12 +66,12 @@ class SparkLog:
             self.path = self.path.rename(path)
 
     def discard(self) -> None:
-        """Remove it: nothing has happened."""
+        """Removes it: nothing has happened."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
     def bound(self) -> None:
-        """Cut it if it has grown too long."""
+        """Cuts it if it has grown too long."""
         if self._file is None or self.path is None or os.fstat(self._file).st_size <= LIMIT_BYTES:
             return
         with suppress(OSError):

@@ -58,7 +58,7 @@ class SparkPool(Pool):
         self._waiting = self._short = 0
 
     def start(self, number: int, description: str) -> None:
-        """Submit a worker to Spark, which starts it as soon as it has a free slot."""
+        """Submits a worker to Spark, which starts it as soon as it has a free slot."""
         self._submitted_at = time.monotonic()
         mark("job")
         super().start(number, description)
@@ -136,7 +136,7 @@ class SparkPool(Pool):
         return self._lost <= LOST_WORKERS and self._patience.wait()
 
     def look(self, log: PhaseLog, at_work: Callable[[], Collection[int]]) -> None:
-        """Say when all workers are at work, or how many wait for a slot of Spark's."""
+        """Says when all workers are at work, or how many wait for a slot of Spark's."""
         if log.all_began and not self._waiting:
             self._short = 0
             return
@@ -170,7 +170,7 @@ class SparkPools:
     def open(
         self, database: Database, run: Run, report: Callable[[str], None]
     ) -> Iterator[Callable[[PhaseWork], Pool]]:
-        """Wait until Spark is up. Its pages are shown with the operation meanwhile. Raises SparkFailed."""
+        """Waits until Spark is up. Its pages are shown with the operation meanwhile. Raises SparkFailed."""
         mark("begun")
         report(f"operation {run.operation_id}: starting Spark")
         if self._log is not None:

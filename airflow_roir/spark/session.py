@@ -17,14 +17,14 @@ class Session(ABC):
 
     @abstractmethod
     def run(self, number: int, tag: str, description: str, work: WorkerJob) -> list[WorkerMetrics]:
-        """Run a worker, in a thread of its own, to its end. Raises whatever PySpark raises, see `why`.
+        """Runs a worker, in a thread of its own, to its end. Raises whatever PySpark raises, see `why`.
 
         tag: by which `interrupt` finds it; description: how Spark's pages call it.
         """
 
     @abstractmethod
     def interrupt(self, tag: str) -> None:
-        """End the jobs of a tag; what they have open is rolled back. Silent if Spark is gone."""
+        """Ends the jobs of a tag; what they have open is rolled back. Silent if Spark is gone."""
 
     @property
     @abstractmethod
@@ -33,7 +33,7 @@ class Session(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the session. Silent if Spark is gone."""
+        """Ends the session. Silent if Spark is gone."""
 
     @property
     def pages(self) -> str | None:

@@ -43,7 +43,7 @@ class SparkStart:
         threading.Thread(target=self._run, name="roir-spark-start", daemon=True).start()
 
     def session(self, name: str) -> Session:
-        """Wait until Spark is up; the session, where a cluster calls the application by this name. Raises
+        """Waits until Spark is up; the session, where a cluster calls the application by this name. Raises
         SparkFailed."""
         if not self._is_early:
             self._name = name
@@ -81,7 +81,7 @@ class SparkStart:
         return session
 
     def close(self) -> None:
-        """End it; a start that is under way is broken off. Safe to call twice."""
+        """Ends it; a start that is under way is broken off. Safe to call twice."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -96,7 +96,7 @@ class SparkStart:
         mark("stopped")
 
     def _break_off(self) -> None:
-        """End the JVM that PySpark still waits for, so that PySpark removes what it has made for it.
+        """Ends the JVM that PySpark still waits for, so that PySpark removes what it has made for it.
 
         Nobody tells its number. The group of a driver with its own session is the driver and its JVM.
         """

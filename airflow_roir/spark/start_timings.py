@@ -23,7 +23,7 @@ def turn_on() -> None:
 
 
 def mark(name: str) -> None:
-    """Note that a point is reached: `roir-start java 1700000000.123`, the seconds since 1970."""
+    """Notes that a point is reached: `roir-start java 1700000000.123`, the seconds since 1970."""
     if _Marks.is_on:
         # A full disk is no reason to end.
         with suppress(OSError):

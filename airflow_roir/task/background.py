@@ -25,7 +25,7 @@ class Background(Generic[T]):
             self._future.set_exception(error)
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most this many seconds; True when the call has ended, by a return or an error."""
+        """Waits at most this many seconds; True when the call has ended, by a return or an error."""
         return bool(wait([self._future], seconds).done)
 
     def result(self) -> T:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def log_report(log: Logger, report: VerifyReport) -> None:
-    """Log the counts, the first few discrepancies, and where the others are."""
+    """Logs the counts, the first few discrepancies, and where the others are."""
     log.info("Index %s compared with its table: %s", report.index, report)
     for one in report.first:
         log.warning("%s", described(one))

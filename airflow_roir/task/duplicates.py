@@ -18,7 +18,7 @@ XCOM = "duplicates"
 
 
 def push_duplicates(database: Database, ti: RuntimeTaskInstanceProtocol, row: OperationRow) -> dict[str, Any] | None:
-    """Push how many there are, and the first of them; None, and nothing is pushed, if the index isn't unique."""
+    """Pushes how many there are, and the first of them; None, and nothing is pushed, if the index isn't unique."""
     found, groups = duplicate_report.first(database, row.id)
     if not found.unique:
         return None
@@ -28,5 +28,5 @@ def push_duplicates(database: Database, ti: RuntimeTaskInstanceProtocol, row: Op
 
 
 def waits_for_healing(row: OperationRow) -> bool:
-    """Whether duplicates have paused an operation."""
+    """True if duplicates have paused an operation."""
     return bool(row.paused_by == BY_DUPLICATES)

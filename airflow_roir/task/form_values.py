@@ -8,7 +8,7 @@ from airflow_roir.errors import InvalidInput
 
 
 def whole_number(name: str, value: Any) -> int | None:
-    """Read an optional whole number; None, '' and 'None' (an empty field, rendered) are None.
+    """Reads an optional whole number; None, '' and 'None' (an empty field, rendered) are None.
 
     Raises InvalidInput. The range is checked by `BuildOptions` and `VerifyOptions`.
     """
@@ -29,7 +29,7 @@ def whole_number(name: str, value: Any) -> int | None:
 
 
 def number(name: str, value: Any) -> float | None:
-    """Read an optional number; None, '' and 'None' (an empty field, rendered) are None. Raises InvalidInput."""
+    """Reads an optional number; None, '' and 'None' (an empty field, rendered) are None. Raises InvalidInput."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     text = optional_text(value)
@@ -40,13 +40,13 @@ def number(name: str, value: Any) -> float | None:
 
 
 def optional_text(value: Any) -> str | None:
-    """Read an optional text; None, '' and 'None' (an empty field, rendered) are None."""
+    """Reads an optional text; None, '' and 'None' (an empty field, rendered) are None."""
     text = "" if value is None else str(value).strip()
     return None if text in ("", "None") else text
 
 
 def yes_or_no(name: str, value: Any) -> bool | None:
-    """Read an optional truth; None, '' and 'None' (an empty field, rendered) are None. Raises InvalidInput."""
+    """Reads an optional truth; None, '' and 'None' (an empty field, rendered) are None. Raises InvalidInput."""
     if isinstance(value, bool):
         return value
     text = (optional_text(value) or "").lower()

@@ -21,7 +21,7 @@ def names_of(declared: type[WorkOptions]) -> tuple[str, ...]:
 
 
 def takes(names: Sequence[str]) -> Callable[[Initializer], Initializer]:
-    """Give an operator's `__init__` these arguments besides its own, None if they aren't given, as attributes of it.
+    """Gives an operator's `__init__` these arguments besides its own, None if they aren't given, as attributes of it.
 
     Its signature has them, so that Airflow refuses an unknown name, and takes them from `default_args` and `partial`.
     """

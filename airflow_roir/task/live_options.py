@@ -47,7 +47,7 @@ class LiveOptions:
         self._tell_refused = refused
 
     def settle(self, stored: Mapping[str, Any], row: Mapping[str, int | str], apply: Apply) -> dict[str, Any]:
-        """Compare both sides; returns what has to be written to the store, by key.
+        """Compares both sides; returns what has to be written to the store, by key.
 
         stored: the store's values; a missing or empty one changes nothing. row: the operation's, of the options that
             may change; no limit is 0, no text `off`. apply: called once per change of the store, with
@@ -104,6 +104,6 @@ class LiveOptions:
 
 
 def write(store: TaskStateStoreAccessor, values: Mapping[str, Any]) -> None:
-    """Write into the store for good: the default of thirty days is shorter than a long pause."""
+    """Writes into the store for good: the default of thirty days is shorter than a long pause."""
     for key, value in values.items():
         store.set(key, value, retention=NEVER_EXPIRE)

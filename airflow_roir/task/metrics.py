@@ -60,12 +60,12 @@ class Sender:
         self._failed = False
 
     def turn(self) -> None:
-        """Send if it is time. Raises nothing."""
+        """Sends if it is time. Raises nothing."""
         if self._last is None or self._clock() - self._last >= EVERY_S:
             self.send()
 
     def send(self) -> None:
-        """Send now. Raises nothing."""
+        """Sends now. Raises nothing."""
         self._last = self._clock()
         try:
             self._send(self._read())

@@ -79,7 +79,7 @@ class DrivingOperator(RoirOperator):
         self._killed = False
 
     def pre_execute(self, context: Any) -> None:
-        """Show the link to the page now. Airflow would at the end, and it is for while the task runs."""
+        """Shows the link to the page now. Airflow would at the end, and it is for while the task runs."""
         super().pre_execute(context)
         self._context = context
         show_link(self, context["ti"])
@@ -98,7 +98,7 @@ class DrivingOperator(RoirOperator):
         self._killed = True
 
     def settle_operation(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
-        """Find out which operation this task drives, and keep its id in `operation_id`.
+        """Finds out which operation this task drives, and keep its id in `operation_id`.
 
         Raises AirflowFailException if no operation is this run's, if the operation is of another kind, and if it was
         completed without this DAG run: a task that has done nothing must not succeed.
@@ -220,7 +220,7 @@ class DrivingOperator(RoirOperator):
         return None if event is None else f"{one_line(event.actor)}: {one_line(event.detail or 'no reason given')}"
 
     def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
-        """End this stretch, saying why and how far the operation is."""
+        """Ends this stretch, saying why and how far the operation is."""
         row = self.read(database)
         if row.status == Status.PAUSED:
             actor = owner_of(self._context["ti"]) if "ti" in self._context else "airflow"
@@ -237,7 +237,7 @@ class DrivingOperator(RoirOperator):
         call_long_pause(self.on_long_pause_callback, self._context, pause, self.log)
 
     def request_pause(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
-        """Write the pause that the DAG's switch stands for; workers leave at their batch boundary."""
+        """Writes the pause that the DAG's switch stands for; workers leave at their batch boundary."""
         actor = actor_of_switch(ti.dag_id)
         try:
             operation = whole_number("operation_id", self.operation_id)
@@ -261,7 +261,7 @@ class DrivingOperator(RoirOperator):
         watcher: Watcher,
         turn: Callable[[], object] = lambda: None,
     ) -> None:
-        """Follow a job to its end; see `follow`. A task that Airflow ends leaves, which costs no try."""
+        """Follows a job to its end; see `follow`. A task that Airflow ends leaves, which costs no try."""
         try:
             follow(
                 wait,
@@ -284,7 +284,7 @@ class DrivingOperator(RoirOperator):
     def leave_or_fail(
         self, database: Database, ti: RuntimeTaskInstanceProtocol, failure: str, asked_to: bool
     ) -> NoReturn:
-        """End a stretch whose job ended before its work was done.
+        """Ends a stretch whose job ended before its work was done.
 
         failure: what to say if the job failed; raised as AirflowException, so that the next try continues.
         asked_to: the job ended because the operation was paused, or because another run drives it.
@@ -310,7 +310,7 @@ class DrivingOperator(RoirOperator):
 
 
 def has_part(database: Database, row: OperationRow, owner: str) -> bool:
-    """Whether a DAG run has begun, adopted or driven an operation. owner: its name, see `owner_of`."""
+    """True if a DAG run has begun, adopted or driven an operation. owner: its name, see `owner_of`."""
     if owner in (row.created_by, row.owner):
         return True
     with database.transaction() as connection:

@@ -31,7 +31,7 @@ class Progress:
         self._last = clock()
 
     def turn(self) -> None:
-        """Say it if it is time. Raises what `read` raises, and is then asked again at the next turn."""
+        """Says it if it is time. Raises what `read` raises, and is then asked again at the next turn."""
         if self._clock() - self._last < EVERY_S:
             return
         self._say(progress_line(self._read()))

@@ -40,7 +40,7 @@ COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "duplic
 def claim_announcement(
     database: Database, operation_id: int, run: str, was_sent: Callable[[], bool] = lambda: False
 ) -> str | None:
-    """Record that this run announces the publish of an operation; if it may not, the reason, in words.
+    """Records that this run announces the publish of an operation; if it may not, the reason, in words.
 
     A run that has done so before may do so again unless the event `was_sent`: Airflow sends it with the task's success,
     which a mark, a timeout or a kill can have prevented. Raises NotFound.
@@ -60,7 +60,7 @@ def claim_announcement(
 
 
 def has_event(asset: Asset, facts: dict[str, Any]) -> bool:
-    """Whether Airflow has the event of that publish; False also where it can't say, as outside of a task's process."""
+    """True if Airflow has the event of that publish; False also where it can't say, as outside of a task's process."""
     parts = ("operation_id", "generation_id")
     try:
         newest = InletEventsAccessor(asset_name=asset.name, asset_uri=asset.uri).ascending(False).limit(EVENTS)

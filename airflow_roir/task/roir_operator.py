@@ -85,7 +85,7 @@ def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:
 
 @contextmanager
 def failing_clearly() -> Iterator[None]:
-    """Fail the task without a retry if none can help; let every other error count as a try."""
+    """Fails the task without a retry if none can help; let every other error count as a try."""
     try:
         yield
     except HOPELESS as error:

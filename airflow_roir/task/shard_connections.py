@@ -38,7 +38,7 @@ def connections_of(postgres_conn_id: str) -> dict[str, str]:
 
 
 def add_shards(database: Database, postgres_conn_id: str, names: Sequence[str]) -> None:
-    """Add the shards that aren't known yet, each by the connection that the index server's own one names for it.
+    """Adds the shards that aren't known yet, each by the connection that the index server's own one names for it.
 
     Raises NotFound for a name that is neither, InvalidInput, and what `registry.add` raises.
     """
@@ -64,7 +64,7 @@ def add_shards(database: Database, postgres_conn_id: str, names: Sequence[str]) 
 
 
 def keep_connections(database: Database, postgres_conn_id: str, warn: Callable[..., None]) -> None:
-    """Write down the DSNs that the shards' connections have now: passwords change. Silent if the server is away."""
+    """Writes down the DSNs that the shards' connections have now: passwords change. Silent if the server is away."""
     try:
         named = connections_of(postgres_conn_id)
     except InvalidInput as error:

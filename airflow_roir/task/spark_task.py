@@ -81,7 +81,7 @@ class SparkDrivingOperator(DrivingOperator):
         self._settled: Mapping[str, Any] | None = None
 
     def offer_live_options(self, context: Context, database: Database) -> None:
-        """Settle the options that may change between the operation and the Task State Store; show the button."""
+        """Settles the options that may change between the operation and the Task State Store; show the button."""
         ti, store = context["ti"], context["task_state_store"]
         # Now and not at the end, where Airflow would do it: the button is for while it runs.
         link = LiveOptionsLink()
@@ -113,7 +113,7 @@ class SparkDrivingOperator(DrivingOperator):
         return shown | {key: texts[key] or OFF for key in self.live_options if key in TEXTS}
 
     def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
-        """Drive the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
+        """Drives the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
 
         Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try continues).
         """
@@ -162,7 +162,7 @@ class SparkDrivingOperator(DrivingOperator):
                 self.leave_or_fail(database, ti, self._ending(), asked_to=True)
 
     def on_kill(self) -> None:
-        """Note it and ask the driver's process group to end."""
+        """Notes it and ask the driver's process group to end."""
         super().on_kill()
         if self._driver is not None:
             self._driver.terminate()

@@ -30,7 +30,7 @@ class Store(Protocol):
         """The stored value, or the default."""
 
     def set(self, key: str, value: Any, *, retention: timedelta | None = None) -> None:
-        """Store a value."""
+        """Stores a value."""
 
 
 class Watcher:
@@ -57,7 +57,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="roir-watcher", daemon=True)
 
     def look(self) -> None:
-        """Look once. If the API server doesn't answer, the last look's findings stay; that raises nothing."""
+        """Looks once. If the API server doesn't answer, the last look's findings stay; that raises nothing."""
         try:
             paused = is_dag_paused(self.ti)
             if paused is not None:
@@ -85,7 +85,7 @@ class Watcher:
         return None if self._writes else self.values
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Have values written to the store, by the thread: a write blocks as a look does."""
+        """Has values written to the store, by the thread: a write blocks as a look does."""
         found = self.values or {}
         self._writes |= {key: (found.get(key), value) for key, value in values.items()}
 

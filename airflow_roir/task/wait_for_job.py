@@ -26,7 +26,7 @@ def follow(
     request_pause: Callable[[], None],
     turn: Callable[[], object],
 ) -> None:
-    """Return when the job has ended; raise Interrupted if the task must leave it.
+    """Returns when the job has ended; raise Interrupted if the task must leave it.
 
     wait: waits for the job, at most this many seconds; True when it has ended.
     request_pause: called at every turn while the DAG's switch is off, not once: a driver that was just starting

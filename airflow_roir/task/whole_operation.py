@@ -31,7 +31,7 @@ class WholeOperationOperator(SparkDrivingOperator):
     done_phases = frozenset({Phase.DONE})
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Drive the operation to its end, or leave; then return what came out."""
+        """Drives the operation to its end, or leave; then return what came out."""
         store = context["task_state_store"]
         try:
             result = self.carry_out(context)
@@ -44,7 +44,7 @@ class WholeOperationOperator(SparkDrivingOperator):
 
     @abstractmethod
     def carry_out(self, context: Context) -> dict[str, Any]:
-        """Begin the operation, or find the one that was begun, drive it to its end and return what came out."""
+        """Begins the operation, or find the one that was begun, drive it to its end and return what came out."""
 
     def begun_before(self, context: Context, done: str) -> int | None:
         """The operation that an earlier stretch or try has begun; None: it is to begin now.
@@ -63,16 +63,16 @@ class WholeOperationOperator(SparkDrivingOperator):
         return None
 
     def keep(self, context: Context, operation_id: int) -> None:
-        """Keep which operation has begun, for the next stretch or try."""
+        """Keeps which operation has begun, for the next stretch or try."""
         context["task_state_store"].set(OPERATION, operation_id, retention=NEVER_EXPIRE)
 
     def waiting(self, reason: OperationRunning) -> AirflowRescheduleException:
-        """Say what the task waits for before it can begin; the exception to raise."""
+        """Says what the task waits for before it can begin; the exception to raise."""
         self.log.info("Waiting: %s", reason)
         return leave(LOOK_AGAIN_S)
 
     def drive_to_end(self, context: Context, database: Database, operation_id: int) -> None:
-        """Drive that operation to its end, unless it is there already. Raises as `take_turn` and `drive_on_spark`."""
+        """Drives that operation to its end, unless it is there already. Raises as `take_turn` and `drive_on_spark`."""
         with failing_clearly():
             self.operation_id = operation_id
             self.offer_live_options(context, database)

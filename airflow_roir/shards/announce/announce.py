@@ -33,24 +33,24 @@ from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, lanes_of
 from airflow_roir.shards.ship import lanes
 from airflow_roir.shards.unique import holders
 
-# As long as a drain outside an operation tries.
+# The time that a drain outside an operation tries.
 PATIENCE_S = 120.0
 LIVE = """
 SELECT g.id, g.status FROM roir.generation g WHERE g.index_id = %(index)s AND g.status <> 'dropped' ORDER BY g.id
 """
-# Whom the login is to serve: one role, and one only, is what the shard's server logs in as, for all that it announces.
+# The generations whose intents the login must write: a shard's server logs in as one role for all that it announces.
 SERVED = """
 SELECT DISTINCT l.generation_id FROM roir.lane l
  WHERE l.shard_id = %(shard)s AND l.announced_by = 'server' AND l.removed_at IS NULL
    AND to_regclass(format('roir_data.g%%s_intent', l.generation_id)) IS NOT NULL
  ORDER BY 1
 """
-# Where a failover has lost what is announced, the shards announce all the same.
+# The lanes whose shards may announce: also those whose announcements a failover has lost.
 MAY_ANNOUNCE = """
 UPDATE roir.lane SET announced_by = coalesce(announced_by, 'server')
  WHERE id = ANY (%(lanes)s::bigint[]) AND removed_at IS NULL
 """
-# A clock that was set back must not make what was fresh before the announcing look younger than it.
+# Even if the clock was set back, a lane that was fresh before announcing began must not look younger than that.
 BEGUN = """
 UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.server_history(),
        strict_start = pg_postmaster_start_time(),
@@ -137,9 +137,9 @@ def _done(work: Callable[[], None], lane: Lane, needed: bool, report: Callable[[
 
 
 def nothing_to_announce(connection: Connection, name: str) -> None:
-    """In a transaction that touches entries of an outbox and changes no row: it may commit as it is.
+    """Lets a transaction commit that touches entries of an outbox but changes no row, as a repair does.
 
-    connection: in the shard. A repair does that; what it touches is as it was before.
+    connection: in the shard.
     """
     execute(connection, outbox.NOTHING, {"mark": f"{SHARD_SCHEMA}.{name}"})
 
@@ -151,10 +151,8 @@ def is_captured(connection: Connection, lane: Lane) -> bool:
 
 
 def keep_on(database: Database, generation_id: int, report: Callable[[str], None] = lambda line: None) -> None:
-    """Let the lanes of a generation that is built be announced as the index is; those that are already are left.
-
-    So strict reads go on across its publish.
-    """
+    """Makes the shards announce the writes for a new generation as for its index, so that strict reads go on across its
+    publish. Lanes that are announced already are left."""
     query = "SELECT i.announced_by FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s"
     begun = (
         "SELECT strict_from IS NOT NULL AND strict_history IS NOT DISTINCT FROM roir.server_history() "
@@ -179,7 +177,7 @@ def strict_problem(connection: Connection, generation_id: int) -> str | None:
 
 
 def check(lane: Lane, by: str, database: Database) -> None:
-    """Raise InvalidInput or RightMissing where the writes of a lane can't be announced; changes nothing."""
+    """Raises InvalidInput or RightMissing if the writes of a lane can't be announced; changes nothing."""
     shard = lane.shard
     with shard.database("roir announce", database.limits).transaction() as connection:
         home.check(connection, shard)
@@ -198,7 +196,7 @@ def check(lane: Lane, by: str, database: Database) -> None:
 
 
 def install(database: Database, lane: Lane, by: str, report: Callable[[str], None] = lambda line: None) -> None:
-    """Announce the writes of one lane from now on: its shard's writers in flight have ended then.
+    """Begins to announce the writes of one lane; when it returns, its shard's writers in flight have ended.
 
     database: the index server's. Raises InvalidInput, RightMissing, LockNotAcquired.
     """

@@ -1,4 +1,4 @@
-"""Ends announcing where it was turned off: in the shards that are away then by a later call, or by clean-up."""
+"""Ends the announcing of an index in its shards; if a shard is away, a later call or clean-up ends it there."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def end_left(
     patience_s: float,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
-    """End what announces in shards though it was turned off, for one index or for all. Safe to call again.
+    """Ends the announcing that is left in shards though it was turned off, for one index or all. Safe to call again.
 
-    Returns a line for each shard where it couldn't be ended: its writers need this server still.
+    Returns a line for each shard where that failed: its writers still need this server.
     """
     with database.transaction() as connection:
         rows = execute(connection, STILL_ANNOUNCED, {"index": index_id}).all()
@@ -50,7 +50,7 @@ def end_left(
     waiting, away = [], dict[str, str]()
     for row, lane in left:
         shard = lane.shard.name
-        # One that is away once is away for all that it has, and each try would take its time.
+        # A shard that is away isn't tried for its other lanes, since each try takes time.
         if shard not in away:
             try:
                 with lanes.held(database, lane.id):
@@ -79,10 +79,10 @@ def _end(database: Database, lane: Lane, patience_s: float, report: Callable[[st
 def remove(
     lane: Lane, database: Database, patience_s: float, report: Callable[[str], None] = lambda line: None
 ) -> None:
-    """End the announcing of one lane; strict reads are refused already. Raises LockNotAcquired."""
+    """Ends the announcing of one lane; strict reads are refused already. Raises LockNotAcquired."""
     shard = lane.shard.database("roir announce", database.limits)
     with shard.transaction() as connection:
-        # In another database there is nothing of ours, which says nothing of the right one.
+        # Another database has nothing of ours; that mustn't count as ended.
         home.check(connection, lane.shard)
         found = execute(connection, OUTBOX, {"name": lane.outbox}).first()
         if found is None or found.announced_by is None:

@@ -1,4 +1,4 @@
-"""How a shard's server reaches the index server: a foreign server of postgres_fdw, and the table of intents there."""
+"""Connects a shard's server to the index server: a foreign server of postgres_fdw, and the table of intents there."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SERVER_OF = f"SELECT server FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 
 
 def check_extension(connection: Connection, lane: Lane, source: Source) -> None:
-    """Raise InvalidInput or RightMissing unless a shard has postgres_fdw, or may have it. connection: in the shard."""
+    """Raises InvalidInput or RightMissing unless a shard has postgres_fdw, or may have it. connection: in the shard."""
     query = (
         "SELECT EXISTS (SELECT FROM pg_foreign_data_wrapper WHERE fdwname = 'postgres_fdw') AS present, "
         "EXISTS (SELECT FROM pg_available_extensions WHERE name = 'postgres_fdw') AS available, "
@@ -75,7 +75,7 @@ def check_extension(connection: Connection, lane: Lane, source: Source) -> None:
 
 
 def connection_of(lane: Lane) -> dict[str, str]:
-    """How the shard's server reaches the index server. Raises InvalidInput."""
+    """The parameters by which the shard's server connects to the index server. Raises InvalidInput."""
     shard = lane.shard
     if not shard.index_dsn:
         raise InvalidInput(
@@ -95,7 +95,8 @@ def connection_of(lane: Lane) -> dict[str, str]:
 
 
 def reach(connection: Connection, lane: Lane, source: Source) -> str:
-    """Make the foreign server that is the index server, and how the source's owner logs in there; returns its name."""
+    """Creates the foreign server that is the index server, and the user mapping for the source's owner; returns its
+    name."""
     given = connection_of(lane)
     execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir_shard'), hashtext('announce'))")
     query = "SELECT EXISTS (SELECT FROM pg_foreign_data_wrapper WHERE fdwname = 'postgres_fdw')"
@@ -144,10 +145,10 @@ def _naming_the_option(what: str) -> Iterator[None]:
 
 
 def make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape, server: str) -> None:
-    """Make the foreign table that is the lane's table of intents, unless it is right as it is."""
+    """Creates the foreign table that is the lane's table of intents, unless it exists and is right."""
     schema, name = intents.table(lane.generation_id).split(".")
     table = f"{outbox.table(lane.outbox)}_intent"
-    # Writers use one that is there: it is left, if it is right.
+    # Writers use the table if it exists; so it is left if it is right.
     given = {"table": table, "server": server, "options": [f"schema_name={schema}", f"table_name={name}"]}
     if execute(connection, RIGHT, given).scalar() is not None:
         return
@@ -163,7 +164,7 @@ def make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape,
 
 
 def probe(database: Database, shard: Database, lane: Lane, server: str) -> None:
-    """Write an intent of nothing, and find it here: what every writer will need works, and leads to this server.
+    """Writes an intent that names no row, and finds it here: so the connection works, and leads to this server.
 
     server: the foreign server's name. Raises InvalidInput, also where sessions there aren't given their settings.
     """
@@ -190,7 +191,7 @@ def probe(database: Database, shard: Database, lane: Lane, server: str) -> None:
         )
     with database.transaction() as connection:
         column = intents.shape_of(connection, lane.generation_id).column
-        # With what an earlier one left that was killed.
+        # Deletes also intents that an earlier probe has left when it was killed.
         if xid not in execute(connection, PROBED.format(table=table, shard=column)).scalars().all():
             raise InvalidInput(
                 f"{where}: what its server writes to the index server comes to another database than this one; look at "

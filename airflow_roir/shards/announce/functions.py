@@ -16,8 +16,9 @@ from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
 
 SERVER, CLIENT = "server", "client"
-# So long a commit waits for an index server that hangs, where the shard has a limit for it (PostgreSQL 17); more than
-# that server's own limits (`foreign.OPTIONS`). Only while it sends: a transaction that goes on afterwards isn't ended.
+# The time that a commit waits for an index server that hangs, if the shard has a limit for that (PostgreSQL 17). It is
+# longer than that server's own limits (`foreign.OPTIONS`), and only counts while the intents are sent: a transaction
+# that goes on afterwards isn't ended.
 HUNG_S = 60
 
 # The settings by which values are written as texts, and texts read: the same in both databases.
@@ -35,7 +36,7 @@ AS_TEXT = {
 def functions(
     lane: Lane, entry: Entry, shape: intents.Shape, by: str, source: Source, unique: str | None = None
 ) -> list[tuple[str, str]]:
-    """The functions by which a lane announces, by their names. unique: what errors call a unique index."""
+    """The functions by which a lane announces, by their names. unique: the name of a unique index in errors."""
     name = lane.outbox
     mark = f"{SHARD_SCHEMA}.{name}"
     announced = _by_server(mark, lane, entry, shape, source, unique) if by == SERVER else _by_client(mark, source)
@@ -162,14 +163,15 @@ def _by_client(mark: str, source: Source) -> str:
 
 
 def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
-    """A function that returns what this transaction has touched and not announced: intents as JSON texts."""
+    """A function that returns the intents, as JSON texts, of entries that this transaction has touched and not yet
+    announced."""
     pinned = "".join(f" SET {name} = {literal(value)}" for name, value in AS_TEXT.items())
     values = _values(lane, entry, shape, "o")
     pairs = []
     for i in shape.entry.identity_positions:
         cast = shape.entry.columns[i].cast
         if cast == "jsonb":
-            # In an array, which is empty for NULL: else JSON's null would be read as that.
+            # In an array, which is empty for NULL: otherwise JSON's null would be read as NULL.
             array = f"CASE WHEN {values[i]} IS NULL THEN jsonb_build_array() ELSE jsonb_build_array({values[i]}) END"
             pairs.append(f"'j{i + 1}', {array}")
             continue

@@ -1,4 +1,4 @@
-"""Secrets on their way into a server: by COPY, so that no statement's text has them, and no log of statements."""
+"""Sends secrets to a server by COPY, so that no statement's text contains them, and no log of statements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ END $roir$
 
 
 def hand_over(connection: Connection, values: Mapping[str, str | None]) -> None:
-    """Give the transaction's next statements values to read, in place of those that they had. Raises RightMissing."""
+    """Gives the transaction's next statements values to read, in place of those that they had. Raises RightMissing."""
     try:
         execute(connection, TABLE)
     except DBAPIError as error:
@@ -60,7 +60,7 @@ def handed(name: str) -> str:
 
 
 def send(connection: Connection, head: str, options: Mapping[str, str]) -> None:
-    """Send a statement that ends in OPTIONS whose values are secrets."""
+    """Sends a statement that ends in OPTIONS whose values are secrets."""
     hand_over(connection, {"": head, **options})
     execute(connection, SEND)
 

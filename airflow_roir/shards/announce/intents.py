@@ -19,12 +19,12 @@ from airflow_roir.engine.generation.entry import Entry, EntryColumn, is_null
 from airflow_roir.engine.schema import rights
 from airflow_roir.shards.shard import Lane
 
-# Younger ones are left to the visit that brings their own rows: most of them.
+# Younger intents are left: most of them are settled by the visit that brings their own rows.
 OLD_S = 2.0
 
 IDENTITY = tuple[str | None, ...]
 
-# A rebuild's writers are those of the index as it is.
+# A rebuild gets the writers of the index's present generation.
 WRITERS = f"""
 SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END
   FROM roir.generation mine
@@ -37,7 +37,7 @@ SHAPE = """
 SELECT g.entry, i.shard_column FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(id)s
 """
 HORIZON = "SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s, 'id')::regclass), 0)"
-# From one of them on, chosen at random: those of transactions that are open for long shall not hide the others.
+# Old intents are read from a random one on: those of transactions that are open for long must not hide the others.
 FIRST = """
 SELECT min(id) + floor(random() * (max(id) - min(id) + 1))::bigint FROM {table} i WHERE {old}
 """
@@ -56,7 +56,7 @@ DELETE FROM {table} i
 
 @dataclass(frozen=True)
 class Named:
-    """An intent that the next visit shall take along. identity: texts, in the order of the shard's entry."""
+    """An intent that the next visit must answer. identity: texts, in the order of the shard's entry."""
 
     id: int
     identity: IDENTITY
@@ -152,11 +152,12 @@ def settle(
     snapshot: str,
     own: str | int | None = None,
 ) -> int:
-    """Delete the intents that are settled by what this transaction applies; returns how many.
+    """Deletes the intents that this transaction settles by the visit that it applies; returns their number.
 
-    visited: the entries, by their identities, whose truth as of `snapshot` is applied, all of `looked.named` among
-    them. own: the visit's own transaction id, which it drew after the look: what was announced before has a smaller
-    one, but in a history that the shard has lost. A snapshot's end doesn't say that: one beyond it may be open.
+    visited: the identities of the entries whose truth as of `snapshot` is applied, among them all of `looked.named`.
+    own: the visit's own transaction id, which it drew after the look. An intent from before the look has a smaller id,
+    unless its transaction belongs to a history that the shard has lost. A snapshot's end doesn't show that, since a
+    transaction beyond it may be open.
     """
     if not looked.horizon:
         return 0
@@ -164,7 +165,7 @@ def settle(
     gone = 0
     if looked.named:
         ids = [one.id for one in looked.named]
-        # No own transaction, no judgement of what the shard has lost: the greatest there can be.
+        # Without an own transaction id nothing counts as lost: the greatest possible id.
         ended = {"ids": ids, "snapshot": snapshot, "own": str(2**64 - 1 if own is None else own)}
         gone += execute(connection, GONE_NAMED.format(table=name), ended).rowcount
     shape = shape_of(connection, lane.generation_id)
@@ -204,12 +205,12 @@ class Shape:
 
     @property
     def positions(self) -> list[int]:
-        """The identity's positions but for the shard's name: in this order the shard has them."""
+        """The identity's positions without that of the shard's name, in the shard's order."""
         return [i for i in self.entry.identity_positions if i != self.shard]
 
 
 def shape_of(connection: Connection, generation_id: int) -> Shape:
-    """Reads it."""
+    """The shape of a generation's intents."""
     row = execute(connection, SHAPE, {"id": generation_id}).one()
     entry = Entry.from_json(row.entry)
     return Shape(entry, [column.source for column in entry.columns].index(row.shard_column))
@@ -218,7 +219,7 @@ def shape_of(connection: Connection, generation_id: int) -> Shape:
 def _by_nulls(
     positions: Sequence[int], visited: Sequence[IDENTITY]
 ) -> Iterator[tuple[dict[int, bool], list[IDENTITY]]]:
-    """The same by which of their columns are NULL: only conditions for one such pattern use an index."""
+    """Groups identities by which of their columns are NULL: only conditions for one such pattern use an index."""
     patterns: defaultdict[tuple[bool, ...], list[IDENTITY]] = defaultdict(list)
     for identity in visited:
         patterns[tuple(value is None for value in identity)].append(identity)
@@ -227,12 +228,12 @@ def _by_nulls(
 
 
 def text(column: EntryColumn, name: str) -> str:
-    """SQL for its lossless text: somebody may have made a cast to text that loses something."""
+    """SQL for a column's lossless text: a user-defined cast to text may lose something."""
     return text_of_own(name) if "." in column.cast else f"{name}::text"
 
 
 def text_of_own(name: str) -> str:
-    """SQL for the lossless text of a value of a user's own type, without a cast that somebody may have made."""
+    """SQL for the lossless text of a value of a user's own type, without a user-defined cast."""
     return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END"
 
 

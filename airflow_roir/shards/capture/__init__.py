@@ -1,1 +1,1 @@
-"""The capture in a shard: outbox, triggers, and what tells that they were there all the while."""
+"""The capture in a shard: outbox, triggers, and the evidence that they existed all the while."""

@@ -1,7 +1,7 @@
-"""Evidence: what tells that a shard's capture was there all the while, and that its values compare as before.
+"""Compares evidence that a shard's capture existed all the while, and that its values compare as before.
 
-The shard tells it in each visit (`roir_shard.evidence`); the index server keeps it, so that what was taken away and put
-back between two visits is noticed.
+The shard sends it in each visit (`roir_shard.evidence`), and the index server keeps it. So an object that was removed
+and put back between two visits is noticed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def is_readable(found: Any) -> bool:
 
 def _is_another(kind: str, was: str, now: str | None) -> bool:
     if now is None:
-        # A partition that went has taken its triggers along; one that lacks them is named by the shard.
+        # A partition that went has taken its triggers along; if one lacks them, the shard reports it.
         return kind != "trigger"
     if kind == "function" and was.split(" ")[1:2] != now.split(" ")[1:2]:
         # REASSIGN OWNED.

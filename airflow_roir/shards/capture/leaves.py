@@ -1,10 +1,10 @@
-"""Partitions that come and go in a shard, and generated columns with another expression: no trigger tells of such rows,
-so the shipper does.
+"""Follows partitions that come and go in a shard, and generated columns that get another expression: no trigger
+captures such rows, so the shipper touches their entries.
 
-Entries of a leaf that is gone are deleted by its bounds (`bounds.py`), which the primary key holds; where only the
-shard can tell what is within them it is asked, and touches these entries. Then the rows that are within these bounds
-now are touched, and all rows of a leaf that came. Touches come after the deletion, so nothing is lost, wherever a
-shipper dies: what isn't written down as followed is followed again (docs/architecture-shards.md).
+Entries of a leaf that is gone are deleted by its bounds (`bounds.py`), whose columns are in the primary key. If only
+the shard can evaluate the bounds, it touches these entries instead. Then the rows that are within these bounds now are
+touched, and all rows of a leaf that came. Touches come after the deletion, so nothing is lost, wherever a shipper dies:
+a change that isn't recorded as followed is followed again (docs/architecture-shards.md).
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ STEP = "UPDATE roir.lane SET step = step + 1 WHERE id = %(lane)s RETURNING step"
 # The identities of a shard's entries, as texts; AT_ONCE are fetched at a time.
 LISTED = "DECLARE roir_entries NO SCROLL CURSOR FOR SELECT {texts} FROM {base} b WHERE b.c{column} = %(shard)s"
 AT_ONCE = 2_000
-# Which of the shard's columns is of a domain: a hash is that of the very type.
+# The types of the shard's columns, domains too: a hash is that of the very type.
 TYPES = f"""
 SELECT a.attnum, format_type(a.atttypid, a.atttypmod) AS type FROM pg_attribute a
  WHERE a.attrelid = (SELECT source FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s) AND a.attnum > 0
 """
-# Data exceptions, and what a type lacks: a bound that isn't a value of this server's type.
+# The classes of errors for a bound that isn't a value of this server's type: data exceptions, missing functions.
 NO_VALUE = ("22", "42")
 
 
 def follow(index: Connection, there: Connection, route: Route, claim: Claim, here: Entry) -> int:
-    """Follow what came and went; returns how many entries were deleted. The rest is done by visits.
+    """Follows leaves that came and went; returns the number of deleted entries. Visits do the rest.
 
     there: in the shard, in autocommit. Raises Fenced.
     """
     name = route.lane.outbox
     seen = execute(there, SEEN, {"name": name}).one()
     gone = [leaf for leaf, link in seen.known.items() if seen.now.get(leaf) != link]
-    # A table without partitions is its only part, and within its bounds.
+    # A table without partitions is its own only part, and all its rows are within its bounds.
     came = [leaf for leaf, link in seen.now.items() if seen.known.get(leaf) != link and int(leaf) != seen.source]
     bounds = [seen.bounds[leaf] for leaf in gone if seen.bounds.get(leaf)]
     deleted, asked = 0, []
@@ -79,7 +79,7 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
             why = f"rows of shard {quote(route.lane.shard.name)} got other values without a write to be announced"
             holders.end(index, route.lane.generation_id, why, claim.owner)
         if any(leaf in seen.now for leaf in gone):
-            # Its rows are there, and their entries aren't until they are shipped.
+            # The rows of a new leaf exist, but their entries don't until they are shipped.
             execute(index, "UPDATE roir.lane SET fresh_at = NULL WHERE id = %(lane)s", {"lane": route.lane.id})
     if asked:
         _touch_within(index, there, route, here, " OR ".join(asked))
@@ -106,7 +106,7 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
 
 
 def _delete(index: Connection, route: Route, here: Entry, levels: object) -> int | None:
-    """Delete the entries within bounds; None if only the shard can tell which they are."""
+    """Deletes the entries within bounds; None if only the shard can find these."""
     base = physical.base(route.lane.generation_id)
     values: dict[str, Any] = {"shard": route.lane.shard.name}
     try:
@@ -123,15 +123,15 @@ def _delete(index: Connection, route: Route, here: Entry, levels: object) -> int
 
 
 def _touch_within(index: Connection, there: Connection, route: Route, here: Entry, condition: str) -> None:
-    """Touch the shard's entries that meet a condition of its own, in its own order: visits take away those of no row.
+    """Touches the shard's entries that meet a condition of the shard, in its order: visits delete those without a row.
 
-    An entry that is touched in vain costs a look.
+    An entry that is touched in vain only costs a look.
     """
     positions = [i for i in route.entry.identity_positions if i != route.column]
     texts = differences.texts(route.entry, "b.", positions)
     base = physical.base(route.lane.generation_id)
     columns = ", ".join(f"s.{name}" for name in here.physical(here.identity_positions))
-    # Names of the condition are those of the source's columns, whatever ours are.
+    # The condition uses the names of the source's columns.
     types = {row.attnum: row.type for row in execute(there, TYPES, {"name": route.lane.outbox})}
     row = ", ".join(
         f"s.c{i + 1}::{types[one.attnum]}{f' COLLATE {one.collation}' if one.collation else ''} AS {quote(one.source)}"
@@ -152,7 +152,8 @@ def _touch_within(index: Connection, there: Connection, route: Route, here: Entr
 
 
 def _watch(there: Connection, name: str, leaf: int) -> str:
-    """SQL: the trigger of TRUNCATE of a leaf, which is not cloned. One that was detached has kept it."""
+    """SQL that creates the trigger of TRUNCATE of a leaf, which the server doesn't clone. A leaf that was detached has
+    kept it."""
     relation, trigger = catalog.name_of(there, leaf).sql, f"{outbox.trigger(name)}_t"
     return (
         f"DROP TRIGGER IF EXISTS {trigger} ON {relation};\nCREATE TRIGGER {trigger} BEFORE TRUNCATE ON {relation} "

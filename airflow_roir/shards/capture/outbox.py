@@ -1,7 +1,7 @@
 """The capture of a shard: the outbox of a generation, and the triggers that touch entries in it.
 
-A touch says that an entry may have changed, nothing more; the visit asks the source (docs/architecture-shards.md). So
-its order doesn't matter, and neither does which event of a row comes last.
+A touch only says that an entry may have changed; the visit reads the source (docs/architecture-shards.md). So the order
+of touches doesn't matter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from airflow_roir.shards import home
 from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
 from airflow_roir.shards.sources import check_owner
 
-# Plans are kept. One that was made when an outbox was empty would read all of it for each row when it is large.
+# Plans are kept. A plan made for an empty outbox would read all of it for each row once it is large.
 BY_INDEX = " SET enable_seqscan = off"
 REMEMBERED = f"SELECT entry FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 WRITTEN = f"""
@@ -49,7 +49,7 @@ def table(outbox: str) -> str:
 
 
 def view(outbox: str) -> str:
-    """The source as entries, columns c1, c2, …, which makes the server refuse to drop or retype one."""
+    """The view of the source as entries, columns c1, c2, …; because of it the server refuses to drop or retype one."""
     return f"{SHARD_SCHEMA}.{outbox}_source"
 
 
@@ -64,7 +64,7 @@ def emptied_function(outbox: str) -> str:
 
 
 def trigger(outbox: str) -> str:
-    """The row trigger's name. By it PostgreSQL orders triggers, which makes no difference here."""
+    """The row trigger's name. PostgreSQL fires triggers in the order of their names, which doesn't matter here."""
     return f"roir_{outbox}"
 
 
@@ -77,10 +77,11 @@ def install(
     patience_s: float,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Begin to capture the writes of a shard's table for a generation: every writer in flight has ended then.
+    """Begins to capture the writes of a shard's table for a generation; when it returns, every writer in flight has
+    ended.
 
-    database: the shard's. server: what the index server calls itself. Safe to call again. Raises LockNotAcquired
-    (names the blockers; nothing stays), SourceChanged (the table isn't the one that was planned), RightMissing.
+    database: the shard's. server: the index server's name there. Safe to call again. Raises LockNotAcquired (names the
+    blockers; changes nothing), SourceChanged (the table isn't the one that was planned), RightMissing.
     """
     with database.transaction() as connection:
         home.check(connection, lane.shard)
@@ -139,7 +140,7 @@ def _install(
 
 
 def _make_table(connection: Connection, name: str, entry: Entry) -> Entry:
-    """Create the outbox; returns the entry with its equality operators, as its own index has them."""
+    """Creates the outbox; returns the entry with its equality operators, as its own index has them."""
     columns = entry.definitions_of(entry.identity_positions)
     execute(
         connection,
@@ -185,7 +186,7 @@ def _touched(name: str, source: Source, entry: Entry) -> str:
         values = ", ".join(f"{record}.{quote(column)}" for column in identity)
         return f"{touch(name, entry, f'VALUES ({values})')};"
 
-    # A trigger on the outbox kept it out: without its first row the outbox is in doubt.
+    # If a trigger on the outbox has kept the touch out, the first row is deleted, so that the outbox is in doubt.
     kept_out = ["IF NOT FOUND THEN", f"  DELETE FROM {table(name)} WHERE version = 0;", "END IF;"]
 
     lines = [
@@ -208,7 +209,8 @@ def _touched(name: str, source: Source, entry: Entry) -> str:
 
 
 def _emptied(name: str, source: Source, entry: Entry) -> str:
-    """The function of TRUNCATE: all entries of the shard go, or those of the rows that a leaf still has are touched."""
+    """The function of TRUNCATE: for the whole table all entries of the shard go; for a leaf, those of its rows are
+    touched."""
     if not source.partitioned:
         lines = [
             f"UPDATE {SHARD_SCHEMA}.outbox SET emptied = nextval('{SHARD_SCHEMA}.version') WHERE name = '{name}';",
@@ -221,7 +223,7 @@ def _emptied(name: str, source: Source, entry: Entry) -> str:
         lines = [
             "IF pg_relation_size(TG_RELID) = 0 THEN",
             "  RETURN NULL;",
-            # Rows that came since are not in its snapshot, and go all the same.
+            # The TRUNCATE also removes rows that came since its snapshot, which it doesn't see.
             "ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN",
             "  RAISE feature_not_supported USING",
             "    MESSAGE = format('%s can''t be truncated at this isolation level', TG_RELID::regclass),",
@@ -254,8 +256,8 @@ def _make_trigger(connection: Connection, name: str, event: str, relation: str, 
 
 
 def renew(connection: Connection, name: str) -> None:
-    """Put the first row back into an outbox that was emptied. connection: in the shard, in autocommit."""
-    # In one message, so in one transaction; there is nothing in it to announce.
+    """Puts the first row back into an outbox that was emptied. connection: in the shard, in autocommit."""
+    # One message, so one transaction; it has nothing to announce.
     execute(connection, f"{NOTHING};\n{FIRST.format(table=table(name))}", {"mark": f"{SHARD_SCHEMA}.{name}"})
 
 
@@ -266,7 +268,7 @@ def read_entry(connection: Connection, name: str) -> Entry | None:
 
 
 def relation(connection: Connection, name: str) -> int | None:
-    """The oid of the table that an outbox is of; None if that was dropped."""
+    """The oid of an outbox's source table; None if that was dropped."""
     found: int | None = execute(connection, RELATION.format(schema=SHARD_SCHEMA), {"name": name}).scalar()
     return found
 
@@ -278,7 +280,7 @@ def remove(
     patience_s: float,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """End the capture of a generation in a shard. Safe to call again. Raises LockNotAcquired."""
+    """Ends the capture of a generation in a shard. Safe to call again. Raises LockNotAcquired."""
     with database.transaction() as connection:
         if not _is_installed(connection):
             return
@@ -288,7 +290,7 @@ def remove(
         with database.transaction() as connection:
             _drop(connection, name, [])
         return
-    # Readers hold a trigger's DROP up.
+    # Readers block the DROP of a trigger.
     drain = Drain(database, source.sql, source.relations, timeout_ms, patience_s)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
@@ -315,7 +317,8 @@ def _drop(connection: Connection, name: str, relations: list[QualifiedName]) -> 
 
 
 def drop_announcing(connection: Connection, name: str, source: QualifiedName | None) -> None:
-    """Drop what announces the writes (`announce.py`), where it is; the caller has locked the source, if it is there."""
+    """Drops the trigger and the functions that announce writes (`announce.py`), if they exist. The caller has locked
+    the source, if that exists."""
     if source is not None:
         execute(connection, f"DROP TRIGGER IF EXISTS {trigger(name)}_w ON {source.sql}")
     functions = ", ".join(f"{table(name)}_{one}()" for one in ("announce", "whole", "own"))

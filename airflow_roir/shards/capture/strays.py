@@ -1,8 +1,8 @@
-"""Strays: outboxes in a shard that are this index server's, and that it doesn't know.
+"""Finds and removes strays: outboxes in a shard that belong to this index server but are unknown to it.
 
-The index server has lost the commit that wrote them down, by a failover or a restore, or the shard was restored from a
-backup of before they were removed, or it was away when it was removed for good. Nobody ships them. Their writers may
-announce still, into a table that isn't there: then they can't commit.
+Either the index server has lost the commit that recorded them, by a failover or a restore; or the shard was restored
+from a backup from before their removal; or the shard was away when it was removed for good. No shipper ships them.
+Their writers may still announce into a table that doesn't exist: then they can't commit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def find(database: Database, shard: Shard) -> list[str]:
             return []
         home.check(connection, shard)
         names = list(execute(connection, OURS, {"server": called}).scalars())
-    # Asked later: a lane is committed here before its outbox is made, and forgotten after that was dropped.
+    # Read after the shard: a lane is committed here before its outbox is created, and deleted after that was dropped.
     with database.transaction() as connection:
         return [name for name in names if name not in _known(connection, names)]
 
@@ -40,7 +40,7 @@ def find(database: Database, shard: Shard) -> list[str]:
 def remove(
     database: Database, shard: Shard, patience_s: float, report: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Remove a shard's strays; what can't be locked in time is left, and reported. Raises as `find`."""
+    """Removes a shard's strays; leaves and reports those that can't be locked in time. Raises as `find`."""
     there = shard.database(database.application_name, database.limits)
     for name in find(database, shard):
         where = f"shard {quote(shard.name)}: what captured there for a generation that this server doesn't know"

@@ -1,8 +1,8 @@
-"""Marks: what the batches of a build leave in a shard, so that it is noticed if the shard loses what they have copied.
+"""Leaves marks of a build's batches in the shards, to notice if a shard loses rows that were copied.
 
 A batch's mark is committed in the shard, and on disk there, after its rows were read and before they are committed on
-the index server. Commits are lost from the newest on: a shard that has the mark has all that was read. Once all is
-copied a tick takes the marks' place, as visits count it: what is lost before the first of them is noticed by it.
+the index server. A shard loses its newest commits first: if it has the mark, it has all rows that were read. Once all
+is copied a tick replaces the marks, as visits count it: by the tick the first visit notices a loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COUNTED = "UPDATE roir.lane SET tick = greatest(tick, %(tick)s) WHERE id = %(lan
 
 
 def of(connection: Connection, outbox: str, piece: int) -> int:
-    """The mark of a range, in its shard; 0 if it has none."""
+    """The mark of a range in its shard; 0 if there is none."""
     found = execute(connection, f"{FOUND} AND piece = %(piece)s", {"outbox": outbox, "piece": piece}).first()
     return 0 if found is None else int(found.mark)
 
@@ -42,7 +42,7 @@ COPIED = "SELECT shard_id, id, mark FROM roir.scan_range WHERE operation_id = %(
 
 
 def leave(connection: Connection, outbox: str, piece: int, mark: int) -> None:
-    """Leave a mark, in the shard's open transaction."""
+    """Leaves a mark, in the shard's open transaction."""
     execute(connection, LEAVE, {"outbox": outbox, "piece": piece, "mark": mark})
 
 

@@ -1,4 +1,4 @@
-"""Rows from one server into another by COPY, in text, which every type reads back as it was written.
+"""Copies rows from one server to another by COPY, in text, which every type reads back as it was written.
 
 The sessions of both sides have the same pinned settings (`session.py`).
 """
@@ -23,7 +23,7 @@ WRITE_BYTES = 256 << 10
 
 
 class ReadFailed(Exception):
-    """The side that is read failed. error: as SQLAlchemy has it."""
+    """An error of the side that is read. error: SQLAlchemy's."""
 
     def __init__(self, error: DBAPIError) -> None:
         super().__init__(str(error.orig))
@@ -31,12 +31,12 @@ class ReadFailed(Exception):
 
 
 def copy_out(connection: Connection, query: str, into: IO[bytes], values: Mapping[str, Any] | None = None) -> int:
-    """Write a query's rows to a file; their number."""
+    """Writes a query's rows to a file; returns their number."""
     return _copy(connection, f"COPY ({bound(connection, query, values)}) TO STDOUT", into)
 
 
 def copy_in(connection: Connection, table: str, rows: IO[bytes], where: str = "true") -> int:
-    """Read rows from a file into a table, with its columns; the number of those that meet the condition."""
+    """Reads rows from a file into a table, with its columns; returns the number of rows that meet the condition."""
     return _copy(connection, f"COPY {table} FROM STDIN WHERE {where}", rows)
 
 
@@ -48,11 +48,11 @@ def stream(
     table: str,
     where: str = "true",
 ) -> int:
-    """Copy a query's rows into a table of another server, in the open transactions of both; their number.
+    """Copies a query's rows into a table of another server, in the open transactions of both; returns their number.
 
-    where: what the target demands of each row. No more than a pipe is in memory, however many they are. Raises
-    ReadFailed, WorkerFailed (some rows don't meet the condition), or DBAPIError of the target; the caller rolls both
-    back. Afterwards the source's session is closed if it was cut off in the middle.
+    where: the condition that each row must meet. Memory holds no more than a pipe. Raises ReadFailed, WorkerFailed
+    (some rows don't meet the condition), or DBAPIError of the target; the caller rolls both back. If the copy broke
+    off, the source's session is closed.
     """
     out, into = os.pipe()
     failed: list[BaseException] = []

@@ -62,7 +62,7 @@ class ShardAway(Away):
         self.problem = problem
 
     def write_down(self, connection: Connection) -> None:
-        """With the shard."""
+        """Records the error with its shard."""
         set_away(connection, self.shard.id, self.problem)
 
 
@@ -77,7 +77,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a shard's table looks like now. columns: SQL for an entry's columns, in its order."""
+    """The present form of a shard's table. columns: SQL for an entry's columns, in its order."""
 
     text: str
     reader: KeyReader
@@ -115,33 +115,34 @@ class ShardCopier:
         return None if column is None else cls(database, connection, job, lanes, column)
 
     def count_claims(self, connection: Connection) -> None:
-        """Before a claim: where a shard's readers are limited two workers at once would both be the last one."""
+        """Takes a lock before a claim, if a shard's readers are limited: otherwise two workers at once could both take
+        the last place."""
         execute(connection, COUNTED, {"operation": self.job.run.operation_id})
 
     # No other operation shares the scan.
     share = 1
 
     def begin(self, claim: Claim) -> None:
-        """Begin a session in the range's shard. Raises ShardAway."""
+        """Begins a session in the range's shard. Raises ShardAway."""
         assert claim.shard_id is not None
         self.open(claim.shard_id)
 
     def moved(self, row: Row[Any], committed: Row[Any], values: Mapping[str, Any]) -> None:
-        """The shard locks what is read by name there."""
+        """Does nothing: the lock in the shard keeps the relation that is read by name."""
 
     def done(self, claim: Claim, copied: Copied) -> None:
-        """Nothing is learnt."""
+        """Does nothing."""
 
     def is_to_try_alone(self, error: BaseException) -> bool:
-        """It is alone."""
+        """False: a worker's copy in a shard is alone already."""
         return False
 
     def open(self, shard_id: int) -> None:
-        """Begin a session in a shard, and the capture there, if that wasn't possible before. Raises ShardAway."""
+        """Begins a session in a shard, and the capture there, if that wasn't possible before. Raises ShardAway."""
         if self._side is not None and self._side.lane.shard.id == shard_id:
             return
         self.close()
-        # Under its DSN of now.
+        # With its present DSN.
         with self.database.transaction() as here:
             lane = replace(self.lanes[shard_id], shard=by_id(here, shard_id))
         try:
@@ -163,13 +164,13 @@ class ShardCopier:
             set_reached(here, shard_id)
 
     def close(self) -> None:
-        """End the open session."""
+        """Ends the open session."""
         if self._side is not None:
             self._side.connection.close()
             self._side = None
 
     def copy(self, row: Row[Any], piece: Claim, limit: Limit) -> Copied:
-        """Copy a range's next rows into the base, in the caller's transaction on the index server.
+        """Copies a range's next rows into the base, in the caller's transaction on the index server.
 
         Raises ShardAway, SourceChanged, WorkerFailed, and DBAPIError of the index server.
         """
@@ -177,7 +178,7 @@ class ShardCopier:
         here, relation = self.connection, int(row.relation)
         side = self._side
         try:
-            # Ends before the caller's commit: what it leaves there is on disk, and with it all that was read.
+            # Ends before the caller's commit: its mark is on disk then, and with it all that was read.
             with side.connection.begin():
                 try:
                     found = self._cut(side, relation, piece, limit)

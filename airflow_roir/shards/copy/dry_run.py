@@ -1,4 +1,4 @@
-"""A dry run of a build over shards: what it finds out, and what the build will lock there."""
+"""Runs a build over shards dry: its findings, and the locks that the build will take there."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def foresee(source: Source, view: QualifiedName, kind: str, options: BuildOption
             case _, "prepare":
                 found.append(replace(there, patience_s=min(lock.patience_s, SHARD_PATIENCE_S)))
             case _, "clean-up":
-                # The former capture is triggers of its own, which are dropped.
+                # The former capture has triggers of its own, which are dropped.
                 held = "for a short transaction, which drops the former capture"
                 found.append(replace(there, mode=ACCESS_EXCLUSIVE, held=held, holds_up="readers and writers"))
     return found

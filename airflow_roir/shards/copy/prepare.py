@@ -52,14 +52,14 @@ SELECT i.* FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g
 
 
 def with_source(connection: Connection, dry: DryRun) -> DryRun:
-    """Make the shape table of a new index, in the transaction of its prepare: it never stays behind alone."""
+    """Creates the shape table of a new index, in the transaction of its prepare: so it is never left without one."""
     assert isinstance(dry.survey, Survey)
     name = shape_table.create(connection, dry.survey.any_source, dry.definition, dry.survey.shard_column)
     return replace(dry, source=catalog.read_source(connection, name))
 
 
 def write_down(connection: Connection, generation_id: int, dry: DryRun, entry: Entry) -> None:
-    """Write down what will be made in the shards, before any of it is, and make what belongs to it on this server."""
+    """Records the lanes, before anything is created in the shards, and creates their tables on this server."""
     assert isinstance(dry.survey, Survey)
     for one in dry.survey.shards:
         values = {"generation": generation_id, "shard": one.shard.id, "source": one.source.oid}
@@ -72,10 +72,10 @@ def write_down(connection: Connection, generation_id: int, dry: DryRun, entry: E
 def capture_all(
     database: Database, generation_id: int, options: BuildOptions, report: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Begin to capture in every shard that doesn't yet. Safe to call again, and by several at once.
+    """Begins to capture in every shard that doesn't yet. Safe to call again, and by several processes at once.
 
-    A shard that can't be reached is named, and left to the build's workers; so is one whose lock isn't free in time.
-    Raises what isn't a matter of time, such as RightMissing and SourceChanged.
+    A shard that can't be reached, or whose lock isn't free in time, is reported and left to the build's workers. Raises
+    errors that won't pass, such as RightMissing and SourceChanged.
     """
     patience_s = min(options.lock_patience_s, SHARD_PATIENCE_S)
     for lane in missing(database, generation_id):
@@ -104,9 +104,9 @@ def capture(
     patience_s: float,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Begin to capture in one shard, and write that down. database: the index server's.
+    """Begins to capture in one shard, and records that. database: the index server's.
 
-    Raises LockNotAcquired, also where another process is about it; DBAPIError of either side.
+    Raises LockNotAcquired, also if another process does the same; DBAPIError of either side.
     """
     with held(database, lane.id):
         with database.transaction() as connection:
@@ -126,6 +126,6 @@ def capture(
 
 
 def definition_of(connection: Connection, generation_id: int) -> IndexDefinition:
-    """The definition of the index that a generation is of."""
+    """The definition of a generation's index."""
     row = execute(connection, INDEX, {"generation": generation_id}).one()
     return stored_definition(connection, row, IndexDefinition(operations.index_name(row)))

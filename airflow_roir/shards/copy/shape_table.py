@@ -17,7 +17,7 @@ from airflow_roir.errors import InvalidInput
 from airflow_roir.shards.sources import indexed_columns
 
 PREFIX = "shape_"
-# Undefined object, schema, type; what isn't a type's name at all.
+# Errors of a type's name: undefined object, schema or type; no name of a type.
 UNKNOWN = ("42704", "3F000", "42P01", "42601")
 # The shard sends the types' names, so each is resolved as a name before a statement contains it. It must exist here.
 NAMED = """
@@ -43,7 +43,7 @@ SELECT c.relname FROM pg_class c
 
 
 def create(connection: Connection, source: Source, definition: IndexDefinition, shard_column: str) -> QualifiedName:
-    """Make the shape table for the table of one shard, which is alike in all. Raises InvalidInput."""
+    """Creates the shape table for the table of one shard, which is alike in all shards. Raises InvalidInput."""
     columns = [source.columns[name] for name in indexed_columns(source, definition)]
     if shard_column in source.columns:
         raise InvalidInput(

@@ -31,9 +31,9 @@ from airflow_roir.shards.unique import uniqueness
 
 DEFAULT_COLUMN = "shard"
 ENCODING = "SELECT current_setting('server_encoding')"
-# Nothing of this size fits into a B-tree, however well it is compressed.
+# No value of this size fits into a B-tree, however well it is compressed.
 HUGE_BYTES = 64 << 10
-# Data exception, integrity constraint violation: of an enum or a domain that is another one on the index server.
+# Data exception, integrity constraint violation: from an enum or a domain that differs on the index server.
 NOT_TAKEN = ("22", "23")
 OIDS_INSIDE = """
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type
@@ -54,7 +54,7 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class Survey:
-    """table: its full name in the shards; shard_column: the column that tells the shard."""
+    """A survey of the shards. table: its full name there; shard_column: the column with the shard's name."""
 
     shards: tuple[ShardPlan, ...]
     table: QualifiedName
@@ -83,7 +83,7 @@ class Survey:
 
 
 def check_options(definition: IndexDefinition, options: BuildOptions) -> None:
-    """Raise InvalidInput for what isn't possible over shards."""
+    """Raises InvalidInput for options that aren't possible over shards."""
     if options.scan not in (AUTO, SOURCE, Scan.KEY.value):
         raise InvalidInput(f"index {definition.name}: scan is {options.scan}, but shards are read by key; leave it out")
     if options.census or options.on_duplicate != BuildOptions.on_duplicate:
@@ -96,7 +96,7 @@ def check_options(definition: IndexDefinition, options: BuildOptions) -> None:
 def look(
     index_server: Database, definition: IndexDefinition, options: BuildOptions
 ) -> tuple[list[tuple[Shard, Database, Source]], QualifiedName]:
-    """The tables in the shards, which are alike, and their full name. Raises what a build is refused for."""
+    """The tables in the shards, which are alike, and their full name. Raises the first reason against a build."""
     check_options(definition, options)
     with index_server.transaction() as connection:
         named = [shard.find(connection, name) for name in definition.shards]
@@ -138,9 +138,9 @@ def survey(
     options: BuildOptions,
     report: Callable[[str], None] = lambda line: None,
 ) -> tuple[Survey, Sequence[Source]]:
-    """Read and cut the tables in all shards. Takes no lock but ACCESS SHARE, one shard after the other."""
+    """Reads and cuts the tables in all shards. Takes no lock but ACCESS SHARE, one shard after the other."""
     found, table = look(index_server, definition, options)
-    # Each shard has its share of the ranges, which are at least four for each worker together.
+    # Each shard gets its share of the ranges; all together are at least four for each worker.
     share = replace(
         options,
         parallelism=-(-options.parallelism // len(found)),
@@ -159,7 +159,7 @@ def survey(
 
 
 def check_shape(shape: Source, found: Survey, definition: IndexDefinition) -> None:
-    """Raise InvalidInput if the shards' tables aren't any more what the index was made for."""
+    """Raises InvalidInput if the shards' tables have changed since the index was created."""
     for one in found.shards:
         alike = one.source.columns
         if shape.primary_key[1:] != one.source.primary_key or any(
@@ -177,7 +177,7 @@ def check_shape(shape: Source, found: Survey, definition: IndexDefinition) -> No
 def sampled_shape(
     connection: Connection, index_server: Database, found: Survey, definition: IndexDefinition, options: BuildOptions
 ) -> Iterator[tuple[Source, Entry]]:
-    """A shape table that holds a sample of all shards, and its entry. Only this session sees it; it is taken back."""
+    """Yields a shape table with a sample of all shards, and its entry. Only this session sees it; it is rolled back."""
     with connection.begin_nested() as savepoint:
         name = shape_table.create(connection, found.any_source, definition, found.shard_column)
         source = catalog.read_source(connection, name)
@@ -197,7 +197,7 @@ def sampled_shape(
 def whole_plan(
     connection: Connection, found: Survey, sampled: Source, definition: IndexDefinition, options: BuildOptions
 ) -> Plan:
-    """The plan over all shards. sampled: the shape table with a sample; its order, this server's, cuts the segments."""
+    """The plan over all shards. sampled: the shape table with a sample; this server's order of it cuts the segments."""
     wanted = plans.segments_for(options, found.rows)
     partition, bounds = plans.cut_segments(connection, sampled, definition, "", wanted)
     size = sum(one.plan.source_bytes for one in found.shards)
@@ -207,7 +207,7 @@ def whole_plan(
 
 
 def _read(database: Database, one: Shard, definition: IndexDefinition, options: BuildOptions) -> Source:
-    """Raises what a build is refused for, with the shard's name."""
+    """Reads a shard's table. Raises the reason against a build, with the shard's name."""
     try:
         return _checked(database, one, definition, options)
     except RoirError as error:
@@ -232,7 +232,7 @@ def _checked(database: Database, one: Shard, definition: IndexDefinition, option
 
 
 def _check_encoding(database: Database, one: Shard, encoding: str) -> None:
-    """Raise InvalidInput for SQL_ASCII beside another encoding: a text would have two forms."""
+    """Raises InvalidInput for SQL_ASCII beside another encoding: a text would have two forms."""
     with database.transaction() as connection:
         there = str(execute(connection, ENCODING).scalar_one())
     if there != encoding and "SQL_ASCII" in (there, encoding):
@@ -243,7 +243,7 @@ def _check_encoding(database: Database, one: Shard, encoding: str) -> None:
 
 
 def _check_types(connection: Connection, source: Source, definition: IndexDefinition) -> None:
-    """Raise InvalidInput for types that have oids inside, which mean nothing on another server."""
+    """Raises InvalidInput for types that have oids inside, which mean nothing on another server."""
     columns = [*definition.key, *definition.include, *source.primary_key]
     row = execute(connection, OIDS_INSIDE, {"source": source.oid, "columns": columns}).first()
     if row is not None:
@@ -261,7 +261,7 @@ def _check_equality(
     columns: Sequence[str],
     definition: IndexDefinition,
 ) -> None:
-    """Raise InvalidInput if values of the key or the primary key may be equal on one server, and not on the other."""
+    """Raises InvalidInput if values of the key or the primary key may be equal on one server but not on the other."""
     ours = rules.read(connection, catalog.read_source(connection, shape).oid, columns)
     theirs = rules.read(there, one.source.oid, columns)
     for column in catalog.identity_columns(one.source, definition):
@@ -285,7 +285,7 @@ def _sample(
     columns: Sequence[str],
     definition: IndexDefinition,
 ) -> None:
-    """Copy a sample of a shard's rows, as many as its share of all rows, into the shape table."""
+    """Copies a sample of a shard's rows, as many as its share of all rows, into the shape table."""
     share = one.plan.rows / found.rows if found.rows else 1.0
     most = max(1, round(index_server.limits.sample_rows * share))
     read = [name for name in columns if name != found.shard_column]

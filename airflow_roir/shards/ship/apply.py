@@ -144,7 +144,7 @@ def apply(
 
 
 def check(connection: Connection, route: Route, claim: Claim) -> Row[Any]:
-    """Lock a lane's row. Raises Fenced unless the claim holds it, and the generation is there."""
+    """Locks a lane's row. Raises Fenced unless the claim holds it, and the generation is there."""
     held = execute(connection, HELD, {"lane": route.lane.id}).one()
     if (held.token, held.owner) != (claim.token, claim.owner):
         raise Fenced(f"{route.name}: {held.owner or 'no shipper'} has it now; {claim.owner} has changed nothing")
@@ -154,7 +154,7 @@ def check(connection: Connection, route: Route, claim: Claim) -> Row[Any]:
 
 
 def distrust(connection: Connection, route: Route, claim: Claim, problem: str) -> None:
-    """Write down that a capture may miss writes, where no visit can tell. Raises Fenced."""
+    """Records that a capture may miss writes, if no visit can find that out. Raises Fenced."""
     held = check(connection, route, claim)
     values: dict[str, Any] = {"lane": route.lane.id, "token": claim.token, "evidence": None}
     values |= {"lost": False, "tick": 0, "step": 0, "emptied": 0}
@@ -166,7 +166,7 @@ def distrust(connection: Connection, route: Route, claim: Claim, problem: str) -
 
 
 def advance(claim: Claim, visit: Visit) -> None:
-    """After the commit: what the claim knows."""
+    """Keeps in the claim, after the commit, what it must know for the next visit."""
     if visit.ticked:
         claim.known = visit.tick
         claim.emptied = max(claim.emptied, visit.emptied)
@@ -177,7 +177,7 @@ def advance(claim: Claim, visit: Visit) -> None:
 def _hear(
     connection: Connection, route: Route, claim: Claim, visit: Visit, held: Row[Any], kept: dict[str, Any] | None
 ) -> None:
-    """Refuse strict reads until `roir announce` has run again, unless all writes were announced."""
+    """Ends strict reads until `roir announce` has run again, unless all writes were announced."""
     why = visit.unannounced
     if why is None and evidence.is_readable(visit.evidence):
         why = evidence.silence(kept, visit.evidence)
@@ -208,9 +208,10 @@ def _why(route: Route, visit: Visit, held: Row[Any], kept: dict[str, Any] | None
 
 
 def _prove(connection: Connection, route: Route, claim: Claim, visit: Visit, start: datetime) -> None:
-    """After a start of this server: strict reads need all who announced before to have ended in the shard.
+    """Proves, after a start of this server, that all transactions that announced before it have ended in the shard, as
+    strict reads need.
 
-    They have ids below one that a visit has drawn since; a snapshot's end doesn't say which ids were given.
+    They have ids below one that a visit has drawn since; a snapshot's end doesn't show which ids were assigned.
     """
     if claim.start != start:
         claim.start, claim.horizon = start, 0
@@ -265,14 +266,14 @@ def _follow_holders(
 
 
 def _empty(connection: Connection, route: Route) -> None:
-    """Take all entries of a shard out: it was truncated."""
+    """Deletes all entries of a shard, whose table was truncated."""
     column = f"b.c{route.column + 1}"
     gone = f"DELETE FROM {physical.base(route.lane.generation_id)} b WHERE {column} = %(shard)s"
     execute(connection, gone, {"shard": route.lane.shard.name})
 
 
 def _given(route: Route) -> str:
-    """The entries that a shard gives: all of them its own, whatever it says."""
+    """SQL for the entries that a shard sends, with the shard's own name in each."""
     base = physical.base(route.lane.generation_id)
     columns = ", ".join(
         f"%(shard)s::text AS {name}" if i == route.column else f"(g.entry).{name}"
@@ -292,8 +293,7 @@ def _put(connection: Connection, route: Route, entries: tuple[str, ...]) -> None
     for table, where, upsert in _targets(route):
         execute(
             connection,
-            # In the order of the index, so that two of one shard's lanes meet in it alike; a named entry may be there
-            # twice.
+            # In the order of the index, so that two lanes of one shard lock alike; a named entry may be there twice.
             f"WITH {_given(route)} INSERT INTO {table or base} ({columns}) "
             f"SELECT DISTINCT ON ({identity}) {columns} FROM d WHERE {where} ORDER BY {identity} {upsert}",
             {"entries": list(entries), "shard": route.lane.shard.name},
@@ -301,7 +301,8 @@ def _put(connection: Connection, route: Route, entries: tuple[str, ...]) -> None
 
 
 def _targets(route: Route) -> list[tuple[str | None, str, str]]:
-    """Where entries go, which of them, and what an upsert goes by: a unique index keeps keys with a NULL apart."""
+    """The targets of entries, with the condition and the conflict target of each: a unique index has a table of its own
+    for keys with a NULL."""
     entry = route.entry
     if not entry.enforced:
         return [(None, "true", entry.on_conflict())]
@@ -311,7 +312,7 @@ def _targets(route: Route) -> list[tuple[str | None, str, str]]:
 
 
 def _delete(connection: Connection, route: Route, entries: tuple[str, ...]) -> None:
-    """Delete entries, by a statement for each pattern of NULLs: only such a condition uses the index."""
+    """Deletes entries, by a statement for each pattern of NULLs: only such a condition uses the index."""
     if not entries:
         return
     entry, base = route.entry, physical.base(route.lane.generation_id)
@@ -328,6 +329,6 @@ def _delete(connection: Connection, route: Route, entries: tuple[str, ...]) -> N
 
 
 def has_columns_of(entry: Entry, here: Entry, column: int) -> bool:
-    """Whether an outbox has the same columns as the generation, without the one that names the shard."""
+    """True if an outbox has the same columns as the generation, without the one that names the shard."""
     ours = [one.source for i, one in enumerate(entry.columns) if i != column]
     return ours == [one.source for one in here.columns] and entry.identity == here.identity + 1

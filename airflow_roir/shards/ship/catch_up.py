@@ -1,4 +1,4 @@
-"""Before a generation over shards is published: what was written since its copies is shipped."""
+"""Ships the writes since a generation's copies, before the generation is published over shards."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SELECT s.name, s.problem, l.pending, l.fresh_at > %(began)s AS fresh
 
 
 def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Ship what was written since the generation's copies, until little is left: all that was committed before this
-    began is in it then. A no-op for a generation whose source is in this database.
+    """Ships the writes since the generation's copies, until little is left: then the generation has all writes that
+    were committed before this call. A no-op for a generation whose source is in this database.
 
-    It waits for shards that are out of reach, and says so. Raises OperationPaused, Fenced, and SourceChanged if a shard
-    is in doubt: only what is published can be repaired.
+    It waits for shards that are out of reach, and reports that. Raises OperationPaused, Fenced, and SourceChanged if a
+    shard is in doubt: only a published generation can be repaired.
     """
     with database.transaction() as connection:
         row = read_running(connection, run)
-    # Before the moment that all is shipped up to: strict reads are as good then as before the publish.
+    # Before the moment up to which all is shipped: so strict reads are possible right after the publish.
     announce.keep_on(database, row.generation_id, report)
     with database.transaction() as connection:
         waiting = Waiting(connection, row.generation_id)

@@ -48,12 +48,12 @@ class InShard(RoirError):
 
     @property
     def passes(self) -> bool:
-        """Whether another attempt at once may succeed."""
+        """True if another attempt at once may succeed."""
         return trouble_of(self.error) is not None
 
 
 class LaneShipper:
-    """One lane, and who ships it. Two sessions: on the index server, and in the shard, outside of transactions.
+    """The shipper of one lane. It has two sessions: on the index server, and in the shard, outside of transactions.
 
     A lost session is opened again by the next step. shard: the shard's database.
     """
@@ -137,7 +137,7 @@ class LaneShipper:
         return found
 
     def apply(self, found: Visit) -> Applied:
-        """Apply what a visit found. Raises Fenced."""
+        """Applies what a visit found. Raises Fenced."""
         assert self.claimed is not None
         connection = self._on_index()
         begun = time.monotonic()
@@ -167,12 +167,12 @@ class LaneShipper:
         if found.rows:
             self._size.took(found.rows, self._took + time.monotonic() - begun)
         if found.moved:
-            # A leaf that had no trigger of TRUNCATE yet may have been emptied since: its rows are looked at again.
+            # A leaf without a trigger of TRUNCATE may have been emptied meanwhile: the pass looks at its rows again.
             self._done, self.began, self._after = None, None, 0
         elif found.ended:
             self.began, self._after = applied.now, 0
         elif not found.ticked:
-            # Somebody else visited at the same moment.
+            # Another shipper visited at the same moment.
             self.began, self._after = None, 0
         return applied
 
@@ -180,9 +180,10 @@ class LaneShipper:
         intents.settle(connection, self.route.lane, found.identities, self._looked, found.snapshot, found.xid)
 
     def is_shards_fault(self) -> bool:
-        """After a visit that failed: False if the shard answers, so that it is this lane's capture. Raises Fenced.
+        """Decides after a failed visit: False if the shard answers, so that this lane's capture is the cause. Raises
+        Fenced.
 
-        If the capture may miss writes, the lane is in doubt then: a visit couldn't tell.
+        If the capture may miss writes, puts the lane in doubt, since no visit can find that out.
         """
         try:
             with self._shard_side():
@@ -206,14 +207,14 @@ class LaneShipper:
             lanes.renew(connection, self.lane_id, self.claimed)
 
     def acknowledge(self) -> None:
-        """Take away from the outbox what was applied; else the next visit does it."""
+        """Deletes the applied rows from the outbox; without this call the next visit does it."""
         if self._done is not None:
             with self._shard_side():
                 visits.acknowledge(self._in_shard(), self.route, self._done)
             self._done = None
 
     def ship_pass(self, stop: Callable[[], bool] = lambda: False) -> int:
-        """Visit and apply until the end of the outbox is found; returns how many entries were written or removed."""
+        """Visits and applies until the end of the outbox; returns the number of entries written or removed."""
         rows = 0
         self.began = None
         while not stop():
@@ -226,7 +227,7 @@ class LaneShipper:
         return rows
 
     def release(self) -> None:
-        """Give the lane back, if it is still ours, and end the sessions."""
+        """Gives the lane back, if it is still ours, and ends the sessions."""
         with suppress(DBAPIError, RoirError):
             if self.claimed is not None:
                 connection = self._on_index()
@@ -236,14 +237,14 @@ class LaneShipper:
         self.close()
 
     def close(self) -> None:
-        """End the sessions. The lane is taken over by somebody else later."""
+        """Ends the sessions. Another shipper takes over the lane later."""
         sessions, self._sessions = self._sessions, ExitStack()
         self._index = self._there = self._here = None
         with suppress(DBAPIError):
             sessions.close()
 
     def cancel(self) -> None:
-        """End what is under way, from another thread: the statement of a session that waits is cancelled."""
+        """Cancels the statement that a session runs or waits in; called from another thread."""
         for connection in (self._there, self._index):
             with suppress(Exception):
                 if connection is not None:

@@ -1,4 +1,4 @@
-"""A thread that ships one lane, pass after pass, and what it writes down of a shard that it can't ship."""
+"""Ships one lane in a thread, pass after pass, and records why a shard can't be shipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_roir.errors import Fenced, HistoryChanged
 from airflow_roir.shards.shard import set_away, set_problem
 from airflow_roir.shards.ship.feed import InShard, LaneShipper
 
-# Well within the time after which others take a lane over.
+# Much less than the time after which other shippers take a lane over.
 RENEW_S = 3.0
 # A shard that can't be reached is tried again this often before it is away: a restart takes a second or two.
 ATTEMPTS = 5
@@ -32,7 +32,7 @@ SELECT l.shard_id, s.name AS shard, format('%%I.%%I', i.schema_name, i.name) AS 
 
 
 class LaneThread:
-    """Ships one lane until it is told to stop, or has lost it. every_s: as the `Shipper`'s."""
+    """Ships one lane until `stop`, or until it has lost it. every_s: as the `Shipper`'s."""
 
     def __init__(
         self, database: Database, lane: int, owner: str, every_s: float, report: Callable[[str], None]
@@ -41,22 +41,23 @@ class LaneThread:
         self._report = report
         self._stop = threading.Event()
         self._said: str | None = None
-        # A session's history is its thread's affair: another lane may have claimed in the next one already.
+        # A Database of its own: all sessions of one are in one history of the server. After a failover another lane may
+        # already have claimed in the next history.
         self.shipper = LaneShipper(database.named(database.application_name), lane, owner)
         self._thread = threading.Thread(target=self._run, name=f"roir-lane-{lane}", daemon=True)
         self._thread.start()
 
     @property
     def lives(self) -> bool:
-        """Whether it ships still."""
+        """True if it still ships."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Let it end soon."""
+        """Makes it end soon."""
         self._stop.set()
 
     def join(self, seconds: float) -> bool:
-        """Wait for its end; whether it came."""
+        """Waits for its end; returns whether that came."""
         self._thread.join(seconds)
         return not self.lives
 
@@ -78,7 +79,7 @@ class LaneThread:
                 self._report(str(error))
                 return
             except (DBAPIError, HistoryChanged) as error:
-                # The index server. The lane may be somebody else's by now.
+                # An error of the index server: another shipper may have the lane by now.
                 self.shipper.close()
                 if isinstance(error, DBAPIError) and not is_transient(error):
                     if (refused := note_refused(self.shipper.database, self.shipper.lane_id, error)) is not None:
@@ -89,7 +90,7 @@ class LaneThread:
                 wait = min(2 * wait, LONGEST_WAIT_S)
 
     def _ship(self) -> None:
-        """Ship pass after pass until it shall stop. A shard that stays away ends it, too."""
+        """Ships pass after pass until `stop`, or until the shard stays away."""
         if not self.shipper.claim():
             return
         failed, pause = 0, 0.0
@@ -115,7 +116,7 @@ class LaneThread:
             pause = self._every_s / 10 if rows else min(max(2 * pause, 0.01), self._every_s)
 
     def _rest(self, seconds: float) -> bool:
-        """Wait, alive; True if it shall stop."""
+        """Waits, with signs of life; True if it is to stop."""
         while seconds > RENEW_S:
             if self._stop.wait(RENEW_S):
                 return True
@@ -130,7 +131,7 @@ class LaneThread:
 
 
 def note_failed(shipper: LaneShipper, error: InShard) -> bool:
-    """Write down that a shard is away; or False if it answers: then only this lane can't be shipped."""
+    """Records that a shard is away; False if it answers: then only this lane can't be shipped."""
     is_away = error.passes or shipper.is_shards_fault()
     with shipper.database.transaction() as connection:
         (set_away if is_away else set_problem)(connection, error.shard.id, reason_of(error.error))
@@ -138,9 +139,9 @@ def note_failed(shipper: LaneShipper, error: InShard) -> bool:
 
 
 def note_refused(database: Database, lane_id: int, error: DBAPIError) -> str | None:
-    """Write down that the index server doesn't take what a shard has, and why; None if the index was dropped.
+    """Records why the index server refuses a shard's entries; None if the index was dropped.
 
-    Other indexes over the shard are shipped on.
+    Shipping goes on for other indexes over the shard.
     """
     with database.transaction() as connection:
         row = execute(connection, LANE, {"lane": lane_id}).one()

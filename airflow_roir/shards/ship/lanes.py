@@ -79,7 +79,7 @@ class Route:
 
     @property
     def name(self) -> str:
-        """For messages: index and shard."""
+        """The index and the shard, for messages."""
         return f"index {self.index}, shard {self.lane.shard.name}"
 
 
@@ -124,7 +124,7 @@ def to_ship(
     indexes: list[int] | None = None,
     generation_id: int | None = None,
 ) -> list[Found]:
-    """The lanes that are shipped now; of these shards, indexes and this generation alone, where that is said."""
+    """The lanes that are shipped now; only of these shards, indexes and this generation, if they are given."""
     values = {"shards": shards, "indexes": indexes, "generation": generation_id}
     return [
         Found(row.id, row.shard_id, bool(row.away), row.owner if row.held else None)
@@ -164,7 +164,7 @@ def renew(connection: Connection, lane_id: int, held: Claim) -> None:
 
 
 def release(connection: Connection, lane_id: int, held: Claim) -> None:
-    """Give a lane back; a no-op if somebody else has it."""
+    """Gives a lane back; a no-op if another shipper has it."""
     execute(
         connection,
         "UPDATE roir.lane SET owner = NULL, heartbeat_at = NULL "
@@ -173,14 +173,14 @@ def release(connection: Connection, lane_id: int, held: Claim) -> None:
     )
 
 
-# Two processes at once would wait for each other's drain, and one that removes must not come before one that installs.
+# Two processes at once would wait for each other's drain, and a removal must not come before the installation.
 HOLD = "SELECT pg_try_advisory_lock(hashtext('roir lane'), %(lane)s::int)"
 LET_GO = "SELECT pg_advisory_unlock(hashtext('roir lane'), %(lane)s::int)"
 
 
 @contextmanager
 def held(database: Database, lane_id: int) -> Iterator[None]:
-    """Keep other processes from installing or removing what a lane has in its shard. Raises LockNotAcquired."""
+    """Keeps other processes from installing or removing a lane's capture in its shard. Raises LockNotAcquired."""
     with database.autocommit() as connection:
         if not execute(connection, HOLD, {"lane": lane_id}).scalar_one():
             raise LockNotAcquired(f"another process is about what lane {lane_id} has in its shard. Try again")

@@ -19,12 +19,12 @@ from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.shard import SHARD_SCHEMA
 from airflow_roir.shards.ship.lanes import Claim, Route
 
-# More rows than this are about as many as the statistics say.
+# Up to this many rows of the outbox are counted; above it the statistics are used.
 COUNTED = 10_000
 # For how long a visit waits behind a TRUNCATE or an ALTER of the table, in ms.
 LOCK_MS = 5_000
-# Plans are made for each visit, of an outbox whose statistics say nothing. synchronous_commit: what was visited must
-# not be gone after a crash, or the lane were doubtful for nothing.
+# Each visit is planned, without useful statistics of the outbox. synchronous_commit: a crash must not undo a visit,
+# which would put the lane in doubt for nothing.
 SETTINGS = f"""
 SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET synchronous_commit = on;
 SET lock_timeout = {LOCK_MS}
@@ -128,7 +128,7 @@ class Visit:
 
     @property
     def rows(self) -> int:
-        """Entries that were looked at."""
+        """The number of entries that were looked at."""
         return len(self.there) + len(self.gone)
 
 
@@ -143,13 +143,13 @@ class Acknowledged:
 
 
 def begin(connection: Connection) -> None:
-    """Settings of a shipper's session in a shard, which is in autocommit."""
+    """Makes the settings of a shipper's session in a shard, which is in autocommit."""
     execute(connection, SETTINGS)
 
 
 def acknowledge(connection: Connection, route: Route, done: Acknowledged) -> None:
-    """Take away what was applied and not touched since, and write down by which step. A no-op if somebody else visited
-    since: then that one has seen it.
+    """Deletes the rows that were applied and not touched since, and records the step. A no-op if another shipper has
+    visited since: then that one has seen them.
     """
     values = {"name": route.lane.outbox, "mine": done.tick, "step": done.step, "acked": list(done.versions)}
     execute(connection, _acknowledging(route), values)
@@ -166,11 +166,11 @@ def visit(
     texts: bool = False,
     done: Acknowledged | None = None,
 ) -> Visit | None:
-    """Look at up to `limit` rows of versions greater than `after`, and at the named entries.
+    """Looks at up to `limit` rows of versions greater than `after`, and at the named entries.
 
     connection: in the shard, in autocommit. here: the entry as the outbox has it. named: identities as text, in the
-    shard's order; texts: give those of all that was looked at. done: to be acknowledged with the same message. None if
-    the outbox is gone.
+    shard's order; texts: return the texts of all identities looked at. done: to be acknowledged with the same message.
+    None if the outbox is gone.
     """
     name, tick = route.lane.outbox, claim.next_tick()
     values: dict[str, object] = {
@@ -229,12 +229,12 @@ def visit(
 
 
 def own(connection: Connection, name: str) -> None:
-    """Lock the table of an outbox against another owner, for this transaction. An error if it has one already."""
+    """Locks an outbox's table against a change of its owner, for this transaction. An error if that changed before."""
     execute(connection, owning(name), {"name": name})
 
 
 def owning(name: str) -> str:
-    """SQL, with `name` to bind: as `own`, before what is sent with it."""
+    """SQL that does the same as `own`, to be sent before other statements; with `name` to bind."""
     return OWN.format(schema=SHARD_SCHEMA, view=outbox.view(name))
 
 
@@ -267,6 +267,6 @@ def _visiting(route: Route, here: Entry) -> str:
 
 
 def _typed(here: Entry, position: int) -> str:
-    """SQL: a column of a named identity, as the outbox has it."""
+    """SQL for a column of a named identity, with the type that the outbox has."""
     column = here.columns[position]
     return f"n.c{position + 1}::{column.type}" + (f" COLLATE {column.collation}" if column.collation else "")

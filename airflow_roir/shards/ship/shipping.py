@@ -1,4 +1,4 @@
-"""Shipping: the fold that never ends. Ships all lanes that no one else ships, each in a thread of its own."""
+"""Ships all lanes that no other shipper ships, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from airflow_roir.shards.ship.feed_thread import LaneThread, note_failed, note_r
 from airflow_roir.shards.ship.freshness import Alarm
 from airflow_roir.shards.ship.lanes import Found
 
-# How often a shipper looks which lanes there are, and who else ships.
+# The time between two looks at the lanes and at the other shippers.
 LOOK_S = 1.0
 # A shipper that took a lane above its share, since no other shipper did, keeps its lanes for this long.
 KEEP_S = 60.0
@@ -47,10 +47,10 @@ def own_name() -> str:
 
 @dataclass
 class Shipper:
-    """Ships lanes, until it is told to stop. every_s: how old `fresh_at` may get where nothing is written.
+    """Ships lanes until `stop`. every_s: the age that `fresh_at` may get while nothing is written.
 
-    shards, indexes, generation_id: only these, if they are given. alarm: what is too far behind. shares: gives
-    lanes to other shippers of the database, and takes a share of theirs.
+    shards, indexes, generation_id: only these, if they are given. alarm: reports lanes that are too far behind. shares:
+    gives lanes to other shippers of the database, and takes a share of theirs.
     """
 
     database: Database
@@ -72,7 +72,7 @@ class Shipper:
         self._said: str | None = None
 
     def stop(self) -> None:
-        """End soon; from a signal's handler, or another thread."""
+        """Makes it end soon; called in a signal's handler or another thread."""
         self._stop.set()
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class Shipper:
 
     @contextmanager
     def running(self) -> Iterator[threading.Thread]:
-        """Ship in the background while the block runs. Gives the thread, which ends before if an error won't pass."""
+        """Ships in the background while the block runs. Yields the thread, which ends before if an error won't pass."""
         thread = threading.Thread(target=self.run, name="roir-ship", daemon=True)
         thread.start()
         try:
@@ -190,7 +190,7 @@ class Shipper:
 
 
 def index_ids(connection: Connection, names: Sequence[str]) -> list[int]:
-    """The ids of indexes apart. Raises NotFound, InvalidInput."""
+    """The ids of indexes over shards. Raises NotFound, InvalidInput."""
     found = []
     for name in names:
         row = operations.find_index(connection, parse_name(name, "index"))
@@ -201,12 +201,12 @@ def index_ids(connection: Connection, names: Sequence[str]) -> list[int]:
 
 
 def check_shards(connection: Connection, names: Sequence[str]) -> list[str]:
-    """The names of shards that there are. Raises NotFound."""
+    """The names, if all of these shards exist. Raises NotFound."""
     return [find(connection, name).name for name in names]
 
 
 def ship_once(shipper: Shipper) -> int:
-    """Ship each lane that is free to its end, one after the other; returns how many entries that were.
+    """Ships each free lane to its end, one after the other; returns the number of entries.
 
     Raises RoirError if a shard couldn't be shipped: the others were.
     """

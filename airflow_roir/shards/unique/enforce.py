@@ -88,7 +88,7 @@ def keep_on(database: Database, generation_id: int, report: Report = lambda line
 # Blocks of entries that are looked over while no shard is shipped: some tenths of a second.
 BLOCKS = 256
 EVERY_S = 0.2
-# Two at once would each begin with no holder.
+# Taken by one process at a time: each one begins without holders.
 HOLD = "SELECT pg_try_advisory_lock(hashtext('roir unique'), %(generation)s::int)"
 LET_GO = "SELECT pg_advisory_unlock(hashtext('roir unique'), %(generation)s::int)"
 NAME = """
@@ -116,7 +116,7 @@ class Enforcing:
     why: str | None = None
 
     def run(self) -> None:
-        """All of it. Raises as `enforce_index`."""
+        """Runs all steps. Raises as `enforce_index`."""
         with self._alone():
             with self.database.transaction() as connection:
                 if holders.mode(connection, self.generation_id) == holders.REFUSE:
@@ -148,7 +148,7 @@ class Enforcing:
                     execute(connection, LET_GO, {"generation": self.generation_id})
 
     def await_announced(self) -> None:
-        """Until all that was committed before writers announced has come. Raises NotStrict."""
+        """Waits until all writes are shipped that were committed before writers announced. Raises NotStrict."""
         until = time.monotonic() + self.patience_s
         while True:
             with self.database.transaction() as connection:
@@ -163,7 +163,7 @@ class Enforcing:
             time.sleep(EVERY_S)
 
     def begin(self) -> None:
-        """Holders count from now on; those of intents are there."""
+        """Turns holders on, and puts those of the present intents."""
 
         def body(connection: Connection, lock: Callable[[], None]) -> None:
             fill_holders.hold_visits(connection, self.generation_id)
@@ -175,7 +175,7 @@ class Enforcing:
         fill_holders.drain(self.database, self.generation_id, self.patience_s).run(body, self.report)
 
     def fill(self) -> None:
-        """Holders of all entries. Entries that come meanwhile have one, or are marked."""
+        """Puts the holders of all entries. Entries that come meanwhile have one, or their key is marked."""
         with self.database.transaction() as connection:
             before = files_of(connection, segments_of(connection, self.generation_id))
 
@@ -187,7 +187,7 @@ class Enforcing:
 
         name = f"the intents of index {self._name()}"
         attempts = fill_holders.attempts(self.database, self.generation_id, name, self.patience_s)
-        # With its session the lock of `_alone` may have gone: then it is over.
+        # If the session of `_alone` is lost, so is its lock: then this ends.
         for _ in in_batches(attempts, cut(before, BLOCKS), body, self.report):
             pass
         with self.database.transaction() as connection:
@@ -196,7 +196,7 @@ class Enforcing:
                 raise NotStrict(f"index {self._name()}: its tables were rewritten meanwhile. Again: {self._again()}")
 
     def await_switch(self) -> None:
-        """Until no key is contested; then holders refuse. Raises DuplicatesFound, NotStrict."""
+        """Waits until no key is contested, then lets holders refuse. Raises DuplicatesFound, NotStrict."""
         until = time.monotonic() + self.patience_s
         while True:
             self.list_duplicates()
@@ -211,7 +211,7 @@ class Enforcing:
             time.sleep(EVERY_S)
 
     def list_duplicates(self) -> None:
-        """Write down which keys are in two shards. Raises DuplicatesFound if there are some."""
+        """Writes down the keys that are in two shards. Raises DuplicatesFound if there are some."""
         with self.database.transaction() as connection:
             fill_holders.hold_visits(connection, self.generation_id)
             self._check(connection)
@@ -234,7 +234,7 @@ class Enforcing:
             )
 
     def switch(self) -> int:
-        """Let holders refuse, unless a key is contested; how many are."""
+        """Lets holders refuse, unless a key is contested; returns the number of contested keys."""
 
         def body(connection: Connection, lock: Callable[[], None]) -> int:
             fill_holders.hold_visits(connection, self.generation_id)
@@ -256,7 +256,7 @@ class Enforcing:
             holders.end(connection, self.generation_id, why, operations.default_actor())
 
     def _check(self, connection: Connection) -> None:
-        """Raise NotStrict if a visit has found meanwhile that keys can't be enforced."""
+        """Raises NotStrict if a visit has found meanwhile that keys can't be enforced."""
         if holders.mode(connection, self.generation_id) != holders.COUNT:
             lost = "SELECT unique_lost FROM roir.generation WHERE id = %(generation)s"
             why = execute(connection, lost, {"generation": self.generation_id}).scalar_one()
@@ -279,5 +279,5 @@ class Enforcing:
         with self.database.transaction() as connection:
             row = execute(connection, NAME, {"generation": self.generation_id}).one()
         name = argument(row.name)
-        # It is a rebuild that stops, to go on from here.
+        # A rebuild pauses, and continues from here.
         return f"roir resume {name}" if row.status == "building" else f"roir announce {name} --by server"

@@ -1,7 +1,7 @@
-"""Fills the holders of an index that has keys already, and sorts those that two shards may have
+"""Fills the holders of an index that has keys already, and decides keys that two shards may have
 (docs/architecture-shards.md#unique-over-shards).
 
-The statements of `enforce.py`, which decides when they run: each function is a part of its caller's transaction.
+`enforce.py` decides when these statements run: each function is a part of its caller's transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_roir.shards.unique.holders import contested, same, table, whole
 
 # No visit may remove or bring rows while a batch is looked at.
 HOLD_VISITS = "SELECT FROM roir.lane WHERE generation_id = %(generation)s ORDER BY id FOR SHARE"
-# In the order of the index: two that put the same keys meet in it alike.
+# In the order of the index, so that two transactions that put the same keys lock them in the same order.
 FROM_INTENTS = """
 INSERT INTO {holder} ({key}, {shard}) SELECT DISTINCT {key}, {shard} FROM {intent} i WHERE {whole_i} ORDER BY {key}
     ON CONFLICT ({key}) DO NOTHING
@@ -33,7 +33,7 @@ INSERT INTO {holder} ({key}, {shard})
 SELECT DISTINCT {key}, {shard} FROM {segment} b WHERE b.ctid >= %(first)s::tid AND b.ctid < %(last)s::tid AND {whole_b}
  ORDER BY {key} ON CONFLICT ({key}) DO NOTHING
 """
-# A statement of its own: it sees what was put meanwhile.
+# A statement of its own, which sees holders that were put meanwhile.
 OF_ENTRIES = """
 INSERT INTO {contested} ({key})
 SELECT DISTINCT {key} FROM {segment} b
@@ -70,33 +70,33 @@ BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET
 
 
 def hold_visits(connection: Connection, generation_id: int) -> None:
-    """Let no visit change entries and intents until the transaction ends. To be called first in it."""
+    """Keeps visits from changing entries and intents until the transaction ends. To be called first in it."""
     execute(connection, HOLD_VISITS, {"generation": generation_id})
 
 
 def of_intents(connection: Connection, generation_id: int) -> None:
-    """Holders of all intents. A key that another shard has is marked as contested."""
+    """Puts the holders of all intents. Marks a key that another shard has as contested."""
     names = _names(connection, generation_id)
     execute(connection, FROM_INTENTS.format(**names))
     execute(connection, OF_INTENTS.format(**names))
 
 
 def of_entries(connection: Connection, generation_id: int, relation: int, first: int, last: int) -> None:
-    """Holders of the entries in some blocks of a segment; contested keys as `of_intents`.
+    """Puts the holders of the entries in some blocks of a segment; contested keys as in `of_intents`.
 
     relation: the segment's oid. first, last: its blocks, without the last one.
     """
     segment = catalog.name_of(connection, relation).sql
     names = _names(connection, generation_id) | {"segment": f"ONLY {segment}"}
     values = {"first": f"({first},0)", "last": f"({last},0)"}
-    # Else each batch would read all holders there are.
+    # Otherwise each batch would read all holders.
     execute(connection, BY_INDEX)
     execute(connection, FROM_ENTRIES.format(**names), values)
     execute(connection, OF_ENTRIES.format(**names), values)
 
 
 def sort(connection: Connection, generation_id: int) -> int:
-    """Give contested keys that only one shard has now their holder; how many are left."""
+    """Gives contested keys that only one shard has now their holder; returns the number of the others."""
     execute(connection, BY_INDEX)
     names = _names(connection, generation_id)
     execute(connection, ONE_SHARD.format(**names))
@@ -105,16 +105,16 @@ def sort(connection: Connection, generation_id: int) -> int:
 
 
 def are_shared(connection: Connection, generation_id: int) -> bool:
-    """True if committed rows of two shards have a key."""
+    """True if committed rows of two shards share a key."""
     execute(connection, BY_INDEX)
     in_two = IN_TWO.format(**_names(connection, generation_id))
     return bool(execute(connection, f"SELECT EXISTS ({in_two})").scalar_one())
 
 
 def list_shared(connection: Connection, generation_id: int, source_oid: int, operation_id: int) -> tuple[int, int]:
-    """Write down the rows of different shards that share a key, as duplicates of that operation, with their shards.
+    """Writes down the rows of different shards that share a key, as duplicates of that operation, with their shards.
 
-    Those that were written down before are replaced. Returns how many keys and rows there are.
+    Replaces earlier ones. Returns the numbers of keys and rows.
     """
     execute(connection, BY_INDEX)
     in_two, shape = IN_TWO.format(**_names(connection, generation_id)), _shape(connection, generation_id)
@@ -127,9 +127,9 @@ def list_shared(connection: Connection, generation_id: int, source_oid: int, ope
 
 
 def attempts(database: Database, generation_id: int, name: str, patience_s: float) -> Attempts:
-    """Attempts of a transaction that puts holders beside writers. name: what it waits for, in messages.
+    """The attempts of a transaction that puts holders beside writers. name: the name of the lock in messages.
 
-    It gives way to writers: two that wait for each other's keys would else be found only later.
+    It gives way to writers soon: otherwise a deadlock with one would last until the server detects it.
     """
     return Attempts(database, name, _relations(database, generation_id), database.limits.attempt_ms, patience_s)
 

@@ -1,6 +1,6 @@
-"""Verifies holders of a unique index over shards that is enforced: of each key of an entry its shard's, and no others.
+"""Verifies the holders of an enforced unique index over shards: each key of an entry has its shard's, and no other.
 
-In whichever snapshot: a holder comes with the first intent, and goes with the last entry or intent.
+This holds in every snapshot: a holder comes with the first intent, and goes with the last entry or intent.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from airflow_roir.shards.verify.both_sides import BothSides
 from airflow_roir.shards.verify.judge import Judge
 from airflow_roir.shards.verify.recheck import Seen, Verdict
 
-# Blocks of holders that are looked at in one transaction.
+# The blocks of holders that one transaction looks at.
 BLOCKS = 1024
-# Where it has ended meanwhile visits have taken entries away and left their holders.
+# If enforcing has ended meanwhile, visits have deleted entries and left their holders.
 SINCE = "SELECT unique_from FROM roir.generation WHERE id = %(generation)s AND unique_mode = 'refuse'"
 AGAIN = """
 DELETE FROM roir.discrepancy WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND detail LIKE %(own)s
@@ -50,7 +50,7 @@ UPDATE roir.discrepancy SET outcome = 'mended', mended_at = clock_timestamp()
 
 
 class HeldKeys:
-    """Looks at the holders of what one unit compares."""
+    """Looks at the holders of the entries that one unit compares."""
 
     def __init__(self, both: BothSides, judge: Judge) -> None:
         self.both = both

@@ -1,4 +1,4 @@
-"""Holders: on the index server, which shard may have a key of an index that is unique over shards.
+"""Keeps holders on the index server: for each key of an index that is unique over shards, the shard that may have it.
 
 A holder comes with the first intent that names its key, and goes once the index server has neither an entry nor an
 intent of that key in that shard (docs/architecture-shards.md#unique-over-shards).
@@ -59,7 +59,7 @@ DELETE FROM {holder} h
    AND NOT EXISTS (SELECT FROM {base} b WHERE {same_b_h}) AND NOT EXISTS (SELECT FROM {intent} i WHERE {same_i_h})
 """
 FREE = "SELECT h.ctid::text FROM {holder} h WHERE h.ctid = ANY (%(spots)s::tid[]) FOR UPDATE OF h SKIP LOCKED"
-# One is enough for each holder, and any intent of it is one.
+# One intent is enough for each holder.
 LEAVE = """
 WITH {given}
 INSERT INTO {intent} ({identity}, xid)
@@ -80,17 +80,17 @@ def table(generation_id: int) -> str:
 
 
 def contested(generation_id: int) -> str:
-    """Keys that were met in two shards while they were looked over, however often."""
+    """The keys that were found in two shards; one key may be there several times."""
     return f"{DATA_SCHEMA}.g{generation_id}_contested"
 
 
 def create(connection: Connection, generation_id: int) -> None:
-    """Make the holders of a generation, once its intents have a table. Nothing is refused yet."""
+    """Creates the tables of a generation's holders, after that of its intents. No write is refused yet."""
     shape = intents.shape_of(connection, generation_id)
     entry = shape.entry
     key = ", ".join(entry.physical(entry.key_positions))
     columns = entry.definitions_of([*entry.key_positions, shape.shard])
-    # A holder that is found is locked, which is an update of its row.
+    # To lock a holder is an update of its row.
     execute(
         connection,
         f"CREATE TABLE {table(generation_id)} ({columns}) "
@@ -124,9 +124,9 @@ def mode(connection: Connection, generation_id: int) -> str | None:
 
 
 def begin(connection: Connection, generation_id: int) -> bool:
-    """Let puts count from now on, with no holder yet. Under the lock that waits for the puts in flight.
+    """Turns on the mode COUNT, without holders yet. Call it under the lock that waits for the puts in flight.
 
-    False if the generation isn't shipped any more: nothing was changed.
+    False, without a change, if the generation isn't shipped any more.
     """
     if not _set_mode(connection, generation_id, COUNT, OFF, COUNT):
         return False
@@ -135,17 +135,16 @@ def begin(connection: Connection, generation_id: int) -> bool:
 
 
 def refuse(connection: Connection, generation_id: int) -> bool:
-    """Let puts refuse from now on. Under the lock that waits for the puts in flight.
+    """Turns on the mode REFUSE. Call it under the lock that waits for the puts in flight.
 
-    The mode is in the function's text: a put that waits for this lock has its snapshot already, and would read another
-    row than this one, and refuse nothing. False if it was ended meanwhile, or isn't shipped any more: nothing was
-    changed.
+    The mode is in the function's text: a put that waits for this lock has its snapshot already, and would read an older
+    row of the mode. False, without a change, if it was ended meanwhile, or the generation isn't shipped any more.
     """
     return _set_mode(connection, generation_id, REFUSE, COUNT)
 
 
 def end(connection: Connection, generation_id: int, why: str | None, actor: str) -> None:
-    """Let puts refuse nothing any more: else rows of one key in two shards could be neither changed nor deleted."""
+    """Turns on the mode OFF: otherwise rows of one key in two shards could be neither changed nor deleted."""
     found = execute(connection, ENDED, {"id": generation_id, "why": why}).first()
     if found is not None:
         _replace(connection, generation_id, OFF)
@@ -162,7 +161,8 @@ def follow(
     gone: Sequence[str] = (),
     problem: str | None = None,
 ) -> None:
-    """In a transaction that has written entries, and taken intents away, under the lock of their lane's row.
+    """Updates the holders in a transaction that has written entries and removed intents, under the lock of their lane's
+    row.
 
     shard: the owner of these entries, whatever they say; None: the shards that the entries name, which aren't shipped
     any more. there, gone: entries as texts, that were brought and that were taken away. problem: why keys may be in two
@@ -199,7 +199,7 @@ def _settle(connection: Connection, generation_id: int, shape: Shape, shard: str
     values["locked"] = list(execute(connection, LOCK.format(**names), values).scalars())
     # A statement of its own: it sees the intents of all transactions that had locked these holders before.
     execute(connection, RELEASE.format(**names), values)
-    # No visit would look at it. The next verification finds a holder that is left.
+    # No visit would look at such an intent. The next verification finds a holder that is left.
     if shard is not None:
         execute(connection, LEAVE.format(**names), values)
 
@@ -238,18 +238,19 @@ def _names(generation_id: int, shape: Shape, shard: str | None = None) -> dict[s
 
 
 def whole(entry: Entry, prefix: str) -> str:
-    """SQL: no column of a key is NULL."""
+    """A condition in SQL: no column of a key is NULL."""
     return " AND ".join(f"NOT {is_null(name)}" for name in entry.physical(entry.key_positions, prefix=prefix))
 
 
 def same(entry: Entry, positions: Sequence[int], left: str, right: str) -> str:
-    """SQL: two relations have the same there, and no NULL. left, right: `alias.` prefixes."""
+    """A condition in SQL: two relations have equal values at these positions, none NULL. left, right: `alias.`
+    prefixes."""
     return " AND ".join(entry.same_column(i, f"{left}c{i + 1}", f"{right}c{i + 1}", False) for i in positions)
 
 
 def _set_mode(connection: Connection, generation_id: int, now: str, *expected: str) -> bool:
     values = {"id": generation_id, "mode": now, "refuses": now == REFUSE, "expected": list(expected)}
-    # The row first: who ends it waits for that, and replaces the function afterwards.
+    # The row first: a transaction that ends it waits for that, and replaces the function afterwards.
     changed = execute(connection, SET, values).rowcount
     if changed:
         _replace(connection, generation_id, now)
@@ -283,7 +284,7 @@ def _put(connection: Connection, generation_id: int, shape: Shape, now: str) -> 
         f"    INSERT INTO {table(generation_id)} ({key}, {shard}) VALUES ({values}, NEW.{shard})",
         f"      ON CONFLICT ({key}) DO NOTHING;",
         "    EXIT WHEN FOUND;",
-        # A visit that takes it away waits for us then.
+        # A visit that deletes it then waits for us.
         f"    SELECT h.{shard} INTO holder FROM {table(generation_id)} h WHERE {here} FOR KEY SHARE;",
         "    CONTINUE WHEN NOT FOUND;",
         f"    EXIT WHEN holder = NEW.{shard};",

@@ -1,4 +1,6 @@
-"""A unique index over shards: which tables it can be over, and whether it is enforced (docs/architecture-shards.md)."""
+"""Checks a unique index over shards: whether its tables allow it, and whether it is enforced
+(docs/architecture-shards.md).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from airflow_roir.errors import InvalidInput
 from airflow_roir.shards.shard import SHARD_SCHEMA, Shard
 
 OWN = f"SELECT {SHARD_SCHEMA}.is_unique(%(source)s, %(columns)s)"
-# Two servers may differ about the equality of such a type, or of what it is made of.
+# Two servers may differ about the equality of such a type, or of its parts.
 BY_LIBRARY = f"""
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type
   FROM pg_attribute a CROSS JOIN LATERAL {SHARD_SCHEMA}.type_tree(a.atttypid) x (oid) JOIN pg_type t ON t.oid = x.oid
@@ -30,7 +32,7 @@ PROBLEM = "SELECT roir.unique_problem(%(id)s)"
 
 
 def check(connection: Connection, one: Shard, source: Source, definition: IndexDefinition) -> None:
-    """Raise InvalidInput if an index over this table of a shard can't be unique. connection: in the shard."""
+    """Raises InvalidInput if an index over this table of a shard can't be unique. connection: in the shard."""
     where = f"index {definition.name}: shard {quote(one.name)}"
     if source.partitioned:
         raise InvalidInput(

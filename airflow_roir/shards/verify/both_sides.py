@@ -1,4 +1,4 @@
-"""Both sides of a verification of an index apart from its source, as one of its workers reads them."""
+"""Both sides of a verification of an index over shards, as one of its workers reads them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CONSTRAINT = "SELECT pg_get_partition_constraintdef(%(relation)s::oid)"
 
 
 class BothSides:
-    """The index's entries and the shards' rows: which lanes there are, a session in each shard, SQL for the entries.
+    """The index's entries and the shards' rows: the lanes, a session in each shard, SQL for the entries.
 
-    lanes: by id, which is the place of their buckets; live: the ids of those that are worked with. position: of the
-    shard's column; plain: the entry as a shard has it, but for the physical names.
+    lanes: by id, which is the place of their buckets; live: the ids of the lanes in use. position: of the column with
+    the shard's name; plain: the entry as a shard has it, but with the index server's physical names.
     """
 
     def __init__(self, connection: Connection, verify_job: VerifyJob, reading: UnitReading, database: Database) -> None:
@@ -46,9 +46,9 @@ class BothSides:
         return [name for i, name in enumerate(self.job.entry.physical(prefix="r.")) if i != self.position]
 
     def of_entries(self, claim: UnitClaim) -> tuple[str, str, str]:
-        """SQL: which entries are the unit's; the place of their lane; its id.
+        """SQL for: a unit's entries; the place of their lane; its id.
 
-        An entry in a segment where no lookup finds it is of no lane.
+        An entry in a segment where no look-up finds it is of no lane.
         """
         terms = []
         for sign, block in ((">=", claim.lower), ("<", claim.upper)):

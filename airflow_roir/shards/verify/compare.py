@@ -1,7 +1,7 @@
-"""Verifies an index apart from its source: sums in the shards and on the index server, then a look at what differs.
+"""Verifies an index over shards: sums in the shards and on the index server, then a look at the differences.
 
-The sides share no snapshot. Sums that differ make buckets suspicious; of these, and of no others, identities and hashes
-come over the network (`suspects.py`), and what they don't agree about is looked at on both sides at once (`judge.py`).
+The sides share no snapshot. Sums that differ make buckets suspicious. Only of these, identities and hashes come over
+the network (`suspects.py`), and entries that differ are looked at on both sides at once (`judge.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from airflow_roir.shards.verify.judge import Judge
 from airflow_roir.shards.verify.sessions import InShard, ShardAway
 from airflow_roir.shards.verify.suspects import Suspects
 
-# How long a worker waits where all that is left is of shards that can't be reached.
+# The time that a worker waits if only units of unreachable shards are left.
 AWAY_REST_S = 1.0
 
 AWAY = f"""
@@ -41,7 +41,7 @@ OF_LANE = "verification_id = %(verification)s AND lane_id IS NOT DISTINCT FROM %
 
 
 class ApartWorker(VerifyWorker):
-    """A worker of a verification of an index apart from its source."""
+    """A worker of a verification of an index over shards."""
 
     def __init__(self, connection: Connection, verify_job: VerifyJob, worker: int, database: Database) -> None:
         super().__init__(connection, verify_job, worker)
@@ -51,12 +51,12 @@ class ApartWorker(VerifyWorker):
         self.held = HeldKeys(self.both, self.judge)
 
     def close(self) -> None:
-        """Let go of all sessions in shards."""
+        """Ends all sessions in shards."""
         super().close()
         self.both.sessions.close()
 
     def claim(self) -> UnitClaim | Stop:
-        """As ever; where only units of shards that can't be reached are left, that is said, and waited a little."""
+        """As other workers; if only units of unreachable shards are left, reports that and waits a little."""
         found = super().claim()
         if isinstance(found, Stop) and found.reason == "done":
             with self.connection.begin():
@@ -73,7 +73,7 @@ class ApartWorker(VerifyWorker):
         return found
 
     def mend(self, claim: UnitClaim) -> bool:
-        """Repair what was found in a compared unit, by the shards; False if a pause came between. Raises Fenced."""
+        """Repairs a compared unit, by the shards; False if a pause came. Raises Fenced."""
         try:
             if not repair.Mender(self.both, self.judge, claim).mend():
                 return False

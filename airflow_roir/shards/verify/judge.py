@@ -1,4 +1,4 @@
-"""Looks at suspects on both sides until nothing about them is open, and writes down what differs."""
+"""Looks at suspects on both sides until each is decided, and writes down the differences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_roir.shards.shard import Lane
 from airflow_roir.shards.verify.both_sides import BothSides
 from airflow_roir.shards.verify.recheck import Identity, Seen, Sides, Verdict, identities, look, look_locked
 
-# Looked at in one statement on each side; under the lane's lock fewer.
+# The entries in one statement on each side; fewer under the lane's lock.
 AT_ONCE, AT_ONCE_LOCKED = 200, 20
 # An entry on its way is looked at again after REST_S, MOST_LOOKS times. Then it is left: shipping writes it again.
 REST_S, MOST_LOOKS = 0.5, 20
@@ -54,7 +54,7 @@ COUNT_FOUND = "SELECT count(*) FROM roir.discrepancy WHERE verification_id = %(v
 
 
 def batched(listed: Sequence[Identity], most: int) -> Iterator[Sequence[Identity]]:
-    """In parts of this many at the most."""
+    """The list in parts of at most this many."""
     for first in range(0, len(listed), most):
         yield listed[first : first + most]
 
@@ -140,7 +140,7 @@ class Judge:
         misplaced: Collection[Identity],
         looks: int,
     ) -> int:
-        """Keep what a look has decided; how many that are."""
+        """Records the suspects that a look has decided; returns their number."""
         if not UNITS.is_held(self.connection, self.job.run, claim):
             raise UNITS.fenced(self.job.run, self.worker, claim)
         open_still = [one.identity for one in seen if one.verdict == Verdict.UNDECIDED and looks < MOST_LOOKS]
@@ -159,7 +159,7 @@ class Judge:
         return len(settled)
 
     def note(self, claim: UnitClaim, kind: str, seen: Seen, detail: str | None = None) -> None:
-        """Write a discrepancy down, once: a row and its entry may be of one identity, and look different."""
+        """Writes a discrepancy down, once: a row and its entry may have one identity but different texts."""
         entry = self.job.entry
         identity = list(seen.identity)
         ours = seen.ours

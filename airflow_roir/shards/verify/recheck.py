@@ -65,11 +65,11 @@ class Sides:
     theirs: Entry | None
 
     def here(self, identity: Identity) -> list[str | None]:
-        """An identity as the shard has it."""
+        """An identity in the shard's form, without the shard's name."""
         return [value for i, value in enumerate(identity) if i != self.position]
 
     def there(self, values: Sequence[str | None]) -> list[str | None]:
-        """Columns of a shard's entry, or an identity, as the index server has it."""
+        """The columns of a shard's entry, or an identity, in the index server's form, with the shard's name."""
         return [*values[: self.position], self.lane.shard.name, *values[self.position :]]
 
 
@@ -89,7 +89,7 @@ SELECT s.n, o.emptied, o.leaves = roir_shard.leaves(o.source) AS leaves, w.prese
 def look(index: Connection, shard: Connection | None, sides: Sides, wanted: Sequence[Identity]) -> list[Seen]:
     """Looks at entries; no transaction is open in either session before and after. shard: None if its table is gone."""
     if sides.theirs is None or shard is None:
-        # A table that was dropped has no rows, and never will.
+        # A table that was dropped has no rows.
         with index.begin():
             there = on_index(index, sides, wanted)
         return [_of_none(one, row) for one, row in zip(wanted, there, strict=True)]
@@ -108,7 +108,7 @@ def look(index: Connection, shard: Connection | None, sides: Sides, wanted: Sequ
 
 
 def look_locked(index: Connection, shard: Connection, sides: Sides, wanted: Sequence[Identity]) -> list[Seen]:
-    """As `look`, while nothing can be shipped: for entries of a lane that is never quiet. Few at once."""
+    """As `look`, under a lock that stops shipping: for a few entries of a lane that is never quiet."""
     with index.begin():
         execute(index, f"SET LOCAL lock_timeout = {limits_of(index).table_lock_ms}")
         execute(index, "SELECT FROM roir.lane WHERE id = %(lane)s FOR UPDATE", {"lane": sides.lane.id})
@@ -175,12 +175,12 @@ def _of_none(identity: Identity, yours: Row[Any]) -> Seen:
 
 
 def identities(entry: Entry, wanted: Sequence[Identity], values: dict[str, Any]) -> str:
-    """SELECT of identities as `n` and their columns; puts what must be bound into `values`."""
+    """A SELECT of identities as `n` and their columns; puts the values to bind into `values`."""
     columns = []
     for i in entry.identity_positions:
         column = entry.columns[i]
         values[f"i{i}"] = [one[i] for one in wanted]
-        # From text to regclass there is a cast of its own, which takes names only.
+        # The cast from text to regclass takes names only.
         part = f"q.t{i}::oid" if column.oid_alias else f"q.t{i}"
         columns.append(
             f"({part}::{column.cast})" + (f" COLLATE {column.collation}" if column.collation else "") + f" AS c{i + 1}"
@@ -196,7 +196,7 @@ def _without(entry: Entry, position: int) -> list[str]:
 
 
 def _found(entry: Entry, table: str, digested: Sequence[str]) -> str:
-    """SELECT of the entry of the outer row `s`: its texts, and what it is as a whole without the shard's name."""
+    """A SELECT of the entry of the outer row `s`: its texts, and a digest of the whole without the shard's name."""
     chosen = [
         column for column, name in zip(entry.columns, entry.physical(prefix="b."), strict=True) if name in digested
     ]
@@ -209,7 +209,7 @@ def _found(entry: Entry, table: str, digested: Sequence[str]) -> str:
 
 
 def by_identity(entry: Entry, table: str, select: str) -> str:
-    """SELECT by index of what in `b` has the identity of the outer row `s`."""
+    """A SELECT, by index, of the rows of `b` with the identity of the outer row `s`."""
     nullable = entry.nullable_positions[: differences.MOST_NULLABLE]
     arms = []
     for pattern in product((False, True), repeat=len(nullable)):

@@ -1,7 +1,7 @@
-"""Repairs an index apart from its source: touches entries in their shards, and lets shipping repair them.
+"""Repairs an index over shards: touches entries in their shards, and lets shipping repair them.
 
-Nothing is written past shipping, so a repair is as right as that. Only entries of shards that the index doesn't have
-any more, and of tables that were dropped, are deleted here: no shipper brings those.
+So a repair is as right as shipping. Only entries of shards that the index doesn't have any more, and of tables that
+were dropped, are deleted here: no shipper looks at those.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from airflow_roir.shards.verify.recheck import Identity, Verdict, identities
 AT_ONCE = 200
 # The time between two looks at shipping's progress, and the longest wait since the last progress.
 EVERY_S, PATIENCE_S = 0.2, 60.0
-# How often an entry that is on its way again is looked at.
+# The most looks at an entry that is on its way again.
 LOOKS = 50
 
 OPEN = """
@@ -44,10 +44,10 @@ OUTCOME = """
 UPDATE roir.discrepancy SET outcome = 'mended', mended_at = clock_timestamp()
  WHERE id = ANY (%(ids)s) AND outcome IS NULL
 """
-# A pass that began after this has seen what was touched before.
+# A pass that began after this has seen all earlier touches.
 NOW = "SELECT clock_timestamp()"
 FRESH = "SELECT fresh_at, fresh_at > %(touched)s AS passed FROM roir.lane WHERE id = %(lane)s"
-# Whose every entry was compared and mended since the doubt arose. Compare-and-set: a later doubt stays.
+# Ends the doubt about lanes whose entries were all compared and repaired since. Compare-and-set: a later doubt stays.
 TRUST = """
 UPDATE roir.lane l SET doubtful_at = NULL, doubt = NULL
   FROM roir.shard s
@@ -57,7 +57,7 @@ RETURNING s.name
 
 
 class Mender:
-    """Repairs what was found in one unit."""
+    """Repairs the discrepancies of one unit."""
 
     def __init__(self, both: BothSides, judge: Judge, claim: UnitClaim) -> None:
         self.both = both
@@ -127,7 +127,7 @@ class Mender:
         return found
 
     def _touch(self, lane: Lane, wanted: list[Identity]) -> bool:
-        """Touch entries in their shard; False if their table was dropped: then they are deleted."""
+        """Touches entries in their shard; if their table was dropped, deletes them and returns False."""
         one = self.both.sessions.of(lane)
         if one.entry is None:
             self._delete(wanted, lane)
@@ -157,7 +157,7 @@ class Mender:
             holders.follow(self.connection, self.job.generation_id, self.job.run.owner, gone=texts)
 
     def _await_pass(self, lane: Lane, touched: Any) -> bool:
-        """Wait for a pass that began after a touch, for as long as shipping is seen at work; False if a pause came."""
+        """Waits for a pass that began after a touch, for as long as shipping is seen at work; False if a pause came."""
         run = self.job.run
         last, patient_until = None, time.monotonic() + PATIENCE_S
         line: str | None = f"waiting for shard {quote(lane.shard.name)} to be shipped: roir ship"
@@ -189,7 +189,7 @@ class Mender:
 
 
 def trust(connection: Connection, verification: Row[Any]) -> list[str]:
-    """After a whole verification that has repaired all it found: the shards that were doubtful before it, and no more.
+    """Ends doubts that are older than a whole verification, if that has repaired all that it found.
 
     verification: as it ended.
     """

@@ -1,4 +1,4 @@
-"""A worker's sessions in the shards of an index that is verified, and how pieces of their tables are read."""
+"""Keeps a worker's sessions in the shards of an index that is verified, and reads pieces of their tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ShardAway(Exception):
 
 @dataclass
 class InShard:
-    """A session in a shard, and what its lane is there. entry, source: None if the table was dropped."""
+    """A session in a shard, with the lane's entry and source there. entry, source: None if the table was dropped."""
 
     connection: Connection
     lane: Lane
@@ -45,7 +45,7 @@ class InShard:
 
 
 class Sessions:
-    """One in each shard that was asked for; connection: the worker's, on the index server."""
+    """The sessions, one in each shard in use. connection: the worker's, on the index server."""
 
     def __init__(self, connection: Connection, database: Database, job: Job) -> None:
         self.connection = connection
@@ -54,7 +54,7 @@ class Sessions:
         self._shards: dict[int, InShard] = {}
 
     def of(self, lane: Lane) -> InShard:
-        """A session in a lane's shard, which is kept. Raises ShardAway, which is written down, and SourceChanged."""
+        """A session in a lane's shard, which is kept. Raises SourceChanged, and ShardAway, which it records."""
         if lane.id in self._shards:
             return self._shards[lane.id]
         with self.reaching(lane):
@@ -88,12 +88,12 @@ class Sessions:
 
     @contextmanager
     def reaching(self, lane: Lane) -> Iterator[None]:
-        """Around what asks a shard: if it can't be reached that is written down. Raises ShardAway."""
+        """Guards a block that reads a shard: if the shard can't be reached, records that. Raises ShardAway."""
         try:
             yield
         except DBAPIError as error:
             held = self._shards.get(lane.id)
-            # An error of the index server, or a lock that somebody holds, is another matter.
+            # Not an error of the index server, nor a lock that another session holds.
             if trouble_of(error) is None or not (held is None or held.connection.invalidated):
                 raise
             self._forget(lane)
@@ -108,7 +108,7 @@ class Sessions:
             found.connection.close()
 
     def close(self) -> None:
-        """End all of them."""
+        """Ends all sessions."""
         for found in self._shards.values():
             found.connection.close()
         self._shards.clear()
@@ -116,7 +116,7 @@ class Sessions:
     def read(
         self, lane: Lane, claim: UnitClaim, read: Callable[[InShard, str, str, dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any] | None:
-        """Read a unit's piece of a lane's table; None if it is gone. Raises ShardAway."""
+        """Reads a unit's piece of a lane's table; None if it is gone. Raises ShardAway."""
         one = self.of(lane)
         with self.reaching(lane), one.connection.begin():
             name = self._hold(one, claim)
@@ -149,7 +149,7 @@ class Sessions:
 
     @staticmethod
     def _locked(connection: Connection, name: str) -> bool:
-        """Lock a leaf by its name; False if it doesn't have that name any more."""
+        """Locks a leaf by its name; False if it doesn't have that name any more."""
         try:
             with connection.begin_nested():
                 execute(connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")

@@ -1,9 +1,9 @@
 """The SQL that hashes and sums rows in a shard and entries on the index server, so that equal ones have equal sums.
 
-The sides may be of other versions, encodings and collations. So a row is hashed through records alone, whose hash is
-made of those of its columns: numbers, times and bytes have had the same hash since there is one, text is hashed as
-bytes (collation "C") in UTF8, and all else by its text, under pinned settings. Were a hash another one somewhere, all
-would be looked into, and nothing found: only texts decide.
+The sides may have different versions, encodings and collations. So a row is hashed as a record, whose hash is made of
+the hashes of its columns. Numbers, times and bytes have the same hash in all versions; text is hashed as bytes
+(collation "C") in UTF8, all else by its text, under pinned settings. If a hash differed between two servers, all rows
+would be looked at but no difference found, since only texts decide.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ MOST_BUCKETS = 65_536
 
 
 def is_utf8(connection: Connection) -> bool:
-    """Whether the bytes of its texts are those of UTF8, or it isn't known what they are."""
+    """True if the server's texts are in UTF8, or in an unknown encoding."""
     raw: Any = connection.connection.dbapi_connection
     return raw.get_parameter_status("server_encoding") in ("UTF8", "SQL_ASCII")
 
 
 def without(entry: Entry, position: int) -> Entry:
-    """An entry of the index server without the column that tells the shard: as a shard has it."""
+    """An entry of the index server without the column of the shard's name: as a shard has it."""
     columns = entry.columns[:position] + entry.columns[position + 1 :]
     return replace(entry, columns=columns, identity=entry.identity - 1, key=entry.key - (position < entry.key))
 
 
 def followed(entry: Entry, source: Source) -> Entry:
-    """A shard's entry with the names that its columns have now. Raises SourceChanged."""
+    """A shard's entry with the present names of its columns. Raises SourceChanged."""
     names = {column.attnum: column.name for column in source.columns.values()}
     for column in entry.columns:
         if column.attnum not in names:
@@ -45,7 +45,7 @@ def followed(entry: Entry, source: Source) -> Entry:
 
 
 def image(column: EntryColumn, value: str, utf8: bool) -> str:
-    """SQL for something that has one hash on all servers, and for two values only where they are the same."""
+    """SQL that turns a value into one with the same hash on all servers; two different values stay different."""
     if column.cast == "boolean":
         return f"{value}::int"
     found = hashes.image(column, value)
@@ -63,7 +63,7 @@ def key_hash(entry: Entry, values: Sequence[str], utf8: bool) -> str:
 
 
 def row_hash(entry: Entry, values: Sequence[str], utf8: bool) -> str:
-    """SQL for the hash of all columns, seeded by the primary key: values that two rows have swapped change the sum."""
+    """SQL for the hash of all columns, seeded by the primary key: if two rows swap values, the sum changes."""
     images = []
     for column, value in zip(entry.columns, values, strict=True):
         images.append(image(column, value, utf8))
@@ -79,6 +79,6 @@ def bucket(entry: Entry, values: Sequence[str], utf8: bool, buckets: int, place:
 
 
 def whole(entry: Entry, prefix: str) -> str:
-    """SQL for what tells whether two rows are the same, on any server: of the texts of all columns."""
+    """SQL for a digest of the texts of all columns: two rows, on any servers, are the same if it is."""
     listed = ", ".join(hashes.text(column, f"{prefix}c{i + 1}") for i, column in enumerate(entry.columns))
     return f"encode(sha256(convert_to(ARRAY[{listed}]::text[]::text, 'UTF8')), 'hex')"

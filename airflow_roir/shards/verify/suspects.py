@@ -1,4 +1,6 @@
-"""Suspects: on the index server, identities and hashes of what may differ (docs/architecture-shards.md)."""
+"""Writes suspects on the index server: identities and hashes of entries that may differ
+(docs/architecture-shards.md).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from airflow_roir.shards.verify import sums
 from airflow_roir.shards.verify.both_sides import BothSides
 from airflow_roir.shards.verify.sessions import InShard
 
-# Rows that a session takes from a shard at once.
+# The rows that a session fetches from a shard at a time.
 FETCHED = 2_000
 
 SUSPECT = """
@@ -24,7 +26,7 @@ SELECT %(verification)s, %(unit)s, %(lane)s, true, x.identity::jsonb, x.hash
 
 
 class Suspects:
-    """Writes down what one worker finds."""
+    """Writes down the suspects that one worker finds."""
 
     def __init__(self, both: BothSides) -> None:
         self.both = both
@@ -67,7 +69,7 @@ class Suspects:
             return commit(rows)
 
     def of_part(self, claim: UnitClaim) -> None:
-        """All of a part is looked at: identities of one side, none of the other. Raises ShardAway."""
+        """Writes down all identities of a part of one side. Raises ShardAway."""
         values = {"unit": claim.id}
         with self.connection.begin():
             execute(self.connection, "DELETE FROM roir.suspect WHERE unit_id = %(unit)s", values)

@@ -1,4 +1,4 @@
-"""Cuts a verification of an index apart from its source into units: pieces of tables in shards, and of segments."""
+"""Cuts a verification of an index over shards into units: pieces of tables in shards, and of segments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tables:
     def plan(
         self, connection: Connection, index_id: int, operation_id: int, options: VerifyOptions, mode: str
     ) -> tuple[int, int]:
-        """As `units.plan`, of an index apart from its source."""
+        """As `units.plan`, for an index over shards."""
         generation_id = self.generation_id
         verification_id = units.write_down(connection, index_id, operation_id, generation_id, options, mode, self.rows)
         walking = 0
@@ -81,9 +81,9 @@ class Tables:
 
 
 def read_tables(database: Database, generation_id: int, options: VerifyOptions) -> Tables | None:
-    """Cut the shards' tables by primary key; None if the index isn't apart.
+    """Cuts the shards' tables by primary key; None if the index isn't over shards.
 
-    Raises ShardUnreachable, which names all that can't be reached, and what else a shard can't be read for.
+    Raises ShardUnreachable, which names all shards out of reach, and other errors for which a shard can't be read.
     """
     with database.transaction() as connection:
         lanes = live_lanes(connection, generation_id)
@@ -140,7 +140,7 @@ def live_lanes(connection: Connection, generation_id: int) -> list[Lane]:
     return [lane for lane in lanes_of(connection, generation_id) if lane.id not in removed]
 
 
-# The same units, of the sides that have sums.
+# The same units again: of all entries, and of the rows in the given lanes' shards.
 NEXT_UNITS = """
 INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, lane_id)
 SELECT verification_id, %(new)s, ordinal, side, relation, lower, upper, lane_id FROM roir.verification_unit
@@ -162,7 +162,7 @@ SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND st
 
 
 class UnitsApart(Units):
-    """The units of a verification over shards. A lane's buckets have its place among all in front."""
+    """The units of a verification over shards. A lane's place is the first part of its buckets' numbers."""
 
     def summed(self, differ: list[int]) -> list[int]:
         """The buckets that differ, without those of unreachable shards, of which only one side was summed."""
@@ -178,7 +178,7 @@ class UnitsApart(Units):
         execute(self.connection, NEXT_UNITS, {"id": self.verification.id, "old": old, "new": new, "lanes": lanes})
 
     def plan_last(self) -> bool:
-        """A unit for each shard with suspects."""
+        """Plans a unit for each shard with suspects; True if there is any."""
         return execute(self.connection, LOOKS_DUE, {"id": self.verification.id}).rowcount > 0
 
     def _lanes(self) -> list[int]:
