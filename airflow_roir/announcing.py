@@ -1,4 +1,4 @@
-"""Announces the writes of a transaction to the server of an index apart from its source, for strict reads of it.
+"""Announces the writes of a transaction in a shard to the index server, for strict reads of the index.
 
     with shard.begin(), index.connect() as other:
         shard.execute(...)                 # all that the transaction changes

@@ -1,4 +1,4 @@
-"""The Airflow asset of an index: other DAGs follow a rebuild by it.
+"""The Airflow asset of an index, by which other DAGs follow its rebuilds.
 
 from airflow_roir.assets import index_asset
 
@@ -14,8 +14,8 @@ from airflow.sdk import Asset, AssetAlias
 from airflow_roir.definition import parse_name
 
 SCHEME = "roir"
-# A run's index is known only when it runs, an operator's outlets when the DAG is parsed: hence an alias. It is
-# also what a DAG follows that wants to hear of every index.
+# An alias, since a run's index is only known when it runs, but an operator's outlets when the DAG is parsed. A DAG can
+# also follow every index by it.
 PUBLISHED = "roir_index_published"
 
 
@@ -29,7 +29,7 @@ def index_uri(index: str, postgres_conn_id: str = "postgres_default") -> str:
 
     index: an SQL identifier, quoted or not; without a schema it is taken to be in `public`.
     postgres_conn_id: the Airflow connection that the index is built through, which tells databases apart.
-    Raises InvalidInput for what is no identifier.
+    Raises InvalidInput for a text that is no identifier.
     """
     name = parse_name(index, "index")
     parts = (postgres_conn_id, name.schema or "public", name.name)

@@ -1,4 +1,4 @@
-"""What the command `roir` begins with: Ctrl-C while it is imported ends it without a word, as it ends any program."""
+"""Starts the command `roir`: a Ctrl-C during its imports ends it silently, as any program."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from enum import Enum
 
 from airflow_roir.errors import InvalidInput
 
-# In each indexed database: the control tables, and the entries of all indexes.
+# The schemas in each indexed database: of the control tables, and of the entries of all indexes.
 SCHEMA = "roir"
 DATA_SCHEMA = "roir_data"
 MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
@@ -19,7 +19,7 @@ MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primar
 
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
-# PostgreSQL's own: it folds ASCII letters only, and knows no other white space.
+# PostgreSQL folds ASCII letters only, and knows no other white space.
 _FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _SPACE = " \t\n\r\f\v"
 
@@ -43,18 +43,18 @@ class QualifiedName:
 
     @property
     def sql(self) -> str:
-        """For statements: quoted, always."""
+        """The name for statements: always quoted."""
         return quote(self.name) if self.schema is None else f"{quote(self.schema)}.{quote(self.name)}"
 
     def __str__(self) -> str:
-        """For people, and readable by `parse_name`: quoted where it must be."""
+        """The name for people, and for `parse_name`: quoted if necessary."""
         return ".".join(
             part if _PLAIN.fullmatch(part) else quote(part) for part in (self.schema, self.name) if part is not None
         )
 
 
 def argument(name: QualifiedName | str) -> str:
-    """A name as an argument of a command, to be pasted into a shell: it is quoted, where it must be.
+    """A name as an argument of a command, to be pasted into a shell: quoted if necessary.
 
     A name with control characters is written as bash and zsh read it, `$'\\x1b'`, so that it is one line that does
     nothing to a terminal.
@@ -162,12 +162,12 @@ class IndexDefinition:
     """A named index: its source, key columns in order, and included columns (docs/architecture.md#words).
 
     unique: no two rows of the source may have the same key, over all its partitions, or shards. nulls_not_distinct: nor
-    the same NULLs (docs/architecture.md#uniqueness). In a rebuild both may be left out: the index knows them itself.
+    the same NULLs (docs/architecture.md#uniqueness). A rebuild may leave both out: the index has them.
 
-    shards: the servers that have the table, of an index apart from it (docs/architecture-shards.md); a rebuild keeps
-    those that it has, unless it names others. shard_column: the view's column that tells the shard; None is `shard`.
+    shards: the servers with parts of the table, for an index over shards (docs/architecture-shards.md); a rebuild keeps
+    its shards unless it names others. shard_column: the view's column with the shard's name; None is `shard`.
 
-    `source` and `key` are empty for the rebuild of an index that exists: it knows them itself.
+    `source` and `key` are empty for the rebuild of an index that exists: the index has them.
     """
 
     name: QualifiedName
@@ -223,7 +223,8 @@ class IndexDefinition:
 
     @property
     def unique_here(self) -> bool:
-        """True if the entries' own table has each key once. Over shards it can't: it tells what they have committed."""
+        """True if the table of entries contains each key only once. Over shards it can't: it has all that the shards
+        have committed."""
         return self.unique and not self.shards
 
     @classmethod
@@ -285,5 +286,5 @@ class Scan(str, Enum):
 
     @property
     def by_blocks(self) -> bool:
-        """True if ranges are pieces of files; else they are pieces of the primary key's order."""
+        """True if ranges are pieces of files; otherwise they are pieces of the primary key's order."""
         return self is not Scan.KEY

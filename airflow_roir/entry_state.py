@@ -1,6 +1,6 @@
-"""The states of an entry in the delta, and what each thing that can happen to it does.
+"""The states of an entry in the delta, and the effect of each event on them.
 
-The paper's Figure 7, without the builder: here the builder never meets a delta row (*touched wins*).
+This is the paper's Figure 7 without the builder: here the builder never meets a delta row (*touched wins*).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class EntryState(str, Enum):
-    """The state of a delta row. `antimatter`: deleted while building. `ghost`: leftover antimatter, gone."""
+    """The state of a delta row. `antimatter`: the entry is deleted. `ghost`: antimatter that the fold has used."""
 
     REGULAR = "regular"
     ANTIMATTER = "antimatter"
@@ -47,7 +47,7 @@ ENTRY_STATES: dict[tuple[EntryState | None, Happening], EntryState | None] = {
     (EntryState.ANTIMATTER, Happening.FOLD_UNMATCHED): EntryState.GHOST,
     (EntryState.GHOST, Happening.FOLD_MATCHED): EntryState.GHOST,
     (EntryState.GHOST, Happening.FOLD_UNMATCHED): EntryState.GHOST,
-    # Nothing is copied meanwhile, and afterwards there is nothing to copy.
+    # No row is copied during a TRUNCATE, and afterwards there is none to copy.
     **{(state, Happening.TRUNCATE): None for state in (None, *EntryState)},
     # As the capture would for the insert of that row.
     **{(state, Happening.COPY): EntryState.REGULAR for state in (None, *EntryState)},

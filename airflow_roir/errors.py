@@ -1,13 +1,13 @@
-"""The errors of this product, one small tree.
+"""The errors of this package, in one small tree.
 
-Each message says what happened, to which index, operation or range, and what to do next.
+Each message names the problem, the index, operation or range, and the next step.
 """
 
 from __future__ import annotations
 
 
 class RoirError(Exception):
-    """Base of everything that this package raises on purpose.
+    """Base of all errors that this package raises on purpose.
 
     `exit_code` is what the `roir` command and the Spark driver return for it.
     """
@@ -16,7 +16,7 @@ class RoirError(Exception):
 
     @property
     def sqlstate(self) -> str | None:
-        """The SQLSTATE of the database's error behind it, which is its `__cause__`; None if there is none."""
+        """The SQLSTATE of the database's error that is its `__cause__`; None if there is none."""
         found = getattr(self.__cause__, "orig", None)
         return getattr(found, "pgcode", None) or getattr(found, "sqlstate", None)
 
@@ -28,7 +28,7 @@ class InvalidInput(RoirError):
 
 
 class RightMissing(InvalidInput):
-    """The role may not do what the command needs; the message says what to grant. Nothing was changed."""
+    """The role lacks rights that the command needs; the message names them. Nothing was changed."""
 
 
 class NotFound(RoirError):
@@ -60,23 +60,23 @@ class OperationPaused(RoirError):
 
 
 class OperationQueued(RoirError):
-    """As many operations run as may at the same time. Nothing was changed; it starts when its turn comes."""
+    """The limit of operations at the same time is reached. Nothing was changed; this one starts when its turn comes."""
 
     exit_code = 5
 
 
 class IllegalTransition(RoirError):
-    """An operation was asked to do what its status and phase don't allow (docs/architecture.md#lifecycle)."""
+    """A request that the operation's status and phase don't allow (docs/architecture.md#lifecycle)."""
 
 
 class Fenced(RoirError):
-    """A newer run or worker holds what this one worked on: it must stop, and has changed nothing (I4)."""
+    """A newer run or worker has taken over this one's work: this one must stop, and has changed nothing (I4)."""
 
     exit_code = 4
 
 
 class HistoryChanged(RoirError):
-    """The server isn't the one, or not in the history, that this began in: a replica was promoted. Begin again."""
+    """The server, or its history, isn't the one in which this began: a replica was promoted. Begin again."""
 
 
 class ReadOnlyServer(RoirError):
@@ -84,7 +84,7 @@ class ReadOnlyServer(RoirError):
 
 
 class LockNotAcquired(RoirError):
-    """A lock couldn't be had in time; the message names the blockers. Try again once they have ended."""
+    """A lock wasn't granted in time; the message names the blockers. Try again once they have ended."""
 
 
 class AttachDisturbed(RoirError):
@@ -92,7 +92,7 @@ class AttachDisturbed(RoirError):
 
 
 class SourceChanged(RoirError):
-    """The source's shape is no longer the one that the operation was prepared for (fingerprint)."""
+    """The source's shape has changed since the operation was prepared (fingerprint)."""
 
 
 class PartitionsChanged(RoirError):
@@ -108,7 +108,7 @@ class SparkFailed(RoirError):
 
 
 class WorkerFailed(RoirError):
-    """A worker met an error that trying again won't help; the operation holds the reason."""
+    """A worker met an error that a retry can't help; the operation holds the reason."""
 
 
 class OperationFailed(RoirError):
@@ -130,19 +130,19 @@ class VerificationFailed(RoirError):
 
 
 class StaleAnswer(RoirError):
-    """An index apart may lack what was committed longer ago than the read allows; it names the shard. Retry."""
+    """An index over shards may lack writes that are older than the read allows; the message names the shard. Retry."""
 
 
 class NotStrict(RoirError):
-    """An index apart can't be read strictly as things are; the message says why, and what to do."""
+    """An index over shards can't be read strictly now; the message says why, and what to do."""
 
 
 class IndexUnreachable(RoirError):
-    """The server of an index apart can't be asked; the message names the index. Retry."""
+    """The server of an index over shards can't be reached; the message names the index. Retry."""
 
 
 class ShardUnreachable(RoirError):
-    """A shard can't be asked; the message names it. `shard` is its name."""
+    """A shard can't be reached; the message names it. `shard` is its name."""
 
     def __init__(self, message: str, shard: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The life of a generation and of what it is made of: states, and every legal arrow with its reason.
+"""The life of a generation and of its parts: states, and every legal arrow with its reason.
 
 Triggers of the control tables take these arrows and no others (`migrations/sql/arrows.sql`), as they take those of an
 operation (`operation.py`).
@@ -11,7 +11,8 @@ from enum import Enum
 
 
 class GenerationStatus(str, Enum):
-    """Whether readers see a generation. `retired`: replaced, and maintained for the revert window."""
+    """The status of a generation. `active`: readers see it. `retired`: replaced, but maintained for the revert window.
+    `building`: under construction."""
 
     BUILDING = "building"
     ACTIVE = "active"
@@ -29,7 +30,7 @@ class CaptureMode(str, Enum):
 
 
 class SegmentStatus(str, Enum):
-    """How far a segment is: without its index, with it, vacuumed too."""
+    """The status of a segment: without its index, with it, vacuumed too."""
 
     LOADING = "loading"
     INDEXED = "indexed"
@@ -37,7 +38,7 @@ class SegmentStatus(str, Enum):
 
 
 class UnitStatus(str, Enum):
-    """How far a unit of a compaction is: what it does now, or that it has ended, or was left out."""
+    """The status of a unit of a compaction: its present step, done, or left out."""
 
     WAITING = "waiting"
     COPYING = "copying"

@@ -24,8 +24,8 @@ from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import SOURCE, WORK_OPTIONS
 from airflow_roir.task.long_pause import LongPauseCallback
 
-# Every try continues after the last one's batches, and a pause uses none up. Together about half an hour of waiting,
-# enough for a database that restarts or fails over.
+# Every try continues after the last one's batches, and a pause uses up no try. Together the tries wait about half an
+# hour, enough for a database that restarts or fails over.
 RETRIES: dict[str, Any] = {
     "retries": 6,
     "retry_delay": timedelta(seconds=30),
@@ -34,7 +34,7 @@ RETRIES: dict[str, Any] = {
 }
 
 
-# Where the group is mapped, Airflow's UI shows each task by its index.
+# In a mapped group, Airflow's UI shows each task by its index.
 NAMED = "{{ task.index }}"
 
 
@@ -69,8 +69,8 @@ def rebuild_index_group(
     spark: see `SparkDrivingOperator`.
     verify: `after` compares the new index with the table, and publishes it only if they match; `none`.
     verify_before: compare the index that is rebuilt, too, to know what the rebuild repairs.
-    builds_at_once: how many indexes of a mapped group, in one DAG run, are built at the same time; None is no limit.
-        All of them are prepared at once all the same, and from then on writers to their tables write to the new ones.
+    builds_at_once: the most indexes of a mapped group, in one DAG run, that are built at the same time; None is no
+        limit. All of them are still prepared at once, and from then on writers to their tables maintain the new ones.
     options: other arguments of `PrepareIndexBuildOperator`, parallelism or throttle for example. When and how hard the
         operation may work (windows, throttle, …) holds for the comparison before, too.
     on_long_pause_callback: see `DrivingOperator`; called by the build and by finalize.
@@ -99,12 +99,12 @@ def rebuild_index_group(
         verify=verify,
         spark=spark,
         replica_conn_ids=replica_conn_ids,
-        # The comparison before is skipped where there is nothing to compare.
+        # The comparison before is skipped if there is nothing to compare.
         trigger_rule="none_failed" if verify_before else "all_success",
         **what,
         **given,
     )
-    # Not a template: of a mapped group it is the id of the same index.
+    # Not a template: in a mapped group it is the id of the same index.
     operation: Any = prepare.output
     build = BuildIndexOperator(
         task_id="build",
@@ -142,8 +142,8 @@ def rebuild_indexes_group(
 ) -> None:
     """Rebuilds several indexes of one table by one scan of it: all are prepared before the first is built.
 
-    indexes: their names, which shape the group. Each is a group of its own, and one that fails leaves the others alone;
-    the group fails if one of them does. The rest as of `rebuild_index_group`, for all of them.
+    indexes: their names, which shape the group. Each index has a group of its own, and one that fails leaves the others
+    alone; the whole group fails if one of them does. The other arguments are as of `rebuild_index_group`, for all.
     """
     names = list(indexes) if isinstance(indexes, list | tuple) else []
     if not names or not all(isinstance(name, str) for name in names):

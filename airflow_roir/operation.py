@@ -95,11 +95,11 @@ class Transition:
 class Placed:
     """A phase in its place in the order of an operation's phases.
 
-    until: why it ends. final: it needs no other process, is short, and mostly waits for locks. It takes up a place in
-    the queue, but waits for none, since it would only capture for longer.
-    percent: at its begin. grows: by how much the percentage grows with `done`, which is SQL: a share, of what
-    `roir.percent_of` is given. copies: rows are copied or compared in it. pieces: those that are shown of it, a key of
-    `snapshot/bars.py`.
+    until: the reason why it ends. final: it needs no other process, is short, and mostly waits for locks. It takes up a
+    place in the queue, but waits for none, since a wait would only prolong the capture.
+    percent: the percentage at its beginning. grows: the percentage that it adds; `done` is the share of that, in SQL
+    over the arguments of `roir.percent_of`. copies: rows are copied or compared in it. pieces: the kind of its pieces
+    to show, a key of `snapshot/bars.py`.
     """
 
     phase: Phase
@@ -112,7 +112,7 @@ class Placed:
     final: bool = False
 
 
-# The phases of an operation in their order, but for `done`.
+# The phases of an operation in their order, without `done`.
 BUILD_ORDER = (
     Placed(Phase.BUILD, "every range is copied", "ranges", 0, 60, "copied", copies=True),
     Placed(Phase.SEAL, "every segment has its index", "segments", 60, 25, "sealed"),
@@ -146,7 +146,7 @@ def following(phase: Phase) -> Phase:
 
 
 def _steps() -> Iterator[Transition]:
-    """From each phase to the next, and from the last one to the end."""
+    """Yields the transitions from each phase to the next, and from the last one to the end."""
     for order in dict.fromkeys(ORDER.values()):
         for one, following in pairwise(order):
             yield Transition(Verb.ADVANCE, Status.RUNNING, one.phase, Status.RUNNING, following.phase, one.until)

@@ -32,20 +32,20 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option: which values it has, and what is said of it.
+    """One option: its values and its texts.
 
-    help: one line, without a full stop. default: what the engine takes if it isn't given; None is the operation's own,
-    or what `begins` says. least, most: of a number. asked: the least that users may give; the engine takes fewer.
-    zero: what 0, or `off`, stands for, if it is none of something. empty: what happens if it isn't given, for people.
-    choices: the values, each with what a form says of it. example: how a user may write it.
+    help: one line, without a full stop. default: the engine's value if it isn't given; None is the operation's own, or
+    `begins`. least, most: of a number. asked: the least that users may give; the engine accepts less. zero: the meaning
+    of 0, or `off`, if it means none. empty: the effect if it isn't given, for people. choices: the values, each with
+    its text in a form. example: a value as a user may write it.
 
-    live: it changes while an operation lives, and is a column of the operation's row. begins: what the row begins with
-    if it isn't given. in_store: the Task State Store has it. apart: only indexes over shards have it.
-    slows: where it is given, workers do less than they could. `roir.slowed_by` has what is given of these: such an
-    operation doesn't say how fast others would be, and shares a scan only with those that are slowed down alike.
+    live: it can change while an operation lives, and is a column of the operation's row. begins: the row's first value
+    if it isn't given. in_store: the Task State Store has it. apart: only indexes over shards have it. slows: if it is
+    given, workers do less than they could. `roir.slowed_by` returns the values of these options: such an operation
+    doesn't show the speed of others, and shares a scan only with operations that are slowed down alike.
 
-    flag: of the command line, if that isn't its name. offered: to users; else it is the engine's own. planned: `roir
-    plan` looks at it. title: its label in a form; None if no form has it. form: what a form says in place of `help`.
+    flag: of the command line, if that isn't its name. offered: to users; otherwise it is internal. planned: `roir plan`
+    uses it. title: its label in a form; None if no form has it. form: the form's text in place of `help`.
     """
 
     kind: Kind
@@ -77,7 +77,7 @@ class Option:
 
     @property
     def none(self) -> str | None:
-        """How it is shown that there is none of it."""
+        """The text that is shown if there is none of it."""
         return self.zero and ("off" if self.kind.is_text else self.zero)
 
     @property
@@ -128,7 +128,7 @@ def span(default: int | None, help: str, least: int = 1, most: int = LONGEST_S, 
 
 
 def choice(default: str, help: str, choices: Mapping[str, str], **about: Any) -> Any:
-    """One of `choices`, each with what a form says of it."""
+    """One of `choices`, each with its text in a form."""
     return option(Kind.CHOICE, default, help, choices=choices, **about)
 
 

@@ -1,9 +1,9 @@
-"""The options of operations, each declared once: a field of its operations' class, with all that is said of it.
+"""The options of operations, each declared once: as a field of its operations' class, with all its texts.
 
-The fields are what the commands take (`cli/given.py`), the operators (`task/given.py`) and the forms of the DAGs
-(`task/forms.py`), what SQL knows of options that change while an operation lives (migrations/sql/live_options.sql), and
-the tables of docs/reference/options.md; `make options` writes the last two. So a new option is a field here, and its
-use.
+From the fields come the options of commands (`cli/given.py`), of operators (`task/given.py`) and of the DAGs' forms
+(`task/forms.py`), the live options in SQL (migrations/sql/live_options.sql), and the tables of
+docs/reference/options.md; `make options` writes the last two. So a new option needs a field here, and the code that
+uses it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class WorkOptions:
         The server reads it, when the operation begins.
     windows: when it may work (`windows.parse_windows`); outside of them it pauses, inside it continues; `off` is none.
     max_duration_s: it pauses this many seconds after it began or was resumed; 0 is no limit.
-    priority: of those that wait for others to end, the greatest goes first; by default 0.
-    warn_after_s: a pause that has lasted for so long is warned of; by default a day, 0 is never.
-    abort_after_s: a pause that has lasted for so long is ended by an abort; 0, the default, is never.
+    priority: of the operations that wait for others to end, the greatest priority goes first; by default 0.
+    warn_after_s: a warning comes when a pause has lasted for this long; by default a day, 0 is never.
+    abort_after_s: the operation is aborted when a pause has lasted for this long; 0, the default, is never.
     """
 
     throttle: str | None = option(
@@ -117,13 +117,13 @@ class WorkOptions:
 
     @classmethod
     def asked(cls: type[Declared], **given: Any) -> Declared:
-        """The options that a user gives, with the default for None. Raises InvalidInput, also below `Option.asked`."""
+        """A user's options, with the default for None. Raises InvalidInput, also for a value below `Option.asked`."""
         for one in options_of(cls):
             one.check(given.get(one.name), asked=True)
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def live(self) -> dict[str, Any]:
-        """The options that change while the operation lives."""
+        """The options that can change while the operation lives."""
         return {one.name: getattr(self, one.name) for one in options_of(type(self)) if one.live}
 
     def fixed(self) -> dict[str, Any]:
@@ -141,29 +141,29 @@ class BuildOptions(WorkOptions):
     batch_ms: target time per batch, in milliseconds; the size adapts.
     ranges, segments: pieces of the scan and of the base; None lets the plan choose.
     max_rows_per_second: a rate limit for the copy over all workers; None and 0 are none.
-    scan: what the entries are copied from: the source in the order of its primary `key`; the source `block` by block;
-        the `index` that is rebuilt. `auto` takes blocks if the key's order isn't that of the rows, and the index if it
-        is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan). `source` is the same, but
-        never the index: so one scan does for several indexes.
-    covering: which included columns the segments' unique indexes carry too, so that index-only scans work.
+    scan: the input of the copy: the source in the order of its primary `key`; the source `block` by block; the `index`
+        that is rebuilt. `auto` takes blocks if the key's order isn't that of the rows, and the index if it is narrower
+        than the source and nothing casts doubt on it (docs/architecture.md#scan). `source` is the same, but never the
+        index, so that several indexes can share one scan.
+    covering: the included columns that the segments' unique indexes contain too, so that index-only scans work.
         `auto` takes those whose size is bounded by their type: a B-tree tuple holds about 2,700 bytes, and a
-        user's INSERT must not fail because an included value is long. `all` and `none` say it outright.
-    lock_timeout_ms: how long one attempt at a drain lock may keep writers waiting. Must stay below the server's
+        user's INSERT must not fail because an included value is long. `all` takes all, `none` none.
+    lock_timeout_ms: the time that one attempt at a drain lock may keep writers waiting. Must stay below the server's
         deadlock_timeout, so that it is always the build that gives way (I6).
-    lock_patience_s: how long to repeat attempts, with back-off, before the phase stops (and can be resumed).
-    revert_window_s: how long a replaced generation is kept and maintained.
+    lock_patience_s: the time to repeat attempts, with back-off, before the phase stops (and can be resumed).
+    revert_window_s: the time that a replaced generation is kept and maintained.
     ignore_row_security: index a table with row-level security all the same. The view then shows every row, also those
         that the table's policies hide, to all who may read the view.
     ignore_publications: build although a publication contains the index's own tables. A PostgreSQL subscriber that
         lacks them stops; others may skip them.
     verify: `after` compares the new generation with the source, and publishes it only if they match. `before` compares
         the index that a rebuild replaces, to know what the rebuild repairs. `both`, or `none`.
-    on_duplicate: of a unique index. `pause` builds on, lists all duplicates, and pauses before the switch. `stop`
+    on_duplicate: for a unique index. `pause` builds on, lists all duplicates, and pauses before the switch. `stop`
         pauses at the first one.
     census: list the duplicates of a unique index that doesn't exist, then remove all that was built.
-    shard_parallelism: of an index apart, workers that read one shard at the same time; None and 0 are as many as there
-        are.
-    max_lag_s: of an index apart, in seconds: it is published if each shard was shipped up to that long ago.
+    shard_parallelism: for an index over shards: the most workers that read one shard at the same time; None and 0 are
+        no limit.
+    max_lag_s: for an index over shards, in seconds: it is published if each shard was shipped to its end no longer ago.
     """
 
     parallelism: int = _parallelism("Workers at the same time")
@@ -290,7 +290,7 @@ class BuildOptions(WorkOptions):
     )
 
     def for_comparison(self) -> VerifyOptions:
-        """The options of a verification before the build: as many workers, at the same times and as hard."""
+        """The options of a verification before the build: the same number of workers, times and limits."""
         return VerifyOptions(parallelism=self.parallelism, **{name: getattr(self, name) for name in WORK_OPTIONS})
 
 
@@ -343,12 +343,12 @@ class VerifyOptions(WorkOptions):
 
     @property
     def is_partial(self) -> bool:
-        """True if only a part is compared, so that sums of both sides can't be."""
+        """True if only a part is compared, so that sums of both sides can't be compared."""
         return self.sample is not None or self.max_seconds is not None or self.slices is not None
 
     @property
     def in_parts(self) -> bool:
-        """True if units must be small, to be chosen from."""
+        """True if units must be small, since only some of them are compared."""
         return self.sample is not None or self.slices is not None
 
 
@@ -367,7 +367,7 @@ class CompactOptions(WorkOptions):
 
 
 def options_of(declared: type[WorkOptions]) -> tuple[Option, ...]:
-    """The options of a class of them, its own before those of when and how hard it may work."""
+    """The options of a class, its own before those about when and how hard it may work."""
     found = [replace(one.metadata[Option], name=one.name) for one in fields(declared)]
     work = {one.name for one in fields(WorkOptions)}
     return tuple(sorted(found, key=lambda one: one.name in work))

@@ -1,18 +1,18 @@
-"""Quantities as people read them: `58 min 40 s`, `1.2 GB`, `1 worker`; one way for terminal and logs."""
+"""Writes quantities for people: `58 min 40 s`, `1.2 GB`, `1 worker`; the same in terminal and logs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# The two greatest units that a duration has, each with its next one.
+# A duration is shown in its greatest unit and the next one.
 _SPANS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
-# An estimate is not truer than this.
+# An estimate isn't more exact than this.
 A_FEW_SECONDS = 5.0
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `58 min 40 s`, `3 h 12 min`, `2 d 5 h`; nothing is said of a second part that is 0."""
+    """A duration: `0.4 s`, `12 s`, `58 min 40 s`, `3 h 12 min`, `2 d 5 h`; a second part of 0 is left out."""
     seconds = max(0.0, seconds)
     if round(seconds, 1) < 10:
         return f"{round(seconds, 1):g} s"
@@ -37,7 +37,7 @@ def size(count: float) -> str:
 
 
 def counted(number: float, noun: str, plural: str | None = None) -> str:
-    """`1 row`, `2,000 rows`; plural: where it isn't the noun with an s."""
+    """A number with its noun: `1 row`, `2,000 rows`; plural: if it isn't the noun with an s."""
     return f"{number:,.0f} {noun if round(number) == 1 else plural or f'{noun}s'}"
 
 
@@ -47,19 +47,19 @@ def shared(groups: int, rows: int) -> str:
 
 
 def rate(rows_per_second: float) -> str:
-    """`1,785 rows/s`; below ten with a decimal, so that what moves isn't 0."""
+    """A rate: `1,785 rows/s`; below ten with a decimal, so that a slow one isn't 0."""
     return f"{rows_per_second:,.0f} rows/s" if rows_per_second >= 10 else f"{rows_per_second:.1f} rows/s"
 
 
 def percent(value: float) -> str:
-    """`43.2 %`, `100 %`. Not rounded up: what is shown as 100 % is done."""
+    """A percentage: `43.2 %`, `100 %`. It isn't rounded up: 100 % means done."""
     return f"{int(value * 10) / 10:g} %"
 
 
 def left(likely: float | None, low: float | None = None, high: float | None = None) -> str | None:
-    """Of an estimate in seconds: `about 12 s left`, `2 min to 5 min left`; None if there is none.
+    """An estimate of seconds as text: `about 12 s left`, `2 min to 5 min left`; None if there is none.
 
-    Never `0 s left`: a moment that is nearly over is `a few seconds`.
+    Never `0 s left`, but `a few seconds`.
     """
     if likely is None:
         return None
@@ -71,7 +71,7 @@ def left(likely: float | None, low: float | None = None, high: float | None = No
 
 
 def expected(low: float, high: float) -> str:
-    """Of seconds between two estimates: `a few seconds`, `up to 12 s`, `2 min to 5 min`, `about 12 s`."""
+    """Two estimates of seconds as text: `a few seconds`, `up to 12 s`, `2 min to 5 min`, `about 12 s`."""
     if high < A_FEW_SECONDS:
         return "a few seconds"
     lower, upper = duration(_coarse(low)), duration(_coarse(high))
@@ -81,7 +81,7 @@ def expected(low: float, high: float) -> str:
 
 
 def lost(seconds: Mapping[str, float]) -> str:
-    """Of time that was lost, by cause: `lost 3 min 12 s to replica_lag, 40 s to commit_latency`; '' for none."""
+    """Lost time, by cause: `lost 3 min 12 s to replica_lag, 40 s to commit_latency`; '' for none."""
     most = sorted(((value, cause) for cause, value in seconds.items() if value > 0), reverse=True)
     return "lost " + ", ".join(f"{duration(value)} to {cause}" for value, cause in most) if most else ""
 

@@ -32,7 +32,7 @@ def note_of(dag_run: Any) -> str | None:
         return None
     action = "census" if given.get("census") in (True, "true", "True") else given.get("action")
     name = one_line(index[:LONGEST], LONGEST)
-    # A note is shown as Markdown, and a name is not to be that.
+    # A note is shown as Markdown; the name must not be read as that.
     return (f"{action} " if isinstance(action, str) and action.isalpha() else "") + f"`{name.replace('`', ' ')}`"
 
 

@@ -12,10 +12,10 @@ Key = list[str]
 
 @dataclass(frozen=True)
 class ScanRange:
-    """Half-open `[lower, upper)`; None is unbounded. watermark: the last key that was *done*; go on after it.
+    """A half-open range `[lower, upper)`; None is unbounded. watermark: the last *done* key; work continues after it.
 
-    Keys are lists of the columns' text output under pinned settings, which reads back as the same value. Where a range
-    is a piece of a file they are block numbers, and filenode tells which file.
+    Keys are lists of the columns' text output under pinned settings, which reads back as the same value. If a range is
+    a piece of a file, keys are block numbers, and filenode identifies the file.
     """
 
     lower: Key | None
@@ -24,9 +24,9 @@ class ScanRange:
     filenode: int | None = None
 
     def condition(self, columns: Sequence[str], casts: Sequence[str], last: Key | None, values: dict[str, str]) -> str:
-        """SQL for the rows after the watermark, up to and with `last`, or up to the upper bound where it is None.
+        """SQL for the rows after the watermark, up to and with `last`, or up to the upper bound if it is None.
 
-        columns: names of the scan key; casts: the types to compare them as. Puts what must be bound into `values`.
+        columns: names of the scan key; casts: the types to compare them as. Puts the values to bind into `values`.
         PostgreSQL itself compares, row-wise, so any type and collation is in the right order.
         """
         terms = []
@@ -48,10 +48,10 @@ def _compare(
     for i, (value, cast) in enumerate(zip(key, casts, strict=True)):
         values[f"{prefix}{i}"] = value
         bound.append(f"%({prefix}{i})s::{cast}")
-    # Cast on the left too, which costs nothing and leaves the index usable: a domain isn't comparable with each base.
+    # Cast on the left, too, which is free and leaves the index usable: a domain isn't comparable with each base type.
     left = ", ".join(f"{quote(column)}::{cast}" for column, cast in zip(columns, casts, strict=True))
     if len(columns) == 1:
         return f"{left} {operator} {bound[0]}"
-    # The planner makes nothing of a row's bounds together; the leading column's tell it about how many rows they hold.
+    # The planner can't use the bounds of a row; from those of the leading column it estimates the number of rows.
     leading = f"{quote(columns[0])}::{casts[0]} {operator[0]}= {bound[0]}"
     return f"{leading} AND ({left}) {operator} ({', '.join(bound)})"

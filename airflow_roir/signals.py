@@ -1,4 +1,4 @@
-"""The signals that an operation can be held back by, and what was read of one (docs/architecture.md#governor)."""
+"""The signals that can hold an operation back, and their readings (docs/architecture.md#governor)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from airflow_roir.quantity import duration, size
 
 @dataclass(frozen=True)
 class Signal:
-    """unit: bytes, seconds or number. stops: a budget, whose limit holds all work. steers: what the work itself
-    changes soon, so that less work helps. below: over is where it is below its limit. over: what is said of it then.
+    """A signal. unit: bytes, seconds or number. stops: it is a budget, whose limit holds all work. steers: the work
+    itself soon changes it, so that less work helps. below: it is over its limit when it is below it. over: the text
+    then.
     """
 
     name: str
@@ -61,7 +62,7 @@ SIGNALS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read of a signal. value: None if it couldn't be read, and problem says why. of: whose it is."""
+    """A reading of a signal. value: None if it couldn't be read; problem: why. of: the replica or shard, if any."""
 
     signal: Signal
     limit: float
@@ -71,17 +72,17 @@ class Reading:
 
     @property
     def load(self) -> float:
-        """How much of the limit is used: 1 and more is over. Raises ValueError if it couldn't be read."""
+        """The used share of the limit: 1 and more is over. Raises ValueError if the signal couldn't be read."""
         if self.value is None:
             raise ValueError(f"{self.signal.name} has no value")
         if self.signal.below:
             return self.limit / self.value if self.value > 0 else float("inf")
-        # A query's limit may be 0: whatever is more is over.
+        # A query's limit may be 0: then any greater value is over.
         return self.value / self.limit if self.limit else 1.0 + self.value if self.value > 0 else 0.0
 
     @property
     def is_over(self) -> bool:
-        """True if a budget forbids to work."""
+        """True if the reading of a budget forbids all work."""
         return self.value is not None and (self.value < self.limit if self.signal.below else self.value > self.limit)
 
     def __str__(self) -> str:

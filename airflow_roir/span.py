@@ -1,4 +1,4 @@
-"""Durations as users write them: `2h`, `1h 30min`, `90`, which is seconds."""
+"""Reads durations as users write them: `2h`, `1h 30min`, `90`, which is seconds."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Windows: when an operation may work, as `CRON for DURATION in ZONE`, several separated by semicolons.
+"""Windows: the hours in which an operation may work, as `CRON for DURATION in ZONE`, separated by semicolons.
 
 `0 22 * * 1-5 for 8h in Europe/Berlin; 0 0 * * 6,7 for 24h in Europe/Berlin` is open on weekday nights and all weekend.
-Without a zone it is UTC. A window opens at each minute that the zone's clock shows and the expression names: twice
-where the clock shows it twice; a minute that the clock leaves out counts as the one after the change. Its length is
-real time: one over the night when clocks change is as long as any.
+Without a zone it is UTC. A window opens at each minute that the expression names, by the zone's clock: twice if the
+clock shows the minute twice; a minute that the clock skips counts as the one after the change. Its length is real time,
+also over the night when clocks change.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from airflow_roir.errors import InvalidInput
 
 HINT = "write CRON for DURATION in ZONE, for example: 0 22 * * 1-5 for 8h in Europe/Berlin"
 LONGEST = timedelta(days=366)
-# In characters. By SQL anything can be written, and this is read each second.
+# The most characters of windows: any text can be written by SQL, and this one is read each second.
 MOST_TEXT = 2_000
 
 _WINDOW = re.compile(r"(?P<cron>.+?)\s+for\s+(?P<length>\S.*?)(?:\s+in\s+(?P<zone>\S+))?")
 _PART = re.compile(r"(\d+)\s*(d|h|min|m)")
 _UNITS = {"d": 86_400, "h": 3_600, "min": 60, "m": 60}
-# Croniter knows more: what is random, or depends on a hash, is no window.
+# Croniter accepts more: an expression that is random, or depends on a hash, is no window.
 _FIELD = re.compile(r"[0-9*,/\-]+|(?:[a-z]{3}[,\-]?)+", re.IGNORECASE)
 _MINUTE = timedelta(minutes=1)
 _DAY = timedelta(days=1)
-# From one 29 February to the next, over a year such as 2100.
+# The longest time from one 29 February to the next, over a year such as 2100.
 _MOST_DAYS = 8 * 366
 
 
 @dataclass(frozen=True)
 class Window:
-    """It opens whenever the cron expression says, by the zone's clock, for `length`.
+    """A window, which opens when the cron expression says, by the zone's clock, for `length`.
 
-    The sets are what the expression names; a weekday is 0 to 6 from Sunday on. either: a day of the month or a weekday.
+    The sets are those of the expression; a weekday is 0 to 6 from Sunday on. either: a day of the month or a weekday
+    is enough.
     """
 
     cron: str
@@ -80,7 +81,7 @@ class Window:
 
 @lru_cache(maxsize=1024)
 def _openings(window: Window, day: date) -> tuple[datetime, ...]:
-    """When it opens on a day that it names."""
+    """The openings on a day that the expression names."""
     found: set[datetime] = set()
     for hour in window.hours:
         for minute in window.minutes:
@@ -89,7 +90,7 @@ def _openings(window: Window, day: date) -> tuple[datetime, ...]:
 
 
 def _moments(shown: datetime, zone: ZoneInfo) -> set[datetime]:
-    """When the zone's clock shows that: once, twice, or never, which is the end of what it leaves out."""
+    """The moments when the zone's clock shows this: one or two; if it skips it, the end of the skipped time."""
     early, late = (shown.replace(tzinfo=zone, fold=fold).astimezone(timezone.utc) for fold in (0, 1))
     found = {moment for moment in (early, late) if moment.astimezone(zone).replace(tzinfo=None) == shown}
     if found:
@@ -107,7 +108,7 @@ def _moments(shown: datetime, zone: ZoneInfo) -> set[datetime]:
 
 @dataclass(frozen=True)
 class Windows:
-    """Several windows; none at all is always open. text: as it was written."""
+    """Several windows; without any it is always open. text: as it was written."""
 
     text: str
     windows: tuple[Window, ...]

@@ -1,6 +1,6 @@
 """The command `roir`, for users without Airflow and for scripts.
 
-A command imports what it calls of the engine when it runs: `roir --help` needs none of it, `roir status` little.
+A command imports the engine's modules that it calls when it runs: `roir --help` needs none of them, `roir status` few.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXIT_CODES", "app", "main"]
 
-# As a shell says of a program that SIGPIPE has ended.
+# The exit code that shells have for a program that SIGPIPE has ended.
 UNREAD = 141
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -76,7 +76,7 @@ def _run() -> None:
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that has no sign for a letter of a name gets its number.
+            # A letter that the terminal's encoding doesn't have is written as its number.
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
@@ -99,7 +99,8 @@ def _run() -> None:
 
 
 def _open_closed_streams() -> None:
-    """`>&-` asks for silence, not for a failure; and no file that is opened later may get their numbers."""
+    """Opens the null device for closed streams: `>&-` asks for silence, not for a failure, and no file that is opened
+    later may get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""The command that chooses who announces the writes of an index apart."""
+"""The command `announce`: chooses the side that announces the writes of an index over shards."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
-    # Else [n] in a help text is taken for a colour.
+    # Otherwise [n] in a help text would be read as a colour.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -125,7 +125,7 @@ def _has_password(dsn: str) -> bool:
     try:
         return not parse_dsn(dsn).keys().isdisjoint(SECRETS)
     except (ProgrammingError, ValueError):
-        # The command says what is wrong with it when it opens a session.
+        # The command reports the error when it opens a session.
         return False
 
 
@@ -152,12 +152,12 @@ def print_json_line(value: Any) -> None:
 
 
 def show(text: str) -> None:
-    """To standard output: what the command was called for."""
+    """Prints a result to standard output."""
     _write(sys.stdout, _harmless(text))
 
 
 def show_as_it_is(text: str) -> None:
-    """To standard output, for another program to read: not a sign is changed. Raises InvalidInput if one can't be."""
+    """Prints to standard output, for another program, without any change. Raises InvalidInput if that can't be."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError as error:
@@ -166,12 +166,12 @@ def show_as_it_is(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """To standard error: what happens on the way."""
+    """Prints a message to standard error."""
     _write(sys.stderr, f"roir: {_harmless(text)}")
 
 
 def _harmless(text: str) -> str:
-    """In a message there may be a name, a reason or a value that somebody else has chosen."""
+    """The text made harmless: a message may contain a name, a reason or a value of another user."""
     from airflow_roir.cli.cells import printable
 
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
@@ -179,10 +179,10 @@ def _harmless(text: str) -> str:
 
 def _write(stream: TextIO, line: str) -> None:
     stream.write(line + "\n")
-    # At once, for a program that reads along; and a reader that has gone is noticed here, where typer ends the command.
+    # At once, for a program that reads along; and so that a lost reader is noticed here, where typer ends the command.
     stream.flush()
 
 
 def terminal_width() -> int | None:
-    """The width of the terminal that standard output is; None if it is none: then nothing is fitted."""
+    """The width of the terminal; None if standard output is no terminal: then nothing is fitted."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

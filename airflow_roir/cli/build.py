@@ -112,7 +112,7 @@ def build(
         check_throttle(database_of(context), options.throttle)
     with spark_of(without_spark, dsn_of(context), master, conf) as spark:
         if _opens_now(options.windows):
-            # Beside all that follows, imports included.
+            # Spark starts while this goes on, imports included.
             spark.start()
         else:
             spark.check()
@@ -155,14 +155,14 @@ def resume(
     database = database_of(context)
     row = operations.find_operation(database, index)
     if operations.has_outcome(row):
-        # It was killed while it removed what it had built.
+        # An abort was killed while it removed the generation.
         with suppress(LockNotAcquired):
             abort.finish_abort(database, row.id, operations.default_actor(), say)
         print_census(database, row.id, as_json)
         return
     row = operations.find_resumable(database, index)
     if not take_over:
-        # Else its options would be changed by a command that then refuses to drive it.
+        # Otherwise this command would change the options and then refuse to drive the operation.
         sign_of_life.refuse_running(database, row, index)
     # An error in the options of Spark is found before anything is changed.
     command_spark = spark_of(without_spark, database.dsn, master, conf)

@@ -1,4 +1,4 @@
-"""Texts in cells of a terminal: a name of the database may hold control characters, or signs two cells wide."""
+"""Fits texts into a terminal's cells: a name may contain control characters, or characters two cells wide."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ INDENT = "    "
 
 
 def printable(text: str) -> str:
-    """The text in one line that does nothing to a terminal: control and bidi characters are escaped, `\\x1b`.
+    """The text in one line that does nothing to a terminal: control and bidi characters are escaped, as `\\x1b`.
 
-    So two names that differ look different. Blanks stay.
+    So two different names look different. Blanks stay.
     """
     if text.isprintable():
         return text
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """How many cells a printable text takes."""
+    """The cells that a printable text takes."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
@@ -32,7 +32,7 @@ def _cells(sign: str) -> int:
 
 
 def padded(text: str, cells: int, right: bool = False) -> str:
-    """The text with blanks, `cells` wide."""
+    """The text padded with blanks to `cells`."""
     blanks = " " * (cells - width(text))
     return blanks + text if right else text + blanks
 
@@ -93,7 +93,7 @@ def table(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
 def fitted(
     columns: Sequence[str], texts: int, rows: list[tuple[str, ...]], notes: list[list[str]], cells: int | None
 ) -> Iterator[str]:
-    """A table, each row with its notes. Where it is wider than `cells`, a paragraph for each row.
+    """A table, each row with its notes. If it is wider than `cells`, a paragraph for each row.
 
     texts: as in `table`; notes: lines, for each row.
     """

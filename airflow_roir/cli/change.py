@@ -1,4 +1,4 @@
-"""The command that changes a live operation's options."""
+"""The command `change`: changes the options of a live operation."""
 
 from __future__ import annotations
 

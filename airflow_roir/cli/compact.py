@@ -1,4 +1,4 @@
-"""The command that makes aged segments of an index again: compact."""
+"""The command `compact`: rebuilds aged segments of an index."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _begin(
 
 
 def _bytes(text: str | None) -> int | None:
-    """A size, as a budget has it."""
+    """The bytes of a size, written as in a budget."""
     from airflow_roir.engine.compact.budget import Budget
 
     given = Budget.parse(text, "--segment-size")
@@ -130,7 +130,7 @@ def _bytes(text: str | None) -> int | None:
 
 
 def print_choice(choice: Choice, as_json: bool, index: str = "INDEX") -> None:
-    """As JSON, or as a table with its totals, what was left out, and advice. index: as the user named it."""
+    """Prints the choice as JSON, or as a table with totals, omitted segments and advice. index: the name as given."""
 
     if as_json:
         print_json(choice.as_dict())

@@ -1,4 +1,4 @@
-"""The command that puts our DAG files into a DAGs folder."""
+"""The command `dags`: copies our DAG files into a DAGs folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _copy(to: Path, shipped: dict[str, bytes], force: bool) -> None:
         if there.get(name) == content:
             show(f"{to / name}: up to date")
             continue
-        # Whole or not at all: Airflow may read the folder at any moment. It takes no notice of other endings.
+        # The file appears whole: Airflow may read the folder at any moment. It ignores other endings.
         part = to / f".{name}.part"
         part.write_bytes(content)
         os.replace(part, to / name)
@@ -51,7 +51,7 @@ def _copy(to: Path, shipped: dict[str, bytes], force: bool) -> None:
 
 
 def dags_folder() -> Path:
-    """Where the DAG files are: inside the installed package, or beside it in a source checkout."""
+    """The folder of our DAG files: inside the installed package, or beside it in a source checkout."""
     import airflow_roir
 
     package = Path(airflow_roir.__file__).parent

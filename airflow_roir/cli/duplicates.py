@@ -1,4 +1,4 @@
-"""The command that lists the rows which share a key of a unique index: duplicates."""
+"""The command `duplicates`: lists the rows that share a key of a unique index."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def duplicates(
 
 
 def print_groups(found: Duplicates, groups: Iterable[Group], healed: bool = False) -> None:
-    """As a table, and all in all."""
+    """Prints the groups as a table, with their totals."""
     from airflow_roir.cli.cells import fitted, printable
     from airflow_roir.quantity import counted, shared
 
@@ -97,7 +97,7 @@ def _rows(groups: list[Group], healed: bool) -> Iterator[tuple[str, ...]]:
 
 
 def print_groups_as_json(found: Duplicates, groups: Iterable[Group]) -> None:
-    """One document, written as it is read: there may be very many."""
+    """Prints one JSON document, written while it is read: there may be very many groups."""
     head = {
         "index": found.index,
         "operation_id": found.operation_id,

@@ -1,4 +1,4 @@
-"""How a command that drives something ends by a signal: in order while it can, and within seconds where it hangs."""
+"""Ends a command that drives an operation when a signal comes: in order if it can, otherwise within seconds."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-# Their default would end the command alone.
+# By default these would end the command at once, without its end in order.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-# So soon the main thread hears a signal, but where it waits within a call of the database's library.
+# The time in which the main thread hears a signal, unless it waits within a call of the database's library.
 HEARD_S = 2.0
-# So long has the end in order: Spark's driver, which pauses its operation, takes two seconds of it at most.
+# The time for the end in order; Spark's driver, which pauses its operation, takes two seconds of it at most.
 LIMIT_S = 4.0
 _running = False
 
 
 class Ended(SystemExit):
-    """A signal asked for the end; the exit code is a shell's for one that a signal has ended."""
+    """A signal asks for the end. The exit code is a shell's for a program that a signal has ended."""
 
 
 @contextmanager
 def ending(at_last: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """While the block runs SIGTERM and SIGHUP raise Ended in the main thread, and so end the block.
+    """Makes SIGTERM and SIGHUP raise Ended in the main thread while the block runs, which ends the block.
 
-    A second Ctrl-C, too, ends the command within `LIMIT_S`, whatever hangs. at_last: called then, from a thread, right
-    before the process exits. A signal that the command's starter ignores (nohup) stays ignored. A block within the
-    block changes nothing.
+    These, and a second Ctrl-C, end the command within `LIMIT_S`, even if something hangs. at_last: called then, from a
+    thread, right before the process exits. A signal that the command's starter ignores (nohup) stays ignored. A block
+    within the block changes nothing.
     """
     global _running
     if _running or threading.current_thread() is not threading.main_thread():
@@ -57,7 +57,7 @@ def ending(at_last: Callable[[], None] = lambda: None) -> Iterator[None]:
     finally:
         _running = False
         if not heard.is_set():
-            # Else the limit holds until the process has gone.
+            # If the block ends by a signal, the limit holds until the process is gone.
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(woken)

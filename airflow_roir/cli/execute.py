@@ -1,4 +1,4 @@
-"""How a command runs an operation to its end: on Spark, whose driver is a process of its own, and in this process."""
+"""Runs an operation of a command to its end: on Spark, whose driver is a process of its own, and in this process."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueue
 from airflow_roir.operation import BUILDS, BY_DUPLICATES, BY_WINDOW, FINAL, LONG, Kind, Status
 from airflow_roir.spark.driver_process import SETTLE_S, Driver
 
-# How soon a pause is seen while Spark starts, and how often the progress bar moves.
+# The time between two looks for a pause while Spark starts, and between two moves of the progress bar.
 LOOK_EVERY_S = 0.5
-# How often a command that waits for its window or its place asks.
+# The time between two looks of a command that waits for its window or its place in the queue.
 WAIT_S = 5.0
 LOST = "the server has lost its last commits, by a failover or a restore; continuing with what it has"
-# Failovers that lose something, during one command.
+# The most failovers with a loss during one command.
 MOST_FAILOVERS = 5
 
 
@@ -111,7 +111,7 @@ def _in_this_process(
     except DuplicatesFound as error:
         say(str(error))
     except (OperationPaused, OperationQueued, KeyboardInterrupt):
-        # Its window has closed in this moment: the next turn waits for it. Or Ctrl-C, by which it is paused now.
+        # Its window has just closed: the next turn waits for it. Or Ctrl-C has paused it.
         return
 
 
@@ -131,7 +131,7 @@ def print_census(database: Database, operation_id: int, as_json: bool) -> None:
 
 
 def _print_report(report: VerifyReport, as_json: bool) -> None:
-    """Exits with 1 if something is still wrong."""
+    """Prints the result of a verification. Exits with 1 if something is still wrong."""
     if as_json:
         print_json(report.as_dict())
     else:
@@ -156,10 +156,10 @@ def _print_compaction(report: CompactionReport, as_json: bool) -> None:
 def _turns(
     database: Database, operation_id: int, index: str, spark: CommandSpark | NoSpark, owner: str, take_over: bool
 ) -> Iterator[tuple[OperationRow, bool]]:
-    """The operation each time that it may work, until it has ended or somebody else has paused it.
+    """Yields the operation each time that it may work, until it has ended or another user or run has paused it.
 
-    Outside of its window, and while it is queued, this process waits, without Spark. Ctrl-C leaves it paused. Yields
-    whether to take over, too: after the first turn a heartbeat that is there still may be our own.
+    Outside of its window, and while it is queued, this process waits, without Spark. Ctrl-C leaves the operation
+    paused. Also yields whether to take over: after the first turn a heartbeat may be our own.
     """
     said, turns, begun = "", 0, False
     try:
@@ -246,7 +246,7 @@ def _follow(driver: Driver, on_interrupt: Callable[[], None], has_paused: Callab
             return _wait(driver, has_paused)
         except KeyboardInterrupt:
             say("pausing: waiting for the open batches; interrupt again to stop at once")
-            # Beside this thread, so that a second Ctrl-C, or a server that hangs, doesn't keep it from being written.
+            # In a thread of its own, so that neither a second Ctrl-C nor a server that hangs prevents the pause.
             pausing = threading.Thread(target=_quietly, args=(on_interrupt,), name="roir-pause", daemon=True)
             pausing.start()
             code = _wait(driver, has_paused)
@@ -270,7 +270,7 @@ def _wait(driver: Driver, has_paused: Callable[[], bool]) -> int:
         if driver.is_starting and has_paused():
             paused.set()
 
-    # Beside this thread: a server that hangs must not keep it from hearing of the driver's end.
+    # In a thread of its own: a server that hangs must not keep this one from hearing of the driver's end.
     with meanwhile(look, LOOK_EVERY_S, "roir-pause-look", SETTLE_S):
         while driver.is_starting:
             if (code := driver.wait_for_order(LOOK_EVERY_S)) is not None:
@@ -301,7 +301,7 @@ def _pause_quietly(database: Database, index: str, operation_id: int) -> None:
 
 @contextmanager
 def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A live line from the committed state, if a person watches. Yields what takes the driver's lines meanwhile."""
+    """Shows a live line from the committed state, if a person watches. Yields a function for the driver's lines."""
     if quiet or not sys.stderr.isatty():
         yield tell
         return

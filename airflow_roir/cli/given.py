@@ -55,7 +55,7 @@ def is_live(option: Option) -> bool:
 
 
 def flag_of(option: Option) -> str:
-    """`--max-duration`, of `max_duration_s`; a truth that holds by default can be switched off: `--no-verify`."""
+    """The flag of an option: `--max-duration` for `max_duration_s`; `--no-verify` for a truth that is on by default."""
     if option.flag is not None:
         return option.flag
     name = option.name.removesuffix("_s") if option.kind is Kind.SPAN else option.name
@@ -63,7 +63,7 @@ def flag_of(option: Option) -> str:
 
 
 def help_of(option: Option, changes: bool = False) -> str:
-    """One line: what it is, which values it has, and what holds without it."""
+    """An option's help in one line: its meaning, its values, its default."""
     text = option.help
     if option.kind is Kind.TRUTH and option.default is True:
         text = f"Don't {text[0].lower()}{text[1:]}"
@@ -101,7 +101,7 @@ def _parameter(option: Option, changes: bool) -> inspect.Parameter:
 
 
 def _value(option: Option, value: Any) -> Any:
-    """As the classes of options have it. Raises InvalidInput, typer.BadParameter."""
+    """The value in the form that the classes of options have. Raises InvalidInput, typer.BadParameter."""
     if value is None:
         return None
     if option.kind is Kind.SPAN:

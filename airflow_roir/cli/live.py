@@ -1,7 +1,7 @@
 """The live view of `roir status --watch`, on a terminal: the only part of the command that imports rich.
 
-It draws on the terminal's other screen, as `top` does, so that what was there before comes back at its end. Texts of
-the database are escaped before they come here, and rich reads no markup in them.
+It draws on the terminal's alternate screen, as `top` does, so that the former text comes back at its end. Texts of the
+database are escaped before they come here, and rich reads no markup in them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LiveView:
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, markup=False, emoji=False, force_terminal=True)
-        # A look at a time, by our own clock.
+        # Each look is drawn when it comes, without a refresh between.
         self._live = Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
         plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         self._signs = Signs(*("#>+.-", "|") if plain else ("█▶▒░─", "│"))
@@ -53,7 +53,7 @@ class LiveView:
         self._live.stop()
 
     def show(self, seen: Overview | None, silence: Silence | None) -> None:
-        """Draw."""
+        """Draws a look."""
         room = self._console.size
         lines: list[Text] = []
         if silence is not None:
@@ -68,16 +68,16 @@ class LiveView:
 
 
 class Signs:
-    """How things are drawn: in blocks, or by a terminal's letters alone."""
+    """The signs to draw with: blocks, or ASCII if the terminal has no others."""
 
     def __init__(self, blocks: str, rule: str) -> None:
         self.full, self.now, self.mixed, self.empty, self.line = list(blocks)
         self.rule = rule
 
     def of_look(self, seen: Overview, cells: int) -> list[Text]:
-        """All operations that move, the rest in a line."""
+        """Draws all operations that move, and the others in a line each."""
         lines: list[Text] = []
-        # First what moves: a low terminal has no room for the rest.
+        # First operations that move: a low terminal has no room for the others.
         for one in sorted(seen.operations, key=lambda one: one.status not in MOVING):
             if lines:
                 lines.append(Text(self.line * cells, "bright_black"))
@@ -127,7 +127,7 @@ class Signs:
         return bar.append(self.empty * (room - done), "bright_black").append(said, "bold")
 
     def _map(self, bars: Bars, cells: int) -> list[Text]:
-        """Which pieces are done, worked on, or wait: neighbours share a sign where there are more than signs."""
+        """Draws which pieces are done, under work, or waiting: neighbours share a sign if there are more than signs."""
         if not bars.count:
             return []
         noun = bars.of.removesuffix("s")

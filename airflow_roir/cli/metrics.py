@@ -1,4 +1,4 @@
-"""The command that tells monitoring: metrics, printed, as a file for node_exporter, or served."""
+"""The command `metrics`: prints metrics, writes them to a file for node_exporter, or serves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves the metrics to scrapes, by the library's own server. However many ask at once, one session looks."""
+"""Serves the metrics to scrapes, by the library's own server. Scrapes at the same time share one session's look."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OneLook(Collector):
                 self._running = None
             mine.set_exception(error)
             raise
-        # Before they have it: who asks from now on wants what is then.
+        # Before its waiters get the result: a request from now on begins a new look.
         with self._lock:
             self._running = None
         mine.set_result(found)
@@ -64,11 +64,11 @@ class OneLook(Collector):
         return found
 
     def describe(self) -> list[Metric]:
-        """Nothing: the library would look, only to know the names."""
+        """Returns nothing: the library would look only to know the names."""
         return []
 
     def restricted_registry(self, names: Iterable[str]) -> Collector:
-        """For a scrape that asks for some: `/metrics?name[]=roir_up&name[]=…`, of families or of samples."""
+        """The registry for a scrape of some names, of families or samples: `/metrics?name[]=roir_up&name[]=…`."""
         return _Some(self, frozenset(names))
 
 

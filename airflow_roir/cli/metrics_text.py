@@ -1,4 +1,4 @@
-"""The metrics as text, and as a file that another program reads at any moment."""
+"""Writes the metrics as text, and to a file that another program may read at any moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Found(Collector):
 
 
 def text_of(database: Database) -> tuple[bytes, str | None]:
-    """The text, and why the database wasn't read, None if it was: then the text has `roir_up` 0."""
+    """The text, and the reason why the database wasn't read, if it wasn't: then the text has `roir_up` 0."""
     families, problem = metrics(database)
     return generate_latest(Found(families)), problem
 
@@ -78,7 +78,7 @@ def write_textfile(path: Path, text: bytes) -> None:
 
 
 def _remove_leftovers(folder: Path, beside: str) -> None:
-    """Those of processes that are gone."""
+    """Removes the files that killed processes have left."""
     for one in folder.glob(f"{beside}*"):
         number = one.name.removeprefix(beside).split(".", 1)[0]
         if number.isdigit() and not _lives(int(number)):

@@ -22,7 +22,7 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     database = database_of(context)
     row = requests.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
-    # Somebody may have been first.
+    # Another user may have paused it first.
     why = printable(paused_by(status)).removeprefix("paused ") if status.paused_by else "no more: it goes on already"
     show(f"paused at {percent(status.percent_complete)} {why}; resume with: roir resume {argument(index)}")
 

@@ -31,7 +31,7 @@ WORTH_SAYING = ("lock", "rate limit", "starting", "another run", "server", "thro
 
 
 def print_overview(seen: Overview, as_json: bool) -> None:
-    """Both parts, as JSON or as text."""
+    """Prints both parts, as JSON or as text."""
     if as_json:
         print_json(seen.as_dict())
         return
@@ -76,7 +76,7 @@ def _index_row(one: IndexFacts) -> tuple[str, ...]:
 
 
 def verified(one: IndexFacts) -> str:
-    """When the index was verified, and with what outcome."""
+    """The time of the index's last verification, with its result."""
     last = one.verified
     if last is None or one.published_at is None or one.age_seconds is None:
         return "never"

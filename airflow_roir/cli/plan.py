@@ -1,4 +1,4 @@
-"""The command that says what a build will take: `roir plan`."""
+"""The command `plan`: shows what a build will need and do."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def plan(
         return
     foreseen = _locks(dry, options, database.limits)
     space = _space(database, dry, options, measure)
-    # Replicas that have DSNs of their own are asked, too.
+    # Replicas with DSNs of their own are read, too.
     seen = signals.look(database, Surroundings.of_environment())
     facts = _facts(database, dry, options, as_json)
     if as_json:
@@ -95,7 +95,7 @@ def plan(
         told = {"trial": _trial(dry), **room, "locks": [lock.as_dict() for lock in foreseen]}
         print_json(facts | dry.expectation.as_dict() | told | seen.as_dict() | against.as_dict())
         return
-    # As the seal counts them.
+    # As in the output of the seal.
     facts["segments"] = f"{facts['segments']}, and one for keys that are NULL"
     facts |= space.lines() if space is not None else {"space": f"unknown: {_trial(dry)}"}
     facts["throttle"] = seen.line() if dry.survey is None else f"of the index server: {seen.line()}"
@@ -106,7 +106,7 @@ def plan(
 
 
 def _locks(dry: Forecast, options: BuildOptions, limits: Limits) -> list[Lock]:
-    """On the user's table, and the view."""
+    """The locks on the user's table and the view."""
     from airflow_roir.engine.forecast import locks
 
     if dry.survey is None:
@@ -178,7 +178,7 @@ def _space(database: Database, dry: Forecast, options: BuildOptions, measure: in
 
 
 def _trial(dry: Forecast) -> Any:
-    """For JSON: what was measured, or why nothing was."""
+    """The measured values, or why nothing was measured, for JSON."""
     trial = dry.trial
     if trial is None or isinstance(trial, str):
         return trial

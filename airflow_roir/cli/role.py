@@ -1,4 +1,4 @@
-"""The command that prints the SQL for a role which may build."""
+"""The command `role-sql`: prints the SQL that creates a role which may build."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def role_sql(
 
 
 def split_names(text: str | None) -> list[str]:
-    """Names at commas, but for commas inside of quotes."""
+    """The names between commas; a comma inside of quotes doesn't separate."""
     names, quoted = [""], False
     for character in text or "":
         quoted ^= character == '"'

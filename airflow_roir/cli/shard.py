@@ -1,4 +1,4 @@
-"""Commands for the shards of indexes apart from their source."""
+"""The commands `roir shard`: add, list and remove shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that ships what shards write to the indexes apart from them."""
+"""The command `ship`: ships the writes of shards to the indexes over them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_roir.cli.app import AsJson, app, database_of, print_json, print_jso
 from airflow_roir.errors import InvalidInput, RoirError
 from airflow_roir.span import seconds
 
-# A `fresh_at` that is this young costs hundreds of transactions a second.
+# To keep `fresh_at` younger than this costs hundreds of transactions a second.
 SHORTEST_S = 0.05
 
 

@@ -1,4 +1,4 @@
-"""A server that gives no answer, as the views of `roir status --watch` tell it."""
+"""A server that gives no answer, for the views of `roir status --watch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_roir.quantity import duration
 
 @dataclass(frozen=True)
 class Silence:
-    """The server gives no answer: since when (a clock's seconds), and what was said last, if anything."""
+    """The server gives no answer: since when (a clock's seconds), and the last error, if there was one."""
 
     since: float
     said: str

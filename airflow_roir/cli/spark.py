@@ -1,4 +1,4 @@
-"""The Spark of one command: a driver that starts while the command still prepares, for one operation after another."""
+"""Runs Spark for one command: a driver that starts while the command still prepares, and drives several operations."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CommandSpark:
         return self._driver
 
     def release(self) -> None:
-        """Nothing more is to be driven: Spark ends beside what follows."""
+        """Ends Spark in the background: nothing more is to be driven."""
         self._is_released = True
         if self._driver is not None:
             self._driver.release()
@@ -109,7 +109,7 @@ class CommandSpark:
                 if self._ordered is not None:
                     self._driver.settle(self._dsn, *self._ordered)
             if self._waiting_log is not None:
-                # Nothing has begun. A driver that had to be killed has left it.
+                # No operation has begun. A driver that had to be killed has left the log.
                 self._waiting_log.unlink(missing_ok=True)
 
     def _end_at_once(self) -> None:
@@ -118,19 +118,19 @@ class CommandSpark:
 
 
 class NoSpark:
-    """The Spark of a command that does without: its workers are threads of the command."""
+    """In place of Spark for a command without it: its workers are threads of the command."""
 
     def __init__(self) -> None:
         self._ending = ExitStack()
 
     def start(self, operation_id: int | None = None) -> None:
-        """There is nothing to start."""
+        """Does nothing: there is no Spark to start."""
 
     def check(self) -> None:
-        """There is nothing to miss."""
+        """Does nothing: no Java is needed."""
 
     def release(self) -> None:
-        """There is nothing to end."""
+        """Does nothing: there is no Spark to end."""
 
     rest = release
 
@@ -152,7 +152,7 @@ def spark_of(without: bool, dsn: str, master: str | None, conf: Sequence[str] | 
 
 
 def spark_options(master: str | None, conf: Sequence[str] | None) -> SparkOptions:
-    """As the command line gives them. Raises typer.BadParameter."""
+    """The options of Spark as the command line gives them. Raises typer.BadParameter."""
     if wrong := [setting for setting in conf or () if "=" not in setting]:
         raise typer.BadParameter(f"--conf takes key=value, not {wrong[0]!r}")
     options = SparkOptions(master, dict(setting.split("=", 1) for setting in conf or ()))

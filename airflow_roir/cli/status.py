@@ -1,4 +1,4 @@
-"""The command that only reads: status."""
+"""The command `status`, which only reads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def status(
 
 
 def print_segments(database: Database, index: str, exact: bool, as_json: bool) -> None:
-    """The segments of what readers see; as JSON in the order of their numbers."""
+    """Prints the segments of the active generation; as JSON in the order of their numbers."""
     from airflow_roir.cli.segments import segment_lines
     from airflow_roir.engine.snapshot.index import indexes
 

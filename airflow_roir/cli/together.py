@@ -1,6 +1,6 @@
-"""Several indexes at once: each is prepared first, then a command of its own builds it, and one scan does for all.
+"""Builds several indexes at once: prepares all of them, then a command of its own builds each, by one shared scan.
 
-A process for each: whatever ends, pauses or aborts one of them leaves the others alone.
+Each has a process of its own: the end, a pause or an abort of one leaves the others alone.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def _compare(
 
 
 class Child:
-    """`roir resume` of one index, which says what its operation does. said: to standard output; code: how it ended."""
+    """A `roir resume` of one index, whose lines are shown. said: its standard output; code: its exit code."""
 
     def __init__(self, database: Database, arguments: Sequence[str]) -> None:
         self.index = arguments[0]
         self.said = ""
         self.code = 1
-        # In a session of its own: a Ctrl-C of the terminal comes to it once, from here.
+        # In a session of its own: so it gets a Ctrl-C of the terminal once, from this process.
         pipe, self._life = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "airflow_roir.cli", "resume", *arguments],
@@ -124,7 +124,7 @@ class Child:
     def _relay(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            # Nobody may read along any more; the child must not wait for that.
+            # The reader may be gone; the child must not wait for that.
             with suppress(OSError):
                 say(f"{self.index}: {line.rstrip().removeprefix('roir: ')}")
 
@@ -133,7 +133,7 @@ class Child:
         self.said = self.process.stdout.read()
 
     def hear_out(self) -> None:
-        """Waits until it has ended. A Ctrl-C comes to all of them: each pauses; a second one stops them at once."""
+        """Waits until it has ended. A Ctrl-C goes to all children: each pauses; a second one stops them at once."""
         self.code = self.process.wait()
         os.close(self._life)
         for thread in self._threads:

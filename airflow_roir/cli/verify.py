@@ -1,4 +1,4 @@
-"""The command that compares an index with its source: verify."""
+"""The command `verify`: compares an index with its source."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`roir status --watch`: looks every second, until nothing runs any more.
+"""Runs `roir status --watch`: looks every second, until no operation runs any more.
 
-A thread looks, so that the view tells of a server that doesn't answer, and Ctrl-C ends it at once all the same. On a
+A thread looks, so that the view can show a server that doesn't answer, and Ctrl-C ends the command at once. On a
 terminal the view is live (`live.py`); elsewhere each change is a line.
 """
 
@@ -75,7 +75,7 @@ def watch(database: Database, index: str | None, as_json: bool) -> int:
 
 
 def _follow(database: Database, index: str | None, first: Overview, view: View) -> Overview | None:
-    """The last look; None if the index is gone."""
+    """Shows looks until no operation runs; returns the last one, None if the index is gone."""
     seen, looker = first, Looker(lambda: overview(database, index))
     view.show(seen, None)
     silence: Silence | None = None
@@ -115,7 +115,7 @@ class Looker:
         self._take = take
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._found: queue.SimpleQueue[Overview | Exception] = queue.SimpleQueue()
-        # It may hang in the network for minutes, and must not keep the command from its end.
+        # A daemon: it may hang in the network for minutes, and must not keep the command from ending.
         threading.Thread(target=self._work, name="roir-look", daemon=True).start()
 
     def ask(self) -> None:
@@ -146,7 +146,7 @@ class Lines:
         self._shown: dict[object, str] = {}
 
     def show(self, seen: Overview | None, silence: Silence | None) -> None:
-        """Prints what differs from the last time."""
+        """Prints the differences from the last time."""
         if silence is not None:
             # Once, with its reason, and not each second.
             self._line("server", silence.said or "silent", str(silence))
@@ -186,7 +186,7 @@ def _clock() -> str:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as an error would, so that the terminal is left as it was."""
+    """Makes SIGTERM end the block as an error would, so that the terminal is restored."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)

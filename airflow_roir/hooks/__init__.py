@@ -1,1 +1,1 @@
-"""How a task reaches PostgreSQL and Spark through Airflow's connections."""
+"""Connects tasks to PostgreSQL and Spark through Airflow's connections."""

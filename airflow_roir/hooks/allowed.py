@@ -1,4 +1,4 @@
-"""What the deployment allows forms and operators to name: Airflow's configuration section `[roir]`."""
+"""Reads the connections and addresses that forms and operators may name, from Airflow's configuration `[roir]`."""
 
 from __future__ import annotations
 

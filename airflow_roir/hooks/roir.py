@@ -1,4 +1,4 @@
-"""The way from an ordinary Airflow Postgres connection to the engine's `Database`."""
+"""Makes the engine's `Database` of an ordinary Airflow Postgres connection."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from airflow_roir.errors import InvalidInput
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-# Names the Airflow connections of the shards of an index server, see `task.shard_connections`.
+# The extra that names the Airflow connections of an index server's shards, see `task.shard_connections`.
 SHARDS_EXTRA = "roir_shards"
-# Extras of Airflow's own Postgres hook that say how *it* works; they mean nothing to libpq.
+# Extras that configure Airflow's own Postgres hook; they mean nothing to libpq.
 HOOK_EXTRAS = frozenset(
     {"cursor", "sqlalchemy_scheme", "sqlalchemy_query", "aws_conn_id", "azure_conn_id", "iam"}
     | {"redshift", "redshift-serverless", "cluster-identifier", "workgroup-name", SHARDS_EXTRA}
@@ -30,8 +30,8 @@ class RoirHook(BaseHook):
     postgres_conn_id: the connection's id. Its extras may be any libpq setting (`sslmode`, `sslrootcert`,
         `options`, `target_session_attrs`, `passfile` and so on); several hosts may be given as `a,b`.
 
-    The password is never part of `repr`, and whatever is made here is registered with Airflow's secrets masker,
-    which hides it in the logs of tasks (from five characters on, Airflow's own limit).
+    The password is never part of `repr`, and each secret made here is registered with Airflow's secrets masker, which
+    hides it in the logs of tasks (from five characters on, Airflow's own limit).
     """
 
     conn_name_attr = "postgres_conn_id"
@@ -54,9 +54,9 @@ class RoirHook(BaseHook):
         return dsn_of(self.get_connection(self.postgres_conn_id))
 
     def get_database(self, application_name: str = "roir airflow") -> Database:
-        """The engine's handle. Opens nothing by itself.
+        """The engine's handle. Opens no session yet.
 
-        application_name: what `pg_stat_activity` shows.
+        application_name: shown in `pg_stat_activity`.
         """
         return Database(self.get_dsn(), application_name=application_name)
 

@@ -20,14 +20,14 @@ from airflow_roir.spark.options import SECRETS_GO, SparkOptions
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-# Airflow's types of connections that a Spark's address is in, and the scheme that it has where none is given.
+# Airflow's types of connections with a Spark's address, and the default scheme of each.
 SCHEMES = {"spark": "spark", "spark_connect": "sc"}
 PORTS = {"spark": 7077, "spark_connect": 15002}
 # Nothing leaves the machine: Spark runs inside the driver.
 _LOCAL = re.compile(r"local\[(\*|\d{1,4})(, *\d{1,4})?\]")
 # A master's address: anything with a scheme, a local master, or YARN. All else is the id of a connection.
 _MASTER = re.compile(r"^([a-z0-9]+://.+|local(\[.*\])?|local-cluster\[.*\]|yarn)$", re.DOTALL)
-# The names that Airflow's Spark connection form uses, and what they are called in Spark's configuration.
+# The names in Airflow's form of a Spark connection, and those in Spark's configuration.
 _FORM_FIELDS = {
     "queue": "spark.yarn.queue",
     "namespace": "spark.kubernetes.namespace",
@@ -37,7 +37,8 @@ _FORM_FIELDS = {
 
 
 def resolve_spark(where: str | None) -> SparkOptions:
-    """Where Spark runs: `local`, `local[4]`, the id of a connection, or an address in `[roir] spark_masters`.
+    """Resolves the place where Spark runs: `local`, `local[4]`, the id of a connection, or an address in
+    `[roir] spark_masters`.
 
     where: None or '' is Spark inside the driver. Raises InvalidInput, also for an address that isn't allowed, and
     AirflowNotFoundException for a connection that isn't defined.

@@ -1,4 +1,4 @@
-"""The buttons that a task shows in Airflow: to the page of its build, and to where its parallelism is changed."""
+"""The buttons that a task shows in Airflow: to the page of its build, and to the place to change its parallelism."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class IndexBuildLink(BaseOperatorLink):
     name = "Index build"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The page's address, as a path where Airflow's `[api] base_url` isn't set."""
+        """The page's address; a path if Airflow's `[api] base_url` isn't set."""
         base = conf.get("api", "base_url", fallback="").rstrip("/")
         if is_mapped(ti_key):
             # In a mapped group each task has an index of its own.
@@ -56,6 +56,6 @@ def task_path(ti_key: TaskInstanceKey) -> str:
 
 
 def is_mapped(ti_key: TaskInstanceKey) -> bool:
-    """True if the key is that of one of several task instances of a task."""
+    """True if the key is of one of several instances of a mapped task."""
     map_index = getattr(ti_key, "map_index", None)
     return map_index is not None and map_index >= 0

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class AbortIndexBuildOperator(RoirOperator):
     """Aborts the unfinished operation of an index (docs/architecture.md#phases); returns the operation's id.
 
-    The source and the active generation stay as they were. Works while another run drives the operation, and
+    The source and the active generation stay as they were. It also works while another run drives the operation, and
     while the DAG that started it is paused.
 
-    reason: what the `event` table keeps (templated).
+    reason: for the `event` table (templated).
     """
 
     template_fields: Sequence[str] = (*RoirOperator.template_fields, "reason")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class AttachPartitionOperator(BaseOperator):
-    """Attaches a loaded table to an indexed one; returns how many entries were copied. A retry continues.
+    """Attaches a loaded table to an indexed one; returns the number of copied entries. A retry continues.
 
-    table: the source, or a partition of it that has partitions itself. partition: the loaded table. bounds: as in
+    table: the source, or a partition of it with partitions of its own. partition: the loaded table. bounds: as in
     ATTACH PARTITION, `FOR VALUES …` or `DEFAULT`. postgres_conn_id: the Airflow connection of the database. All are
     templated.
     """

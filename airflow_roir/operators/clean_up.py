@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 class CleanUpIndexesOperator(BaseOperator):
     """Deletes ghosts, drops empty deltas and retired generations after their revert window, for every index of a
-    database (docs/architecture.md#phases); returns what was removed, as counters.
+    database (docs/architecture.md#phases); returns counters of the removed things.
 
-    It never touches a generation that is building, and any run of it may be killed and repeated. Without a control
-    schema there is nothing to clean up, and the task is skipped.
+    It never touches a generation that is building, and any run of it may be killed and repeated. If the database has no
+    control schema, the task is skipped.
 
     postgres_conn_id: the Airflow connection of the database (templated).
     on_long_pause_callback: called with the context for each operation that has been paused for long, once and then once

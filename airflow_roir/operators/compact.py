@@ -1,4 +1,4 @@
-"""The task that makes aged segments of an index again, on Spark."""
+"""The task that rebuilds aged segments of an index, on Spark."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ OPTIONS = names_of(CompactOptions)
 
 
 class CompactIndexOperator(WholeOperationOperator):
-    """Makes those segments of an index again that save most for what that costs, on Spark, while users read and write.
+    """Rebuilds the segments of an index that save most for their cost, on Spark, while users read and write.
 
-    budget: what it may write, with WAL, or how long one worker may work: `20GB`, `30min`, or both, by a comma; None
-        or '' is no limit.
+    budget: the bytes that it may write, with WAL, or the time that one worker may work: `20GB`, `30min`, or both,
+        separated by a comma; None or '' is no limit.
     exact: measure the segments with pgstattuple, which reads all entries.
-    segment_size: the size that segments should have, `2GB`; None or '': as their siblings.
-    even_if_rebuild_is_cheaper: if not, a rebuild that costs no more is suggested, in the log, the XCom and the table
-        `roir.event`, and the task is skipped.
+    segment_size: the size that segments should have, `2GB`; None or '': that of their siblings.
+    even_if_rebuild_is_cheaper: compact also if a rebuild costs no more. Otherwise the task then suggests a rebuild, in
+        the log, the XCom and the table `roir.event`, and is skipped.
     spark: see `SparkDrivingOperator`. All of these are templated; numbers and booleans may be given as text.
     Also the options of `CompactOptions` and `WorkOptions`, by their names: durations may be given as `2h`, too; None or
         '' takes the default there. The task's Task State Store changes the live ones later.
 
-    Returns what was done, of each unit its segments and their sizes. The task is skipped if nothing is worth it. It
-    continues an unfinished compaction of the index, with what was chosen for that. If the DAG is paused, the open steps
-    end and the task is rescheduled. Every retry continues. The task waits for another unfinished operation of the
-    index, for a compaction that was paused elsewhere, and for one that another run drives.
+    Returns the segments of each unit, with their sizes. The task is skipped if no segment is worth it. It continues an
+    unfinished compaction of the index, with the segments chosen then. If the DAG is paused, the open steps end and the
+    task is rescheduled. Every retry continues. The task waits for another unfinished operation of the index, for a
+    compaction that was paused elsewhere, and for one that another run drives.
     """
 
     kinds = (Kind.COMPACT,)
@@ -89,7 +89,7 @@ class CompactIndexOperator(WholeOperationOperator):
         report = compaction.report_of(database, operation)
         for line in told(report):
             self.log.info("%s", line)
-        # A note may have values of rows, which have no place in Airflow's database.
+        # A note may contain values of rows, which must not be in Airflow's database.
         units = [{name: value for name, value in unit.items() if name != "note"} for unit in report.units]
         return {**report.as_dict(), "units": units}
 
@@ -110,7 +110,7 @@ class CompactIndexOperator(WholeOperationOperator):
         return begun.operation_id
 
     def _chosen(self, context: Context, database: Database) -> Sequence[Action]:
-        """What to do; nothing if there is an unfinished operation, which `begin` continues or tells of."""
+        """The segments to compact; none if there is an unfinished operation, which `begin` continues or reports."""
         if compaction.is_unfinished(database, self.index):
             return ()
         budget = Budget.parse(optional_text(self.budget), "budget")

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class DetachPartitionOperator(BaseOperator):
-    """Detaches a partition from its table and from all indexes of it; returns how many entries were removed.
+    """Detaches a partition from its table and from all indexes of it; returns the number of removed entries.
 
     One short transaction hides the rows and their entries; then the entries are removed in batches. If the task is
     killed in between, the clean-up removes them, and a retry fails with NotFound: the table is no partition any
     more.
 
-    partition: as SQL writes it. reason: what the `event` table keeps. drop: drop the partition once it is detached.
+    partition: its name as in SQL. reason: for the `event` table. drop: drop the partition once it is detached.
     postgres_conn_id: the Airflow connection of the database. All but `drop` are templated.
     """
 

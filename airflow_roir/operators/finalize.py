@@ -68,10 +68,10 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                         "(Downstream): it continues"
                     )
                 owner = owner_of(ti)
-                # A fresh heartbeat under our own name is that of a try which was killed moments ago.
+                # A fresh heartbeat under our own name is of a try that was killed moments ago.
                 ours = row.owner == owner
                 known = self.surroundings()
-                # A handle of its own: what the task asks meanwhile may be of another history.
+                # A handle of its own: the task's other sessions may be in another history of the server.
                 own = database.named(database.application_name)
                 runs: list[Run] = []
                 wish: dict[str, Any] = {"take_over": ours, "surroundings": known, "operation": row.id}
@@ -81,7 +81,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                     try:
                         self.drive(work.wait, database, ti, watcher, send)
                     except BaseException:
-                        # It ends with this process, and would seem to be at work for a while.
+                        # The run ends with this process, but would seem to be at work for a while.
                         if runs:
                             Background(lambda: leave_run(own, runs[0], SystemExit())).wait(SETTLE_S)
                         raise
@@ -99,7 +99,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             if operations.has_outcome(row):
                 raise AirflowSkipException(self._outcome(database, row))
             facts = published_facts(database, row.id)
-            # With its schema, which the name that the user gave may lack.
+            # With the schema, which the user's name may lack.
             name = facts["index"]
             asset = index_asset(name, self.postgres_conn_id)
             silent = claim_announcement(database, row.id, owner_of(ti), lambda: has_event(asset, facts))

@@ -38,14 +38,13 @@ class PrepareIndexBuildOperator(RoirOperator):
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
         comma-separated or as a list. If all are empty, an existing index is rebuilt with its own definition.
     unique, nulls_not_distinct: see `IndexDefinition`. A rebuild keeps both.
-    shards: of an index over tables on other servers, the names of shards, also of those that only the extra
-        `roir_shards` of the index server's connection knows, as a list or comma-separated; a rebuild keeps those that
-        it has. shard_column: see `IndexDefinition`.
+    shards: for an index over tables on other servers: the names of shards, as a list or comma-separated. A shard may be
+        named only in the extra `roir_shards` of the index server's connection. A rebuild keeps its shards.
+        shard_column: see `IndexDefinition`.
     Also the options of `BuildOptions` and `WorkOptions`, by their names: numbers and booleans may be given as text,
         durations as `2h`, too; None or '' takes the default there.
-    spark, replica_conn_ids: as of the task that builds, which come to it and not to this one: here they are only looked
-        at, so that a wrong one fails before anything is changed. Whether a machine that will build has a Java, or
-        reaches the cluster, isn't known here.
+    spark, replica_conn_ids: those of the task that builds. This task only checks them, so that a wrong one fails before
+        anything is changed. It doesn't know whether the machine that will build has a Java, or reaches the cluster.
 
     All of them are templated. If an input can't be used, the task fails without a retry and changes nothing. It waits,
     rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished;
@@ -92,7 +91,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.replica_conn_ids = tuple(replica_conn_ids)
 
     def execute(self, context: Context) -> int:
-        """Prepare, unless the DAG was paused between scheduling and now."""
+        """Prepares, unless the DAG was paused between scheduling and now."""
         ti = context["ti"]
         if is_dag_paused(ti):
             self.log.info("DAG %s is paused; nothing is prepared yet. Unpause the DAG to continue", ti.dag_id)
@@ -134,7 +133,7 @@ class PrepareIndexBuildOperator(RoirOperator):
             requests.request_abort(database, self.index, owner, why, row.id)
             abort.finish_abort(database, row.id, owner, self.log.info)
         except (NotFound, IllegalTransition):
-            # It has ended in this very moment.
+            # It has ended at this moment.
             return
         self.log.warning("Verification %s of index %s is aborted: %s", row.id, self.index, why)
 

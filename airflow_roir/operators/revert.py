@@ -1,4 +1,4 @@
-"""Goes back to the generation that a rebuild replaced."""
+"""Reverts an index to the generation that a rebuild replaced, as a task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RevertIndexOperator(RoirOperator):
 
     Nothing is lost: every write has maintained that generation. Fails without a retry if the revert window is over.
 
-    reason: what the `event` table keeps (templated).
+    reason: for the `event` table (templated).
     """
 
     template_fields: Sequence[str] = (*RoirOperator.template_fields, "reason")

@@ -1,4 +1,4 @@
-"""Ships what shards write to the indexes over them, for some minutes."""
+"""Ships the writes of shards to the indexes over them, for some minutes, as a task."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ DEFAULT_FOR = "10min"
 
 
 class ShipChangesOperator(BaseOperator):
-    """Ships all lanes of a database that no one else ships, and then ends: as `roir ship`, in turns.
+    """Ships all feeds of a database that no other shipper ships, for a time, and then ends: as `roir ship`, in turns.
 
-    A turn gives all lanes back, so that the next one goes on at once. A shard that can't be reached is named in the
+    A turn gives all feeds back, so that the next one continues at once. A shard that can't be reached is named in the
     log; the others go on. If a shard is too far behind when the turn ends, the task fails, so that Airflow's own
-    `on_failure_callback` tells.
+    `on_failure_callback` is called.
 
     postgres_conn_id: the Airflow connection of the index server (templated).
-    ship_for: how long, `10min` or in seconds (templated). every_s: where nothing is written, look this often.
-    warn_age, warn_rows: what is too far behind: `5min` or seconds, rows that are to be shipped; None: nothing
+    ship_for: the duration of a turn, `10min` or in seconds (templated). every_s: the time between two looks while
+        nothing is written.
+    warn_age, warn_rows: the limits of being too far behind: `5min` or seconds; rows to be shipped; None: no limit
         (templated).
     """
 
@@ -60,7 +61,7 @@ class ShipChangesOperator(BaseOperator):
         self.warn_rows = warn_rows
 
     def execute(self, context: Context) -> int:
-        """One turn; returns how many lanes it had at its end."""
+        """Runs one turn; returns the number of feeds that it had at its end."""
         with failing_clearly():
             turn_s = seconds("ship_for", self.ship_for) or 0
             rows = whole_number("warn_rows", self.warn_rows) or None
@@ -90,4 +91,4 @@ class ShipChangesOperator(BaseOperator):
         return lanes
 
     def on_kill(self) -> None:
-        """Nothing to undo: what was applied is committed, and lanes are taken over from who is gone."""
+        """Undoes nothing: applied writes are committed, and other shippers take over the feeds of one that is gone."""

@@ -84,7 +84,7 @@ class VerifyIndexOperator(WholeOperationOperator):
         self.drive_to_end(context, database, operation)
         report = report_of(database, operation)
         log_report(self.log, report)
-        # Without the discrepancies themselves: rows' values have no place in Airflow's database.
+        # Without the discrepancies: values of rows must not be in Airflow's database.
         counts = {name: value for name, value in report.as_dict().items() if name != "first"}
         if report.is_exact or not self.fail_on_difference:
             return counts

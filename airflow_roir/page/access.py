@@ -1,4 +1,4 @@
-"""A user's access to the pages, by the rights that Airflow gives on a DAG, and the guards of each request.
+"""Checks a user's access to the pages, by the rights that Airflow gives on a DAG, and guards each request.
 
 No `from __future__ import annotations`: FastAPI resolves the types of a dependency by its module.
 """
@@ -17,25 +17,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_roir.page import settings
 
-# As Airflow has it for ids of DAGs and tasks; ids of runs may hold more, but nothing that a database refuses.
+# Airflow's own pattern for ids of DAGs and tasks. Ids of runs may contain more, but nothing that a database refuses.
 DAG_ID = re.compile(r"[\w.-]{1,250}")
 PLAIN = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,250}")
 User = Annotated[BaseUser, Depends(get_user)]
 
 
 def plain(name: str, value: str | None, pattern: re.Pattern[str] = PLAIN) -> str:
-    """The value if it can be what it is said to be. Raises HTTPException."""
+    """The value if it fits the pattern. Raises HTTPException."""
     if value is None or not pattern.fullmatch(value):
         raise HTTPException(422, f"{name} is missing, or can't be one")
     return value
 
 
 def dag_access(method: Literal["GET", "PUT"], entity: DagAccessEntity) -> Callable[..., None]:
-    """A dependency: the user may do that with this part of the DAG that the query names."""
+    """A dependency that checks that the user may do this with this part of the DAG that the query names."""
 
     def check(request: Request, user: User) -> None:
         given = request.query_params.getlist("dag_id")
-        # Two would let one be checked and the other be used.
+        # Of two ids, one could be checked and the other used.
         dag_id = plain("dag_id", given[0] if len(given) == 1 else None, DAG_ID)
         requires_access_dag(method, entity, dag_id)(request, user)
 
@@ -79,12 +79,12 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
-# The largest body that anybody needs, many times over.
+# Many times the largest body that a page sends.
 MOST_BYTES = 16_384
 
 
 class Guard:
-    """Headers on every answer, and no endless bodies."""
+    """Sets headers on every answer, and refuses endless bodies."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

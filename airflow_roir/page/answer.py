@@ -1,4 +1,4 @@
-"""What the pages' endpoints answer: JSON of bounded size, with an ETag, so that nothing is sent twice."""
+"""Answers for the pages: JSON of bounded size, with an ETag, so that nothing is sent twice."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def bounded(value: Any) -> Any:
 
 
 def _misleads(sign: str) -> bool:
-    # Cc: control; Cf: signs that turn the direction of writing; Cs: halves of signs, which JSON can't hold.
+    # Cc: control; Cf: characters that turn the direction of writing; Cs: surrogates, which JSON can't contain.
     return unicodedata.category(sign) in ("Cc", "Cf", "Cs")
 
 
 def answer(request: Request, content: dict[str, Any]) -> Response:
-    """The content, or 304 without it if the asker has it. The asker keeps its own clock."""
+    """The content, or 304 without it if the browser has it. The browser keeps its own clock."""
     content = bounded(content)
     tag = f'W/"{hashlib.sha256(_without_clocks(content)).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}

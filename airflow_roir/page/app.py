@@ -42,9 +42,9 @@ STATIC = {
 }
 # A page may have been left open over an upgrade: ask whether the file is still the same.
 NO_CACHE = {"Cache-Control": "private, no-cache"}
-# The page Indexes looks at the sizes of all that there is.
+# The page Indexes measures the sizes of all indexes.
 INDEXES_FRESH_S = 4.0
-# An operation of which something may have to be cleaned up.
+# The states of an operation that may have to be cleaned up.
 LIVE = ("running", "paused", "failed", "aborting")
 
 
@@ -64,7 +64,7 @@ class Body(BaseModel):
 
 
 class Reason(Body):
-    """A change with a reason, which others read."""
+    """A change with a reason, for other users to read."""
 
     reason: str = Field("", max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")
 
@@ -239,7 +239,7 @@ def _reads(app: FastAPI) -> None:
             one["trouble"] = databases.trouble(connection_id, error)
         except (SchemaMissing, NotFound) as reason:
             if not allowed_connections():
-                # Only a run's form has named it: it may have no index at all.
+                # Only a run's form has named this connection: its database may have no index.
                 return None
             one["trouble"] = str(reason)
         except RoirError as reason:

@@ -1,4 +1,4 @@
-"""Looks at the databases, shared: many tabs that poll one operation within a second share one query."""
+"""Shares looks at the databases: many tabs that poll one operation within a second share one query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_roir.errors import RoirError
 
 T = TypeVar("T")
 
-# As often as a page asks.
+# The interval of a page's requests.
 FRESH_S = 1.0
 # A database that can't be reached isn't asked by every tab in turn.
 FAILED_FRESH_S = 3.0
@@ -54,7 +54,7 @@ class _Lane:
 class Looks:
     """Shares results by key, within a lane (a database); bounded in keys, lanes and threads. Safe between threads.
 
-    fresh_s: how long a result is given to others who ask for the same; failed_s: the same for an error.
+    fresh_s: the time that a result is given to other requests for the same; failed_s: the same for an error.
     """
 
     def __init__(self, fresh_s: float = FRESH_S, failed_s: float = FAILED_FRESH_S, kept: int = KEPT) -> None:
@@ -64,9 +64,9 @@ class Looks:
         self._lock = threading.Lock()
 
     async def look(self, lane: str, key: Hashable, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-        """The result of `work`, or of another's call with that key that is under way or fresh.
+        """The result of `work`, or of another call with that key, if one is under way or fresh.
 
-        Raises what `work` raised, NoAnswer after `patience_s` seconds, or at once if WAITING looks wait in that lane.
+        Raises the error of `work`; NoAnswer after `patience_s` seconds, or at once if WAITING looks wait in that lane.
         """
         whole = (lane, key)
         look = self._begin(lane, whole, work)
@@ -83,9 +83,9 @@ class Looks:
                     del self._looks[whole]
 
     async def change(self, lane: str, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-        """The result of `work`, not shared. If the asker has left before it begins, it doesn't begin.
+        """The result of `work`, not shared. If the caller has left before it begins, it doesn't begin.
 
-        Raises what `work` raised, NoAnswer after `patience_s` seconds.
+        Raises the error of `work`, NoAnswer after `patience_s` seconds.
         """
         try:
             # A key of its own: no two changes are one.
@@ -111,7 +111,7 @@ class Looks:
                     raise NoAnswer(f"{_asked(lane)} hasn't answered yet, and {found.waiting} looks wait for it")
                 look = self._looks[key] = _Look()
                 found.waiting += 1
-                # Still under the lock: another may drop the lane. It doesn't wait for a free thread.
+                # Still under the lock, since another call may drop the lane. `submit` doesn't wait for a free thread.
                 found.executor.submit(self._run, found, look, work)
             look.askers += 1
             self._looks.move_to_end(key)
@@ -139,7 +139,7 @@ class Looks:
             look.until = time.monotonic() + self._failed_s
             look.future.set_exception(error)
         else:
-            # One that took longer than anybody waits is kept for as long: else no asker would ever get it.
+            # A result that took longer than callers wait is kept for as long: otherwise no caller would ever get it.
             look.until = time.monotonic() + max(self._fresh_s, 2 * (time.monotonic() - begun))
             look.future.set_result(result)
 

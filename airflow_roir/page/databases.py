@@ -1,4 +1,4 @@
-"""The databases that the pages show: one per Airflow connection. Nothing of a connection's secrets leaves here."""
+"""Opens the databases that the pages show: one per Airflow connection. No secret of a connection leaves this module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_roir.page.settings import DEFAULT_CONNECTION, our_dags
 
 log = logging.getLogger(__name__)
 
-# Runs whose forms are read for the connections that they name.
+# The most runs whose forms are read for the connections that they name.
 RUNS = 300
 MOST_CONNECTIONS = 16
 # Parts of the messages of a refused login; an attempt to connect has no SQLSTATE.
@@ -51,9 +51,9 @@ def connection_of(form: Any) -> str:
 
 
 def open_database(connection_id: str, user: str) -> Database:
-    """The engine's handle of a connection, for a change. Opens nothing by itself.
+    """The engine's handle of a connection, for a change. Opens no session yet.
 
-    user: who changes something, for `pg_stat_activity`. Raises as `_dsn`.
+    user: the user of the change, for `pg_stat_activity`. Raises as `_dsn`.
     """
     database = Database(_dsn(connection_id), f"roir page {user}")
     event.listen(database.engine, "connect", _in_time)
@@ -61,7 +61,7 @@ def open_database(connection_id: str, user: str) -> Database:
 
 
 def reading(connection_id: str) -> AbstractContextManager[Database]:
-    """The engine's handle of a connection, for a block that only reads, and for some seconds; its session is kept.
+    """Yields the engine's handle of a connection, for some seconds and for reads only; its session is kept.
 
     Raises as `_dsn`.
     """
@@ -69,8 +69,8 @@ def reading(connection_id: str) -> AbstractContextManager[Database]:
 
 
 def _dsn(connection_id: str) -> str:
-    """Raises NotFound if the connection isn't defined, or isn't one of `[roir] connections`; InvalidInput if it isn't
-    of PostgreSQL.
+    """The DSN of a connection. Raises NotFound if the connection isn't defined, or isn't one of `[roir] connections`;
+    InvalidInput if it isn't of PostgreSQL.
     """
     named = allowed_connections()
     if named and connection_id not in named:
@@ -111,7 +111,7 @@ def _set(session: Any, **settings: object) -> None:
 
 
 def trouble(connection_id: str, error: DBAPIError) -> str:
-    """What to tell of a database's error. libpq's own texts quote host, user and database, so they stay here."""
+    """A message for a database's error. libpq's own texts contain host, user and database, so they aren't shown."""
     state, text = sqlstate(error), str(error.orig)
     log.warning("The database of connection %s: %s %s", one_line(connection_id), state, one_line(text))
     of = f"the database of connection {connection_id}"

@@ -17,7 +17,7 @@ from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_
 
 # If one of several databases doesn't answer in this time, the others are shown without it.
 SEVERAL_S = 4.0
-# An index may have hundreds; those that would give most back if they were built now are worth a row.
+# An index may have hundreds; those whose compaction would free most are worth a row.
 MOST_SEGMENTS = 20
 
 
@@ -32,7 +32,7 @@ async def connections(looks: Looks) -> list[str]:
 
 
 async def operations_found(looks: Looks, run: Run) -> tuple[list[Found], list[str]]:
-    """The run's operations, in the connection that its form names or in all; and what can't be looked at."""
+    """The run's operations, in the connection that its form names or in all, and the connections that can't be read."""
     ids = [run.connection] if run.connection else await connections(looks)
     found: list[Found] = []
     troubles: list[str] = []
@@ -50,7 +50,7 @@ async def operations_found(looks: Looks, run: Run) -> tuple[list[Found], list[st
         except NoAnswer as reason:
             troubles.append(str(reason))
         except (SchemaVersionMismatch, NotFound, InvalidInput) as reason:
-            # In a DAG of ours the form names it; elsewhere it is a database that has nothing to do with the run.
+            # In a DAG of ours the form names the connection; elsewhere the database may be unrelated to the run.
             if run.is_ours:
                 troubles.append(str(reason))
 
@@ -76,7 +76,7 @@ def progress_of(connection_id: str, operation: int) -> dict[str, Any]:
 
 
 def shown_state(state: State) -> dict[str, str]:
-    """Without the text, which tells how long ago something was: nothing is sent again for that."""
+    """The state without its text, which contains an age and so would be sent again at each look."""
     return {"name": state.name, "word": state.word, "note": state.note}
 
 
@@ -99,7 +99,7 @@ def indexes_of(connection_id: str) -> list[dict[str, Any]]:
 
 
 def shown_segments(found: Sequence[Segment]) -> dict[str, Any] | None:
-    """For JSON; None if nothing is published."""
+    """The segments to show, for JSON; None if nothing is published."""
     if not found:
         return None
     rows = [one.rows for one in found if one.rows is not None]

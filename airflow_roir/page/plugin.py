@@ -37,7 +37,7 @@ class LazyApp:
 
 
 def root() -> str:
-    """The path that Airflow is served below, without a slash at its end: relative addresses don't work everywhere."""
+    """The path below which Airflow is served, without a slash at its end: relative addresses don't work everywhere."""
     return urlsplit(str(conf.get("api", "base_url", fallback=""))).path.rstrip("/")
 
 

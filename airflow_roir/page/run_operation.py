@@ -23,7 +23,7 @@ ON_THE_PAGE = "on the page Index build"
 class Change:
     """A change of the operation that a run drives.
 
-    user: of Airflow; the operation's events name it. operation: the one that the user saw. If another one has begun
+    user: of Airflow, named in the operation's events. operation: the one that the user saw. If another one has begun
     since, nothing is changed.
     """
 
@@ -43,7 +43,7 @@ class Change:
         reason = reason or ON_THE_PAGE
         row = requests.pause(self.database, self._index(), self.actor, reason, self.operation)
         if (row.paused_by, row.pause_reason) != (self.actor, reason):
-            # Another tab, another user, or the switch: their reason stays.
+            # Another tab, another user or the switch has paused it: that reason stays.
             return f"It is already paused by {row.paused_by}: {row.pause_reason}"
         return "Paused. The workers finish their open batches."
 
@@ -62,7 +62,7 @@ class Change:
         requests.request_abort(self.database, self._index(), self.actor, reason or ON_THE_PAGE, self.operation)
         by = f"The next run of {CLEAN_UP_DAG}"
         if self.connection_id != DEFAULT_CONNECTION:
-            # Its schedule is the default connection's.
+            # The DAG's schedule only runs for the default connection.
             by = f"A run of {CLEAN_UP_DAG} for connection {self.connection_id}"
         return f"Aborted: no worker commits any more. {by} removes what was built."
 
@@ -70,7 +70,7 @@ class Change:
         """Sets the parallelism, live. Raises as `pause`, InvalidInput."""
         if not 1 <= number <= MAX_PARALLELISM:
             raise InvalidInput(f"the number of workers must be from 1 to {MAX_PARALLELISM}")
-        # The task carries it to its Task State Store.
+        # The task then shows the value in its Task State Store.
         requests.change_options(
             self.database, self._index(), actor=self.actor, operation=self.operation, parallelism=number
         )

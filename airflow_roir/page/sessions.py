@@ -1,4 +1,4 @@
-"""The sessions that the pages read by: one per database, kept from look to look, since a new one has caches to fill."""
+"""Keeps the sessions by which the pages read: one per database, since a new one has to fill its caches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sqlalchemy.pool import QueuePool
 
 from airflow_roir.engine.database import Database
 
-# Longer than between two looks of an open page at what is under way, and short for a server that has few sessions.
+# Longer than the time between two looks of an open page, and short enough for a server that has few sessions.
 IDLE_S = 20.0
 # After a failover the address may lead to another server, and the old one may still answer.
 RENEW_S = 120
 # The most databases with a session that is kept.
 MOST_DATABASES = 16
-# No look takes longer than its statements may; the kernel of a server that hangs goes on to answer for it.
+# No look takes longer than its statements may, unless the server hangs, while its kernel still answers.
 HUNG_S = 30.0
 
 
@@ -50,8 +50,8 @@ class _Kept:
 class Sessions:
     """Handles of databases that keep one session each, and close it when it isn't used. Safe between threads.
 
-    open_database: makes a handle of a DSN; it passes the pool's arguments on to `Database`. idle_s: how long a session
-    is kept without a look, and at most once more as long. hung_s: after so long a look ends, whatever it waits for.
+    open_database: makes a handle of a DSN; it passes the pool's arguments on to `Database`. idle_s: the time that a
+    session is kept without a look, and at most twice that. hung_s: the time after which any look is ended.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Sessions:
 
     @contextmanager
     def database(self, name: str, dsn: str) -> Iterator[Database]:
-        """The handle of that name, for a block. With another DSN than before, the session to the former is closed."""
+        """Yields the handle of that name. If its DSN has changed, closes the session to the former one."""
         with self._lock:
             kept = self._kept.pop(name, None)
             if kept is None or kept.database.dsn != dsn:

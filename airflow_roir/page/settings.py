@@ -1,4 +1,4 @@
-"""Airflow's configuration section `[roir]`, and the DAGs that are ours."""
+"""Reads Airflow's configuration section `[roir]`, and names the DAGs that are ours."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ COMPACT_DAG = "keep_indexes_young"
 
 
 def build_dag() -> str:
-    """The DAG that builds: who may read it reads the page *Indexes*."""
+    """The DAG that builds: a user who may read it may read the page *Indexes*."""
     return str(conf.get("roir", "dag_id", fallback="rebuild_index")).strip() or "rebuild_index"
 
 
 def our_dags() -> frozenset[str]:
-    """The DAGs in whose runs the trigger form says which index and which connection they are about."""
+    """The DAGs whose trigger forms name the index and the connection of their runs."""
     return frozenset({build_dag(), "rebuild_index", VERIFY_DAG, CONTROL_DAG, COMPACT_DAG})

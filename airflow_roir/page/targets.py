@@ -1,4 +1,4 @@
-"""From a DAG run to the operations that it is about."""
+"""Finds the operations that a DAG run is about."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_roir.page.settings import COMPACT_DAG, CONTROL_DAG, VERIFY_DAG, our
 MOST_OPERATIONS = 50
 PREPARE = "prepare"
 ENDED = ("success", "failed")
-# As `Run.owner` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
+# As `Run.owner` returns it; a DAG's id has no space. `airflow user NAME` is a user who has aborted it.
 OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[(\d+)\])?")
 
 OPERATIONS = """
@@ -53,7 +53,7 @@ SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
 
 @dataclass(frozen=True)
 class Run:
-    """A DAG run as Airflow knows it. switch_off: its DAG is paused. form: what it was triggered with."""
+    """A DAG run as Airflow knows it. switch_off: its DAG is paused. form: the values that it was triggered with."""
 
     dag_id: str
     run_id: str
@@ -73,7 +73,7 @@ class Run:
         return self.prepared.get((task_id.rpartition(".")[0], map_index)) if task_id else None
 
     def task_of(self, one: Found) -> dict[str, Any] | None:
-        """The task that drives an operation, where that can be known."""
+        """The task that drives an operation, if that is known."""
         if one.kind == "verify":
             task = {VERIFY_DAG: "verify", "rebuild_index": "verify_before"}.get(self.dag_id)
             return None if task is None else {"task_id": task, "map_index": -1}
@@ -85,7 +85,7 @@ class Run:
         return None
 
     def left_behind(self, one: Found) -> str | None:
-        """What to do where this run has ended and its operation hasn't, after a mark or a timeout; None elsewhere."""
+        """The advice if this run has ended but its operation hasn't, after a mark or a timeout; None otherwise."""
         is_ours = one.drives and not one.at_work and not one.elsewhere
         if self.state not in ENDED or not is_ours or one.status not in ("running", "paused"):
             return None
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def missed(self) -> str | None:
-        """The index that a run which has ended should have worked on, if it is about none."""
+        """The index that a run which has ended should have worked on, if no operation is its own."""
         is_over = self.state in ENDED and self.dag_id != CONTROL_DAG
         return str(self.index) if is_over and self.index is not None else None
 
@@ -128,10 +128,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """An operation that a run is about. drives: the run drives it, or is the one that would continue it.
+    """An operation that a run is about. drives: the run drives it, or would continue it.
 
-    at_work: somebody drives it now. map_index: of the task that drives it, or did last; -1 if it isn't mapped.
-    elsewhere: another one has driven it last.
+    at_work: a run drives it now. map_index: of the task that drives it, or did last; -1 if it isn't mapped. elsewhere:
+    another run has driven it last.
     """
 
     connection: str
@@ -227,7 +227,7 @@ def _map_index(owner: str | None) -> int:
 
 
 def runs_of(database: Database, ids: Sequence[int]) -> dict[int, dict[str, str]]:
-    """The DAG runs that drive these operations, by operation; none for who isn't a DAG run."""
+    """The DAG runs that drive these operations, by operation; none for an operation that a command drives."""
     query = "SELECT id, owner FROM roir.operation WHERE id = ANY (%(ids)s)"
     with database.transaction() as connection:
         rows = execute(connection, query, {"ids": list(ids)}).all() if ids else []

@@ -1,6 +1,6 @@
 """Reads rows through an index from SQLAlchemy. It needs neither Airflow nor Spark.
 
-`rows`: of a table in the database of the index. `ShardedIndex`: of tables in other servers, at a stated level of
+`rows`: from a table in the database of the index. `ShardedIndex`: from tables on other servers, at a chosen level of
 consistency (docs/shards.md#read).
 """
 

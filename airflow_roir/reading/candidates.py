@@ -1,4 +1,4 @@
-"""Which rows an index apart names for a condition: one statement on the index server, in one snapshot."""
+"""Finds the rows that an index over shards names for a condition, by one statement on the index server."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from airflow_roir.shards import rules
 
 T = TypeVar("T")
 STALE, NO_RIGHT, NOT_READY = "40R01", "42501", "55000"
-# The session, the server: a lost connection, no connection left, a server that shuts down or starts.
+# Classes of errors: a lost connection, no connection left, a server that shuts down or starts.
 AWAY = ("08", "53", "57P")
-# Another generation was published since it was looked up which one it is.
+# Another generation was published since the look-up.
 PUBLISHED = ("40001", "42P01")
-# No such view, or it is none of an index apart.
+# No such view, or not that of an index over shards.
 WRONG = ("42P01", "42809", "3F000")
-# Comparisons that go by no order.
+# Comparisons that use no order.
 EQUALITIES = (
     operators.like_op,
     operators.not_like_op,
@@ -89,7 +89,7 @@ BY_DRIVER = (
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column of the primary key. type: the base type's name as SQL; domain: the column's own is one over it."""
+    """A column of the primary key. type: the base type's name as SQL; domain: the column's own type is a domain."""
 
     name: str
     type: str
@@ -98,10 +98,9 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class Home:
-    """A shard's database by its token, and the name of its outbox. tick: how many visits of it are known at least.
+    """A shard's database by its token, and the name of its outbox. tick: the least number of its visits.
 
-    table: that is indexed there, by the name that it had; level: of the read, of which an eventual one asks for the
-    table alone.
+    table: the name that the indexed table had; level: of the read; an eventual one only checks the table.
     """
 
     token: str | None
@@ -174,7 +173,7 @@ def _unlike(ours: Mapping[str, list[str]], shards: Sequence[Mapping[str, list[st
 
 
 def _compared(element: Any, equal: bool = False, bytewise: bool = False) -> Iterator[tuple[Any, bool, bool]]:
-    """Columns in an expression: whether each is compared for equality alone, and whether by its bytes."""
+    """The columns in an expression: whether each is compared for equality only, and whether by its bytes."""
     if isinstance(element, ColumnElement) and getattr(element, "table", None) is not None:
         yield element, equal, bytewise
         return
@@ -243,10 +242,11 @@ def statement(
     strict: bool,
     max_staleness: timedelta | None,
 ) -> Any:
-    """Shards and primary keys of what meets a condition: of entries, and if `strict` of intents, too."""
+    """The statement that finds the shards and primary keys of entries, if `strict` of intents, too, that meet a
+    condition."""
     entries = _of(index, about, table, where)
     if max_staleness is not None:
-        # A sub-select: asked once, before any entry is read.
+        # A sub-select: it runs once, before any entry is read.
         fresh = func.roir.fresh(cast(index.sql, REGCLASS), literal(max_staleness, Interval(native=True)))
         entries = entries.where(select(fresh).scalar_subquery())
     if not strict:
@@ -275,14 +275,14 @@ def _of(name: QualifiedName, about: About, table: Any, where: ColumnElement[bool
 
 
 def _exact(column: ColumnElement[Any], of: str) -> ColumnElement[Any]:
-    """A value that comes back as it was: as text where that doesn't depend on settings; else as the driver has it."""
+    """SQL for a value that comes back unchanged: its text, if that depends on no setting; else the driver's value."""
     if of.startswith(BY_DRIVER):
         return type_coerce(column, NULLTYPE)
     return func.concat(column, type_=Text())
 
 
 def state_of(error: DBAPIError) -> str:
-    """The SQLSTATE of an error, whichever driver."""
+    """The SQLSTATE of an error of any driver."""
     return getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None) or ""
 
 
@@ -315,7 +315,8 @@ def with_session(engine: Engine, ask: Callable[[Connection], T]) -> T:
 
 
 def key_text(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
-    """SQL that tells primary keys apart: not all values of Python can, or are equal where the server's are."""
+    """SQL for a text that identifies a primary key: Python's values may be unhashable, or equal where the server's
+    aren't."""
     return cast(func.row(*columns), Text)
 
 

@@ -33,20 +33,20 @@ def rows(source: Any, index: str | FromClause, where: ColumnElement[bool]) -> An
     """The rows of a table whose entries in an index meet a condition; PostgreSQL opens these rows' partitions alone.
 
     source: a `Table`, or an ORM class, which is mapped to one table.
-    index: the index's name as SQL, `public.flights_by_plane`, or what stands for its view.
-    where: the condition on the entries, written over the source's own columns or, if `index` stands for the view, over
-        that one's. Only columns of the index can be in it: the key, the primary key and the included ones.
+    index: the index's name as SQL, `public.flights_by_plane`, or a selectable of its view.
+    where: the condition on the entries, over the source's own columns or, if `index` is a selectable, over its columns.
+        It can only contain columns of the index: the key, the primary key and the included ones.
 
     Returns something to select from: for a table an alias with its columns, for an ORM class an alias of that class,
-    both as they are in one snapshot. The caller needs SELECT on the table and on the index.
+    both of one snapshot, in no order. The caller needs SELECT on the table and on the index.
 
-    Raises InvalidInput if `index` is no SQL identifier. Not guaranteed: an order.
+    Raises InvalidInput if `index` is no SQL identifier.
     """
     mapped = not isinstance(source, FromClause)
     table: Any = inspect(source).local_table if mapped else source
     if isinstance(index, str):
         name = parse_name(index, "index")
-        # Only for its names and types: which of the columns the index has, the server knows.
+        # Only for names and types: the server knows which of the columns the index has.
         columns = [new_column(c.name, c.type) for c in table.columns]
         view: Any = new_table(name.name, *columns, schema=name.schema)
     else:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 Level = Literal["eventual", "bounded", "strict"]
 # More threads than this wait for shards in turn.
 THREADS = 32
-# How often the index server is asked if another generation is published each time: a rebuild, then its revert.
+# The most questions to the index server if another generation is published each time: a rebuild, then its revert.
 MOST_ASKED = 3
 DSNS = "SELECT name, dsn FROM roir.shard WHERE removed_at IS NULL"
 
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows that were found, in no order. away: what kept shards from being asked, by their names."""
+    """The rows that were found, in no order. away: the reasons why shards weren't read, by their names."""
 
     found: list[Found]
     away: dict[str, str] = field(default_factory=dict)
@@ -62,12 +62,12 @@ class Answer:
 
 
 class ShardedIndex:
-    """An index apart from its tables, opened once for many reads, from several threads if you like.
+    """An index over shards, opened once for many reads, from several threads if you like.
 
     engine: SQLAlchemy's, of the index server. index: its name as SQL. shards: engines of the shards by the names that
     `roir shard list` shows; without them their DSNs are read from `roir.shard`, which takes SELECT on that table, and
-    the engines are this object's own: `close` ends them. The DSNs are read again once a shard can't be asked, or isn't
-    known: `roir shard add` may have told another one. Each thread takes a connection of each shard that it asks.
+    the engines are this object's own: `close` ends them. The DSNs are read again if a shard can't be reached, or isn't
+    known: `roir shard add` may have changed them. Each thread takes a connection of each shard that it reads.
     """
 
     def __init__(self, engine: Engine, index: str, shards: Mapping[str, Engine] | None = None) -> None:
@@ -222,7 +222,7 @@ class ShardedIndex:
             )
 
     def _ask(self, calls: Mapping[str, Callable[[], T]], away: dict[str, str] | None) -> dict[str, T]:
-        """The results by shard, asked at the same time. away: takes what kept shards from answering; None: raise."""
+        """The results by shard, which are read at the same time. away: gets the errors of shards; None: raises them."""
         if len(calls) > 1:
             with self._lock:
                 if self._threads is None:
@@ -233,7 +233,7 @@ class ShardedIndex:
             running = dict(calls)
         done: dict[str, T] = {}
         failed: list[Exception] = []
-        # All have ended before anything is raised: none goes on for a reader who has left.
+        # All end before an error is raised: none goes on for a caller that has left.
         for shard, result in running.items():
             try:
                 done[shard] = result()

@@ -32,14 +32,14 @@ from airflow_roir.engine.retry.trouble import first_line, said
 from airflow_roir.errors import InvalidInput, NotStrict, RightMissing, RoirError, ShardUnreachable
 from airflow_roir.reading.candidates import NO_RIGHT, Home, KeyColumn, is_away, key_text, state_of, with_session
 
-# So many rows of a shard are asked for at once: their keys are parts of the statement.
+# The most rows that one statement asks a shard for: it contains their keys.
 KEYS = 1000
 
 Key = tuple[Any, ...]
 
 
 class _Type(UserDefinedType[Any]):
-    """A type by the name that the index server gives it: what a value is bound as may be another one (float4, char)."""
+    """A type by its name on the index server: the driver may bind a value as another type (float4, char)."""
 
     cache_ok = True
 
@@ -62,9 +62,8 @@ def ask(
 ) -> dict[str, Any]:
     """The rows of these primary keys that meet the condition, by the texts of their keys, and no others.
 
-    home: what the shard must be: another database, a standby, or one that lost commits doesn't say the truth. None:
-    nothing is asked of it. Raises ShardUnreachable, NotStrict, InvalidInput (it is another table), RightMissing,
-    RoirError.
+    home: the database that the shard must be: another database, a standby, or one that lost commits doesn't have the
+    truth. None: any. Raises ShardUnreachable, NotStrict, InvalidInput (it is another table), RightMissing, RoirError.
     """
     found: dict[str, Any] = {}
     for start in range(0, len(keys), KEYS):
@@ -125,7 +124,7 @@ def _read(
     found: dict[str, Any] = {}
 
     def asked(session: Session) -> list[tuple[Any, Any]]:
-        # Twice the same result: what tells where it is from, and the rows as SQLAlchemy's own.
+        # The same result twice: the columns about its origin, and the rows as SQLAlchemy's own.
         result = session.execute(query)
         # Values of a column needn't be hashable; an instance that loads others by a join comes in several rows.
         frozen = (result.unique() if mapped else result).freeze()
@@ -136,8 +135,8 @@ def _read(
     with Session(connection) as session:
         answered = asked(session)
         if home is not None and not answered:
-            # A class may have criteria of its own (inheritance, inner joins), which took what tells it away. Before the
-            # rows, in a transaction of its own: a standby may be promoted meanwhile.
+            # A class may have criteria of its own (inheritance, inner joins), which have removed the row about the
+            # origin. Before the rows, in a transaction of its own: a standby may be promoted meanwhile.
             session.rollback()
             _check(shard, home, table, *session.execute(select(*heads)).one())
             session.rollback()

@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from airflow_roir.spark.start import SparkStart
 
 BEREAVED = "the process that started this run has died (an Airflow task, for example)"
-# After an order that ended so, Spark is as good as before.
+# After an order with one of these exit codes Spark can take another one.
 GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code, OperationQueued.exit_code)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exits codes: 0 done, 3 paused, 4 another run drives the operation, 5 it waits in the queue,
-    2 bad input, 1 any other error."""
+    """The driver's main function. Exit codes: 0 done, 3 paused, 4 another run drives the operation, 5 it waits in the
+    queue, 2 bad input, 1 any other error."""
     guard.begin()
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(given)
-    # No environment of Spark's processes needs it.
+    # No process of Spark needs it in its environment.
     dsn = os.environ.pop("ROIR_DSN", None)
     if not dsn:
         return say("no database given: set the environment variable ROIR_DSN", 2)
@@ -68,12 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
             turn_on()
 
         def discard() -> None:
-            """The log, where nothing was driven."""
+            """Removes the log if no operation was driven."""
             if options.later and not log.is_named:
                 log.discard()
 
         def bereave(_signal: int, _frame: Any) -> None:
-            """As `_interrupt`, by the `guard`, which kills this process soon."""
+            """As `_interrupt`, sent by the `guard`, which kills this process soon."""
             discard()
             raise KeyboardInterrupt(BEREAVED)
 
@@ -116,11 +116,11 @@ def _parser() -> argparse.ArgumentParser:
 def _run(
     given: list[str], options: argparse.Namespace, dsn: str, spark: SparkOptions, voice: TextIO, log: SparkLog
 ) -> int:
-    """Drives the operation that is given, or one after another as they are ordered; the last exit code."""
+    """Drives the given operation, or each that is ordered, one after another; returns the last exit code."""
     from airflow_roir.spark.start import SparkStart
 
     with SparkStart(spark, f"roir {options.index}" if options.index else "roir") as start:
-        # What takes long to import comes while Java starts.
+        # The slow imports run while Java starts.
         from airflow_roir.engine import lifecycle  # noqa: F401
         from airflow_roir.engine.database import Database
 
@@ -138,12 +138,12 @@ def _run(
                 say(f"{ENDED}{code}", code, voice)
             return code
         finally:
-            # Spark's end has begun, which is all that this would ask for.
+            # Spark is ending already, so a further SIGTERM has nothing to do.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, voice: TextIO, log: Path | None) -> int:
-    """Drives one operation, told line by line; its exit code. log: the file of Spark's own, only told."""
+    """Drives one operation and reports on it line by line; returns its exit code. log: of Spark, for messages."""
     from sqlalchemy.exc import DBAPIError
 
     from airflow_roir.engine import lifecycle
@@ -169,11 +169,11 @@ def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, v
         gone = "; nothing can be written there now. What is committed stays: resume once the server is back"
         return say(f"{reason_of(error)}{gone if trouble_of(error) is Trouble.LOST else ''}", 1, voice)
     except KeyboardInterrupt:
-        # Whether the pause could be written isn't known here.
+        # It isn't known here whether the pause was committed.
         more = f"interrupted; continue with: roir resume {argument(options.index)}"
         return say(more, OperationPaused.exit_code, voice)
     except Exception as error:
-        # A defect: its stack is for the other log, too, but the reader of this one must know.
+        # A defect: its stack goes to Spark's log, but the user must learn of it here, too.
         with suppress(OSError):
             traceback.print_exc()
         return say(f"{type(error).__name__}: {error}{'' if log is None else f'; its stack is in {log}'}", 1, voice)
@@ -197,7 +197,8 @@ def _is_interrupted() -> bool:
 
 
 def report(line: str, voice: TextIO) -> None:
-    """Raises SparkFailed if no process reads: without its parent a run hears of no switch and no changed option."""
+    """Prints a line for the user. Raises SparkFailed if no process reads: without its parent a run learns neither of
+    the DAG's switch nor of changed options."""
     try:
         # A text of others, such as a pause's reason, must not look like a line of ours.
         print(f"roir: {line}".replace("\r", "\n").replace("\n", "\n  "), file=voice, flush=True)

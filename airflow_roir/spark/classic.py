@@ -1,6 +1,6 @@
 """A classic Spark session: this process is the driver, and workers are jobs of RDDs.
 
-Not of DataFrames: planning, compiling and Arrow would take a new JVM seconds before the first worker begins.
+Not jobs of DataFrames: planning, compiling and Arrow would take a new JVM seconds before the first worker begins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOCAL_SETTINGS = {"spark.python.daemon.module": "airflow_roir.spark.worker_daemo
 # If the user has set one of these, Spark must be stopped, not killed: it reports the application's end.
 LISTENING = ("spark.eventLog.enabled", "spark.extraListeners", "spark.plugins", "spark.metrics.conf")
 OPTIONS = "SPARK_SUBMIT_OPTS"
-# The driver only hands tasks out: what takes longest in its JVM is compiling what it runs once.
+# The driver only hands out tasks: its JVM would spend most of its time on compiling code that runs once.
 QUICK = "-XX:TieredStopAtLevel=1"
 # A process that ends a driver may not wait longer.
 REMOVING_S = 1.5
@@ -50,7 +50,7 @@ def is_local(master: str | None) -> bool:
 
 
 class Java:
-    """The JVM of a driver, started before anybody knows for which operation."""
+    """The JVM of a driver, started before its operation is known."""
 
     def __init__(self, options: SparkOptions, folder: Path, unwanted: Event | None = None) -> None:
         """Starts it, unless `spark-submit` has. folder: for its temporary files; unwanted: set when it is given up.
@@ -113,13 +113,13 @@ class Java:
         return ClassicSession(context, self)
 
     def end_gently(self, seconds: float) -> None:
-        """Lets it end by itself. For a JVM that was started here. Raises subprocess.TimeoutExpired."""
+        """Lets a JVM that was started here end on its own, and waits for that. Raises subprocess.TimeoutExpired."""
         process = self._gateway.proc
         process.stdin.close()
         process.wait(seconds)
 
     def end(self) -> None:
-        """Kills it, if it was started here. Silent if it has gone."""
+        """Kills the JVM, if it was started here. Silent if it is gone."""
         process = getattr(self._gateway, "proc", None)
         if process is not None:
             process.kill()
@@ -138,7 +138,7 @@ class ClassicSession(Session):
             context.addPyFile(str(write_package(java.folder / name)))
 
     def warm_up(self) -> None:
-        """Runs a first job, so that Python's daemon is there and the JVM knows how."""
+        """Runs a first job, so that Python's daemon runs and the JVM has loaded its classes."""
         with _described(self._context, "starts Python"):
             self._context.parallelize([0], 1).mapPartitions(list).collect()
         mark("python")
@@ -169,7 +169,7 @@ class ClassicSession(Session):
         try:
             url = self._context.uiWebUrl
         except Exception:
-            # Its JVM is gone, which the workers are about to tell.
+            # Its JVM is gone; the workers' errors will report that.
             return None
         return url if url and re.fullmatch(r"https?://[^\s\"'<>]{1,500}", url) else None
 
@@ -185,13 +185,13 @@ class ClassicSession(Session):
             tracker = self._context.statusTracker()
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         except Exception:
-            # Its JVM is gone, which the workers are about to tell.
+            # Its JVM is gone; the workers' errors will report that.
             return 0
         # Each worker is a job with one task.
         return sum(1 for one in stages if one is not None and not one.numActiveTasks and not one.numCompletedTasks)
 
     def close(self) -> None:
-        """Ends it. In local mode at once: all work is committed, and a JVM takes a second to tidy up for itself."""
+        """Ends it. In local mode at once: all work is committed, and a JVM takes a second to tidy up."""
         # An error means that its JVM is gone already.
         with suppress(Exception):
             has_own_files = self._has_own_files()
@@ -205,7 +205,7 @@ class ClassicSession(Session):
         self._java.end()
 
     def _has_own_files(self) -> bool:
-        """True if there are temporary files outside of our folder, which only a JVM that ends by itself removes."""
+        """True if there are temporary files outside of our folder, which only a JVM that isn't killed removes."""
         system = self._context._jvm.java.lang.System
         chosen = system.getenv("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir")
         return bool(chosen) or system.getProperty("java.io.tmpdir") != str(self._java.folder)

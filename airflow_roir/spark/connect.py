@@ -1,4 +1,4 @@
-"""A session of a Spark Connect server: workers are jobs of DataFrames, the only ones that it has."""
+"""A session of a Spark Connect server: workers are jobs of DataFrames, since it has no others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCHEMA = (
     "worker int, phase string, ordinal int, rows bigint, batches bigint, seconds double, done boolean, error string"
 )
-# Spark Connect's client tries for ten minutes by itself; the server's absence should be known within half a minute.
+# By default Spark Connect's client tries for ten minutes; the server's absence should be known within half a minute.
 RETRIES = 8
 MAX_BACKOFF_MS = 5_000
 
@@ -37,7 +37,7 @@ class ConnectSession(Session):
 
         assert options.master is not None
         builder = SparkSession.builder
-        # The other settings of a server that is there already aren't ours to make.
+        # The other settings belong to the server, which runs already.
         for key, value in options.conf.items():
             builder = builder.config(key, value)
         self._spark: Any = builder.remote(options.master).getOrCreate()

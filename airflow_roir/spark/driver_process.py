@@ -1,4 +1,4 @@
-"""The Spark driver as a process of its own, in its own session, with its own log pipe: for the CLI and for Airflow.
+"""Runs the Spark driver as a process of its own, in its own session, with its own log pipe: for the CLI and Airflow.
 
 Not inside the caller's process: a JVM and its Python workers would share its process group and its standard output,
 and Airflow's supervisor would wait for them. The DSN travels in the environment, which other users of the machine
@@ -51,7 +51,7 @@ def driver_command(options: SparkOptions, order: Sequence[str]) -> list[str]:
 
 
 def later(log: Path) -> list[str]:
-    """To start Spark, and wait for orders. log: the file that Spark's own log goes to until then."""
+    """The arguments by which a driver starts Spark and waits for orders. log: the file of Spark's log until then."""
     return ["--later", "--spark-log", str(log)]
 
 
@@ -106,11 +106,11 @@ def driver_environment(
 class Driver:
     """A running driver process.
 
-    command, environment: what to start; forward: called with every line that it logs, from a thread. takes_orders: it
-    was started with `later`.
-    is_starting: Spark isn't up yet, so that it can be ended at any moment at no loss.
+    command, environment: of the process; forward: called with every line that it logs, from a thread. takes_orders: it
+    was started with `later`. is_starting: Spark isn't up yet, so the driver can be ended at any moment without a loss.
 
-    When this process dies, of whatever, its `guard` lets it pause the operation, and kills what is left within seconds.
+    When this process dies, for any reason, the driver's `guard` lets the driver pause the operation, and kills the
+    processes that are left within seconds.
     """
 
     def __init__(
@@ -181,13 +181,13 @@ class Driver:
             ) from None
 
     def release(self) -> None:
-        """No more orders: it ends by itself, after those that it has."""
+        """Gives no more orders: the driver ends after those that it has."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
 
     def wait_for_order(self, seconds: float | None = None) -> int | None:
-        """The exit code of an order, None while it is carried out. Raises SparkFailed if the driver ended before."""
+        """The exit code of an order; None while it is under way. Raises SparkFailed if the driver ended before."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while deadline is None or time.monotonic() < deadline:
             with suppress(Empty):
@@ -202,7 +202,7 @@ class Driver:
         return None
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Waits for the driver's end, at most `seconds` or as long as it takes; its exit code, see
+        """Waits for the driver's end, at most `seconds` or as long as it takes; returns its exit code, see
         `airflow_roir.spark.__main__.main`, negative for a signal, None while it runs."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._has_ended():
@@ -218,12 +218,12 @@ class Driver:
         """True if it has ended, reaped or not."""
         if self._process.returncode is not None:
             return True
-        # WNOWAIT leaves it to be reaped: until then the number of its session stays its own.
+        # WNOWAIT doesn't reap it: until it is reaped no other session gets its number.
         ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self._process.pid, ended) is not None
 
     def _reap(self) -> None:
-        """Ends what is left of its session, and then itself. Its guard would, too, unless that was killed."""
+        """Kills the rest of the driver's session, then reaps the driver. So would its guard, unless that was killed."""
         if self._process.returncode is None:
             guard.kill(self._process.pid)
             self._process.wait()
@@ -236,12 +236,12 @@ class Driver:
         self._signal(signal.SIGTERM)
 
     def kill(self, patience_s: float = TERMINATE_S) -> None:
-        """Ends the driver's process group: SIGTERM, unless it had one, then SIGKILL to all of its session once the
-        driver has ended, or after so long."""
+        """Ends the driver's process group: SIGTERM, unless it has got one, then SIGKILL to all of its session once the
+        driver has ended, or after `patience_s`."""
         if self._process.returncode is not None:
             return
         if patience_s and not self._was_asked:
-            # A second one would end it before it has paused its operation.
+            # A second SIGTERM would end it before it has paused its operation.
             self._signal(signal.SIGTERM)
         deadline = time.monotonic() + patience_s
         while not self._has_ended() and time.monotonic() < deadline:
@@ -249,9 +249,9 @@ class Driver:
         self._reap()
 
     def settle(self, dsn: str, index: str, owner: str) -> None:
-        """After its end: say in the operation that it was killed, which it would seem to drive for a while.
+        """Records in the operation, after the driver's end, that it was killed: it would seem to drive it for a while.
 
-        index, owner: those of its order. Waits `SETTLE_S` at most: the server may not answer, either.
+        index, owner: those of its order. Waits `SETTLE_S` at most, since the server may not answer, either.
         """
         code = self._process.returncode
         if code is not None and code < 0:
@@ -260,7 +260,7 @@ class Driver:
             told.join(SETTLE_S)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Once reaped, its number may belong to somebody else.
+        # Once it is reaped, another process may have its number.
         if self._process.returncode is None:
             try:
                 os.killpg(self._process.pid, number)

@@ -1,8 +1,8 @@
-"""Ends a driver and all that it has started, once the process that started it has died or has heard its end.
+"""Ends a driver and all its child processes once the driver's starter has died, or has learnt of the driver's end.
 
-A process of its own in the driver's session, which no hung thread of the driver's holds up. Its standard input is a
-pipe whose other end the starter alone has: it ends with that, whatever the starter dies of. It runs as a script, and
-imports nothing of ours, so that it starts at once.
+It is a process of its own in the driver's session, so no hung thread of the driver holds it up. Its standard input is a
+pipe whose other end only the starter has: the pipe ends with the starter, in any case. It runs as a script and imports
+nothing of ours, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GONE_S = 10.0
 
 
 def begin(environment: Mapping[str, str] = os.environ) -> None:
-    """Starts it, in a driver whose starter has given it a pipe."""
+    """Starts the guard, in a driver that has got a pipe from its starter."""
     if STARTER not in environment:
         return
     pipe = int(os.environ.pop(STARTER))
@@ -49,8 +49,8 @@ def members(session: int) -> set[int]:
 
 
 def kill(session: int) -> None:
-    """Kills all of a session, Python workers with groups of their own too. Its leader must not be reaped yet, or this
-    process must be one of it: else its number may be somebody else's."""
+    """Kills all processes of a session, also Python workers with groups of their own. The session's leader must not be
+    reaped yet, or this process must belong to it: otherwise another session may have its number."""
     with suppress(ProcessLookupError, PermissionError):
         if os.getpgid(0) != session:
             os.killpg(session, signal.SIGKILL)
@@ -64,7 +64,7 @@ def kill(session: int) -> None:
 
 
 def main(driver: int) -> None:
-    """Waits for the end of the pipe, then let the driver pause what it drives, then kill what is left."""
+    """Waits for the end of the pipe, then lets the driver pause its operation, then kills the processes left."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: found as `scripts/ensure-java` finds it, before anything else is tried."""
+"""Finds the Java that Spark runs on, as `scripts/ensure-java` does, before Spark is started."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ANSWER_S = 60.0
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> Path:
-    """Finds a Java that Spark can run on, and set JAVA_HOME to it for what is started from here; its home.
+    """Finds a Java that Spark can run on, and sets JAVA_HOME to it for child processes; returns its home.
 
-    JAVA_HOME comes first, then `java` on PATH. Raises JavaMissing, with what was found and what to install; also if
-    SPARK_HOME leads to no Spark, since PySpark starts that one, not its own.
+    JAVA_HOME comes first, then `java` on PATH. Raises JavaMissing, with the versions found and the one to install; also
+    if SPARK_HOME contains no Spark, since PySpark starts that one, not its own.
     """
     if (spark := environment.get("SPARK_HOME")) and not (Path(spark) / "bin" / "spark-submit").is_file():
         raise JavaMissing(
@@ -52,9 +52,9 @@ def _candidates(environment: MutableMapping[str, str]) -> list[tuple[str, Path]]
 
 
 def _read(java: Path) -> tuple[Path, str] | None:
-    """As `_asked`, by the file `release` that a Java has beside its programs; None if it can't be known by that.
+    """As `_asked`, by the file `release` beside a Java's programs; None if that doesn't show it.
 
-    A start of Java takes half a second and more.
+    To start Java takes half a second or more.
     """
     home = java.resolve().parent.parent
     try:

@@ -1,7 +1,7 @@
-"""Spark's own log: what its JVM and its Python workers print, in a file of its own, bounded in size.
+"""Writes Spark's own log, the output of its JVM and its Python workers, to a file of its own, bounded in size.
 
-A build that succeeds has stack traces in it: of a worker that was told to go, of a node that came late. The lines for
-the user go another way.
+The log of a build that succeeds contains stack traces, too: of a worker that had to leave, of a node that came late.
+The lines for the user go elsewhere.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from airflow_roir.errors import InvalidInput
 # A file that has grown beyond this becomes the older one of two.
 LIMIT_BYTES = 10_000_000
 LOOK_EVERY_S = 5.0
-# The folder of these files, wherever the driver is started.
+# The environment variable that names the folder of these files.
 FOLDER = "ROIR_LOG_FOLDER"
 
 
 def spark_log(operation: int | str, folder: Path | None = None) -> Path:
-    """The file of an operation: in $ROIR_LOG_FOLDER, else in this folder, else in the user's own state.
+    """The file of an operation: in $ROIR_LOG_FOLDER, else in this folder, else in the user's folder of state.
 
-    operation: its id, or what stands for it until that is known. Raises InvalidInput if the user has no home.
+    operation: its id, or a placeholder until that is known. Raises InvalidInput if the user has no home.
     """
     chosen = os.environ.get(FOLDER)
     if chosen:
@@ -46,14 +46,15 @@ class SparkLog:
 
     def __init__(self, path: Path | None = None, file: int | None = None) -> None:
         self.path = path
-        # One that holds something is an operation's already.
+        # A file with contents is an operation's already.
         self.is_named = file is not None and os.fstat(file).st_size > 0
         self._file = file
 
     def name(self, path: Path) -> None:
-        """Gives it its name, once that is known; the first one holds. A log that has it becomes the older one of two.
+        """Renames the log once its name is known; only the first call counts. An older file of that name is kept as the
+        older one of two.
 
-        Silent if that can't be: then it keeps the one that it was opened with.
+        If that fails, the log silently keeps its present name.
         """
         if self.is_named or self.path is None:
             return
@@ -66,12 +67,12 @@ class SparkLog:
             self.path = self.path.rename(path)
 
     def discard(self) -> None:
-        """Removes it: nothing has happened."""
+        """Removes the log, since no operation was driven."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
     def bound(self) -> None:
-        """Cuts it if it has grown too long."""
+        """Cuts the log if it has grown too long."""
         if self._file is None or self.path is None or os.fstat(self._file).st_size <= LIMIT_BYTES:
             return
         with suppress(OSError):
@@ -84,7 +85,7 @@ class SparkLog:
             ):
                 log.seek(0)
                 shutil.copyfileobj(log, copy)
-        # Whether it could be kept or not: a full disk is the last thing that a log may cause.
+        # Even if the older half couldn't be kept: a log must never fill a disk.
         os.ftruncate(self._file, 0)
 
 
@@ -121,7 +122,7 @@ def diverted(path: Path) -> Iterator[tuple[TextIO, SparkLog]]:
 
 
 def _opened(path: Path) -> tuple[int, Path]:
-    # Appended to by many processes at once, and cut at its beginning; never by way of somebody's link.
+    # Many processes append at once, and it is cut at its beginning. O_NOFOLLOW: never through another user's link.
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

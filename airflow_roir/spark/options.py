@@ -34,7 +34,7 @@ class SparkOptions:
     master: a master URL as `spark-submit --master` takes it, or a Spark Connect server's `sc://…`; None runs Spark in
         the driver's own process, or where `spark-submit` said. conf: Spark settings, none of them a secret.
 
-    Raises InvalidInput for what is no master.
+    Raises InvalidInput for a text that is no master.
     """
 
     master: str | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # Where Python 3.10 has it, too.
+    # Python 3.10 has it only there.
     from importlib.abc import Traversable
 
 PACKAGE = "airflow_roir"

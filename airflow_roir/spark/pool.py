@@ -29,7 +29,7 @@ from airflow_roir.spark.task import error_of, worker_job
 if TYPE_CHECKING:
     from airflow_roir.spark.start import SparkStart
 
-# So long without a session of its own: Spark never started it, or has lost it.
+# A worker without a session for this long: Spark never started it, or has lost it.
 LOST_AFTER_S = 3.0
 # Spark has this long to say that an interrupted job has ended.
 INTERRUPTED_S = 15.0
@@ -73,10 +73,10 @@ class SparkPool(Pool):
         return f"roir {run.index} operation {run.operation_id}.{run.epoch} {phase} worker {number}"
 
     def leave(self, at_work: Callable[[], Collection[int]], patience_s: float) -> list[Ended]:
-        """As of any pool; but whom Spark never gave a slot, or lost, is interrupted.
+        """As in any pool; but a worker without a slot, or one that Spark has lost, is interrupted.
 
-        After patience_s seconds without an answer of the database all jobs are. at_work: the numbers of the workers
-        that have a session in the server; raises whatever the database raises.
+        After patience_s seconds without an answer of the database all jobs are. at_work: returns the numbers of the
+        workers that have a session in the server; raises the database's errors.
         """
         ended = self.collect()
         seen_at = dict.fromkeys(self._jobs, time.monotonic())
@@ -109,7 +109,7 @@ class SparkPool(Pool):
         return [Ended(number, job.result(), None) for number, job in jobs.items() if job.done() and not job.exception()]
 
     def failure(self, ended: Ended, log: PhaseLog, leaving: bool) -> BaseException | None:
-        """As of any pool. A worker that Spark lost starts again; a Spark that is of no more use ends the phase."""
+        """As in any pool. A worker that Spark lost starts again; the loss of Spark itself ends the phase."""
         said = error_of(ended.rows)
         if said is not None or ended.error is None:
             return super().failure(Ended(ended.worker, ended.rows, said), log, leaving)
@@ -117,7 +117,7 @@ class SparkPool(Pool):
         if is_python_error(ended.error):
             return worker_failed(ended.worker, failure)
         if leaving:
-            # It was to go, and what it has done is committed: how Spark ended it is for Spark's own log.
+            # It had to leave, and its work is committed: the way it ended is only for Spark's own log.
             with suppress(OSError):
                 print(f"worker {ended.worker} has left: {failure}", file=sys.stderr, flush=True)  # noqa: T201
             return None
@@ -150,7 +150,7 @@ class SparkPool(Pool):
         self._waiting, self._short = min(self._waiting, waiting), waiting
 
     def _short_of_slots(self, at_work: int) -> int:
-        """How many workers should have a slot by now, and have none."""
+        """The number of workers that should have a slot by now but have none."""
         since = time.monotonic() - self._submitted_at
         if since < SLOT_S:
             return 0
@@ -160,7 +160,7 @@ class SparkPool(Pool):
 
 
 class SparkPools:
-    """Workers on Spark, as `engine.pool.Pools`. start: of the session; log: the file of Spark's own log, only told."""
+    """Workers on Spark, as `engine.pool.Pools`. start: of the session; log: the file of Spark's log, for messages."""
 
     def __init__(self, start: SparkStart, log: Path | None = None) -> None:
         self._start = start
@@ -184,6 +184,6 @@ class SparkPools:
             yield lambda phase: SparkPool(session, database, run, phase)
             mark("done")
         finally:
-            # They go with the driver. If the server can't be reached, the next run shows its own.
+            # The pages go with the driver. If the server can't be reached, the next run shows its own.
             with suppress(DBAPIError):
                 show_spark_ui(database, run, None)

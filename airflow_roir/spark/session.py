@@ -19,12 +19,12 @@ class Session(ABC):
     def run(self, number: int, tag: str, description: str, work: WorkerJob) -> list[WorkerMetrics]:
         """Runs a worker, in a thread of its own, to its end. Raises whatever PySpark raises, see `why`.
 
-        tag: by which `interrupt` finds it; description: how Spark's pages call it.
+        tag: by which `interrupt` finds it; description: its name on Spark's pages.
         """
 
     @abstractmethod
     def interrupt(self, tag: str) -> None:
-        """Ends the jobs of a tag; what they have open is rolled back. Silent if Spark is gone."""
+        """Ends the jobs of a tag; their open transactions are rolled back. Silent if Spark is gone."""
 
     @property
     @abstractmethod
@@ -42,7 +42,7 @@ class Session(ABC):
 
     @property
     def tasks_without_slot(self) -> int | None:
-        """How many workers wait for a slot; None through Spark Connect, which doesn't say."""
+        """The number of workers that wait for a slot; None through Spark Connect, which doesn't report it."""
         return None
 
     @property
@@ -57,7 +57,7 @@ def tag_of(text: str) -> str:
 
 
 def why(error: BaseException) -> str:
-    """One line of what Spark said in many: a Python worker's own error, a lost executor's reason, or the first line."""
+    """One line of Spark's message: a Python worker's own error, the reason of a lost executor, or the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in str(error).splitlines() if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit)\b", line)]
     if is_python_error(error) and raised:

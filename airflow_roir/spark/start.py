@@ -1,4 +1,4 @@
-"""Spark's start, in a thread of its own: beside the imports of the engine, and beside what prepares the operation."""
+"""Starts Spark in a thread of its own, while the engine is imported and the operation is prepared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BREAK_OFF_S = 1.5
 
 
 class SparkStart:
-    """A Spark that is on its way. A context manager: at the end it is closed, whether it is up or not.
+    """A Spark that is starting. A context manager: at the end it is closed, whether it is up or not.
 
     name: the application's. Raises JavaMissing.
     """
@@ -43,7 +43,7 @@ class SparkStart:
         threading.Thread(target=self._run, name="roir-spark-start", daemon=True).start()
 
     def session(self, name: str) -> Session:
-        """Waits until Spark is up; the session, where a cluster calls the application by this name. Raises
+        """Waits until Spark is up; returns the session. A cluster shows the application under this name. Raises
         SparkFailed."""
         if not self._is_early:
             self._name = name
@@ -51,12 +51,12 @@ class SparkStart:
         try:
             return self._future.result()
         except Exception as error:
-            # What it raises depends on what is missing: Java, the master, the name of a setting.
+            # The type of the error depends on the cause: Java, the master, the name of a setting.
             raise SparkFailed(f"Spark can't be started at {self._options.master or 'local'}: {why(error)}") from error
 
     @property
     def _is_early(self) -> bool:
-        # A cluster's slots aren't taken before there is something to do.
+        # On a cluster it takes no slots before there is work.
         return is_local(self._options.master) and not is_submitted()
 
     def _run(self) -> None:
@@ -81,7 +81,7 @@ class SparkStart:
         return session
 
     def close(self) -> None:
-        """Ends it; a start that is under way is broken off. Safe to call twice."""
+        """Ends Spark; breaks off a start that is under way. Safe to call twice."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -98,7 +98,8 @@ class SparkStart:
     def _break_off(self) -> None:
         """Ends the JVM that PySpark still waits for, so that PySpark removes what it has made for it.
 
-        Nobody tells its number. The group of a driver with its own session is the driver and its JVM.
+        PySpark doesn't return its process id. The process group of a driver with its own session is the driver and its
+        JVM.
         """
         if os.getsid(0) == os.getpid():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""When a driver reached which point of its start: lines of Spark's own log, which `make bench-start` reads."""
+"""Marks the points of a driver's start in Spark's own log, which `make bench-start` reads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 import time
 from contextlib import suppress
 
-# `driver` the process runs, `java` its JVM answers, `session` Spark is up, `python` a first job has run in a Python
-# worker, `begun` the run has begun in the database, `job` its first worker is submitted, `done` its last one has been
-# heard out, `stopped` Spark has ended.
+# `driver`: the process runs; `java`: its JVM answers; `session`: Spark is up; `python`: a first job has run in a Python
+# worker; `begun`: the run has begun in the database; `job`: its first worker is submitted; `done`: the results of its
+# last one are read; `stopped`: Spark has ended.
 MARKS = ("driver", "java", "session", "python", "begun", "job", "done", "stopped")
 PREFIX = "roir-start"
 
@@ -18,7 +18,7 @@ class _Marks:
 
 
 def turn_on() -> None:
-    """From now on write marks: standard error is Spark's own log, and not among the lines for the user."""
+    """Turns marks on: standard error is Spark's own log now, not the stream of the user's lines."""
     _Marks.is_on = True
 
 

@@ -21,7 +21,7 @@ FENCED = "fenced: "
 
 
 def worker_job(database: Database, run: Run, phase: str) -> Callable[[Iterator[int]], Iterator[WorkerMetrics]]:
-    """A function of workers' numbers, for Spark to ship: it is those workers."""
+    """A function of workers' numbers, for Spark to ship: it runs those workers."""
 
     def run_workers(numbers: Iterator[int]) -> Iterator[WorkerMetrics]:
         for number in numbers:
@@ -33,7 +33,7 @@ def worker_job(database: Database, run: Run, phase: str) -> Callable[[Iterator[i
 def work(
     database: Database, run: Run, phase: str, number: int, wait: Callable[[float], object] | None = None
 ) -> Iterator[WorkerMetrics]:
-    """As `worker.work`, but an error comes as a row: of one that is raised Spark keeps no more than a text."""
+    """As `worker.work`, but an error comes as a row, since Spark keeps only the text of an error that is raised."""
     try:
         yield from worker.work(database, run, PHASES[Phase(phase)], number, wait)
     except OperationPaused:

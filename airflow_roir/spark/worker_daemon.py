@@ -22,7 +22,7 @@ PRELOADED = (
 
 
 def main() -> None:
-    """Imports what workers need, then be Spark's daemon; ends when Spark does."""
+    """Imports the modules that workers need, then runs Spark's daemon; ends when Spark does."""
     for name in PRELOADED:
         importlib.import_module(name)
     # A collection in a fork would write to all of these pages, and so copy them.

@@ -1,4 +1,4 @@
-"""A call into the engine that the task's main thread can wait for and walk away from."""
+"""Runs a call into the engine in a thread, so that the task's main thread can wait for it or leave it."""
 
 from __future__ import annotations
 

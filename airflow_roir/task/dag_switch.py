@@ -1,4 +1,4 @@
-"""The DAG's own pause switch, as a running task sees it. All that depends on how Airflow does that is here."""
+"""Reads the DAG's own pause switch in a running task. All code that depends on Airflow's way of pausing is here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # just ended has arrived, the scheduler takes that report for the new stretch and fails it: seen at 0 to 5 s, never
 # in 16 tries at 15 s and more.
 LEAVE_S = 16
-# How soon a task that waits for somebody else looks again: a look costs one short-lived process.
+# The time after which a task that waits for another run or a user looks again: a look costs one short-lived process.
 LOOK_AGAIN_S = 30
 
 
@@ -39,7 +39,7 @@ def actor_of_switch(dag_id: str) -> str:
 
 
 def leave(seconds: int) -> AirflowRescheduleException:
-    """What to raise to end this stretch of the task: it costs no retry, and while the DAG is paused Airflow doesn't
+    """The exception that ends this stretch of the task: it costs no retry, and while the DAG is paused Airflow doesn't
     start the next one.
 
     seconds: earliest start of the next stretch from now; at least `LEAVE_S`, see there.

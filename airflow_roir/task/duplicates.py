@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from airflow_roir.engine.control.operations import OperationRow
     from airflow_roir.engine.database import Database
 
-# Its value: index, operation_id, groups, rows, and the first groups.
+# The XCom's value has index, operation_id, groups, rows, and the first groups.
 XCOM = "duplicates"
 
 
 def push_duplicates(database: Database, ti: RuntimeTaskInstanceProtocol, row: OperationRow) -> dict[str, Any] | None:
-    """Pushes how many there are, and the first of them; None, and nothing is pushed, if the index isn't unique."""
+    """Pushes the numbers of duplicates, and the first ones; None, without a push, if the index isn't unique."""
     found, groups = duplicate_report.first(database, row.id)
     if not found.unique:
         return None

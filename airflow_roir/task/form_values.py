@@ -1,4 +1,4 @@
-"""Values as forms, templates and the Task State Store give them: a number may arrive as text."""
+"""Reads values of forms, templates and the Task State Store, where a number may be text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def whole_number(name: str, value: Any) -> int | None:
     if value is None or (isinstance(value, str) and value.strip() in ("", "None")):
         return None
     if isinstance(value, str):
-        # To JSON Schema 2.0 is a whole number, too, and a template renders it as it is.
+        # For JSON Schema 2.0 is a whole number, too, and a template renders it as `2.0`.
         text = value.strip().replace("_", "").replace(",", "")
         try:
             return int(text.removesuffix(".0"))

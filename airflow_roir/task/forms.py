@@ -1,4 +1,4 @@
-"""The options of operations as fields of a DAG's form, by their declarations."""
+"""Makes the fields of a DAG's form from the declarations of options."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def fields_of(
 ) -> dict[str, Param]:
     """The fields of a form, by name. names: of the options; by default all that have a title.
 
-    how, when: the sections of an operation's own options, and of those that say when and how hard it works; by default
-    none. changes: of an operation that has begun, so that an empty field keeps what there is. values: what fields hold
-    at first, by their names, instead of the options' defaults.
+    how, when: the sections of an operation's own options, and of those about when and how hard it works; by default
+    none. changes: the form changes an operation that has begun, so an empty field keeps the present value. values: the
+    fields' first values, by their names, instead of the options' defaults.
     """
     wanted = names_in_form(declared) if names is None else names
     found = {one.name: one for one in options_of(declared)}
@@ -49,7 +49,7 @@ def fields_of(
 
 
 def templates_of(names: Sequence[str]) -> dict[str, str]:
-    """For an operator: each argument from the field of its name. An empty field is rendered as None, which is none."""
+    """Templates for an operator's arguments, each of the field of its name. An empty field is rendered as None."""
     return {name: f"{{{{ params.{name} }}}}" for name in names}
 
 

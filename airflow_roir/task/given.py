@@ -1,4 +1,4 @@
-"""The options of operations as arguments of operators, by their declarations: `@takes(BuildOptions)` adds them."""
+"""Gives operators the options of operations as arguments, by their declarations: `@takes(BuildOptions)` adds them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def names_of(declared: type[WorkOptions]) -> tuple[str, ...]:
 
 
 def takes(names: Sequence[str]) -> Callable[[Initializer], Initializer]:
-    """Gives an operator's `__init__` these arguments besides its own, None if they aren't given, as attributes of it.
+    """Gives an operator's `__init__` these arguments besides its own, and the operator attributes of these names; None
+    if they aren't given.
 
-    Its signature has them, so that Airflow refuses an unknown name, and takes them from `default_args` and `partial`.
+    They are in its signature, so that Airflow refuses an unknown name and takes them from `default_args` and `partial`.
     """
 
     def around(init: Initializer) -> Initializer:
@@ -55,7 +56,7 @@ def value_of(option: Option, value: Any) -> Any:
     if option.kind is Kind.NUMBER:
         return whole_number(option.name, value)
     if option.kind is Kind.SPAN:
-        # To JSON Schema 2.0 is a whole number, too, and a template renders it as it is.
+        # For JSON Schema 2.0 is a whole number, too, and a template renders it as `2.0`.
         is_text = isinstance(value, str)
         return seconds(option.name, value.strip().removesuffix(".0")) if is_text else whole_number(option.name, value)
     if option.kind is Kind.SHARE:

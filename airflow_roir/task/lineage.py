@@ -1,4 +1,4 @@
-"""OpenLineage: an index is a dataset that is made from its source. Nothing here needs the provider to be installed."""
+"""Describes an index to OpenLineage, as a dataset that is made from its source. It doesn't need the provider."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lineage(dsn: str, index: str, source: str | None) -> Lineage:
 
 
 def as_operator_lineage(names: Lineage) -> Any:
-    """The same for Airflow's OpenLineage provider; None if that isn't installed."""
+    """The lineage for Airflow's OpenLineage provider; None if that isn't installed."""
     try:
         from airflow.providers.common.compat.openlineage.facet import Dataset
         from airflow.providers.openlineage.extractors import OperatorLineage

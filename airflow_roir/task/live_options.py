@@ -1,4 +1,4 @@
-"""The options that change while an operation lives, in its row and in the task's Task State Store: the newest wins."""
+"""Keeps the options that can change while an operation lives the same in its row and in the task's Task State Store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Apply(Protocol):
     """Puts changed options into effect."""
 
     def __call__(self, **options: int | str) -> Mapping[str, int | str]:
-        """Returns what holds now, as it is shown. Raises InvalidInput for a value that can't be used."""
+        """Returns the values in effect, as they are shown. Raises InvalidInput for a value that can't be used."""
 
 
 class LiveOptions:
@@ -64,7 +64,7 @@ class LiveOptions:
             if wish != value:
                 writes[key] = value
             agreed[key] = value
-        # At the end: where an error comes in between, no value may count as agreed that the store won't get.
+        # At the end: after an error in between, no value may count as agreed that the store won't get.
         if agreed != self.in_effect or stored.get(IN_EFFECT) is None:
             self.in_effect = agreed
             writes[IN_EFFECT] = agreed
@@ -104,6 +104,6 @@ class LiveOptions:
 
 
 def write(store: TaskStateStoreAccessor, values: Mapping[str, Any]) -> None:
-    """Writes into the store for good: the default of thirty days is shorter than a long pause."""
+    """Writes into the store without expiry: the default of thirty days is shorter than a long pause."""
     for key, value in values.items():
         store.set(key, value, retention=NEVER_EXPIRE)

@@ -16,7 +16,7 @@ UNSAFE = re.compile(r"[^\w.~:+=@-]|^\.+$")
 
 
 def log_folder_of(ti: RuntimeTaskInstanceProtocol) -> Path:
-    """Beside the task's log, by Airflow's own template of its name; another template doesn't move it."""
+    """The folder beside the task's log, by Airflow's default template of names; another template doesn't move it."""
     names = (f"dag_id={ti.dag_id}", f"run_id={ti.run_id}", f"task_id={ti.task_id}")
     folder = Path(conf.get("logging", "base_log_folder"))
     return folder.joinpath(*(UNSAFE.sub("_", name) for name in names))

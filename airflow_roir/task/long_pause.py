@@ -1,4 +1,4 @@
-"""Tells callbacks of operations that have been paused for long."""
+"""Calls callbacks for operations that have been paused for long."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An operation's figures among Airflow's own metrics: StatsD, Datadog or OpenTelemetry, as Airflow is configured.
+"""Sends an operation's figures to Airflow's own metrics: StatsD, Datadog or OpenTelemetry, as Airflow is configured.
 
-A metric never fails a task: whatever goes wrong is logged once, and the work goes on without.
+A metric never fails a task: an error is logged once, and the work goes on without metrics.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ NO_TAG = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class Sender:
-    """Sends an operation's figures now and then. Gauges are what is; counters grow by what came since the first look.
+    """Sends an operation's figures at intervals. Gauges are present values; counters count from the first look on.
 
-    read: gives the figures; asked only when it is time. tags: of the task. clock: seconds that never go back.
-    has_tags: else plain StatsD, which forgets tags: the index is a part of each name then.
+    read: returns the figures; called only when it is time. tags: of the task. clock: seconds that never go back.
+    has_tags: if not, it is plain StatsD, which drops tags; then the index is a part of each name.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Sender:
             lost = round(seconds - before.throttle_seconds.get(cause, 0.0), 3)
             if lost > 0:
                 name = self._name(now, "throttled_seconds", cause)
-                # StatsD and OpenTelemetry count fractions too.
+                # StatsD and OpenTelemetry also count fractions.
                 stats.incr(name, lost, tags=self._tags_of(now, cause=cause))  # type: ignore[arg-type,unused-ignore]
 
     def _name(self, now: OperationStatus, what: str, cause: str = "") -> str:
@@ -103,7 +103,8 @@ class Sender:
 
 @contextmanager
 def sending(database: Database, operation_id: int, ti: Any) -> Iterator[Callable[[], None]]:
-    """Gives what is to be called at each turn; sends once more at a good end. Does nothing where Airflow's are off."""
+    """Yields the function to call at each turn; sends once more at a good end. Does nothing if Airflow's metrics are
+    off."""
     if not _is_on("statsd_on", "statsd_datadog_enabled", "otel_on"):
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""Whether it is this task's turn to drive an operation, decided from the control tables."""
+"""Decides from the control tables whether it is this task's turn to drive an operation."""
 
 from __future__ import annotations
 

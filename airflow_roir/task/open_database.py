@@ -1,4 +1,4 @@
-"""The one place where operators get their database from an Airflow connection."""
+"""Opens the database of an Airflow connection, for all operators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def open_database(postgres_conn_id: str, application_name: str, by_author: bool = False) -> Database:
-    """The engine's handle of a connection; opens nothing by itself. application_name: what `pg_stat_activity` shows.
-    by_author: no form can have named it.
+    """The engine's handle of a connection; opens no session yet. application_name: shown in `pg_stat_activity`.
+    by_author: the DAG's author has named it, so a form can't have.
 
     Raises AirflowFailException, since no retry can help, for a connection that `[roir] connections` doesn't allow, that
-    isn't defined or can't serve a build. A server that is away is met later, and is waited for by the task's retries.
-    So is the lack of the control schema, which fails at once too.
+    isn't defined or can't serve a build. Later steps find a server that is away, for which the task's retries wait, and
+    a missing control schema, which fails at once, too.
     """
     if not isinstance(postgres_conn_id, str) or not postgres_conn_id.strip():
         raise AirflowFailException(

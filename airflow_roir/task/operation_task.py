@@ -1,4 +1,4 @@
-"""The part that build, finalize and verify share: take one's turn, obey the switch, leave without using a try."""
+"""The part that build, finalize and verify share: they take turns, obey the switch and leave without using a try."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DrivingOperator(RoirOperator):
         self._killed = False
 
     def pre_execute(self, context: Any) -> None:
-        """Shows the link to the page now. Airflow would at the end, and it is for while the task runs."""
+        """Shows the link to the page now: Airflow would do it at the end, but the page is for the time before."""
         super().pre_execute(context)
         self._context = context
         show_link(self, context["ti"])
@@ -94,11 +94,11 @@ class DrivingOperator(RoirOperator):
         return Surroundings({**found.replicas, **replicas}, self.throttle_query or found.query)
 
     def on_kill(self) -> None:
-        """Only note it: this runs as a signal handler on the main thread, and `execute` goes on afterwards."""
+        """Only notes the kill: this runs as a signal handler on the main thread, and `execute` goes on afterwards."""
         self._killed = True
 
     def settle_operation(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
-        """Finds out which operation this task drives, and keep its id in `operation_id`.
+        """Finds out which operation this task drives, and keeps its id in `operation_id`.
 
         Raises AirflowFailException if no operation is this run's, if the operation is of another kind, and if it was
         completed without this DAG run: a task that has done nothing must not succeed.
@@ -116,7 +116,7 @@ class DrivingOperator(RoirOperator):
             )
 
     def _find(self, database: Database, owner: str) -> int:
-        """The operation of a task that has no id. A task that was to have one takes no ended operation."""
+        """The operation of a task without an id. If the task should have got one, an ended operation doesn't count."""
         try:
             newest = operations.find_operation(database, self.index)
         except NotFound:
@@ -155,7 +155,7 @@ class DrivingOperator(RoirOperator):
         try:
             newest = operations.find_operation(database, self.index)
         except NotFound:
-            # With the creation of an index its abort removes the index, too.
+            # The abort of a create operation removes the index, too.
             if operations.has_outcome(row):
                 return row
             if aborted := self._aborted(database, row):
@@ -204,7 +204,7 @@ class DrivingOperator(RoirOperator):
         return turn
 
     def _await_admission(self, database: Database, row: OperationRow) -> None:
-        """Wait, rescheduled, for the operation's window or for its place in the queue."""
+        """Waits, rescheduled, for the operation's window or for its place in the queue."""
         wait = admission.ask(database, row.id)
         if wait is None:
             return
@@ -220,7 +220,7 @@ class DrivingOperator(RoirOperator):
         return None if event is None else f"{one_line(event.actor)}: {one_line(event.detail or 'no reason given')}"
 
     def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
-        """Ends this stretch, saying why and how far the operation is."""
+        """Ends this stretch; logs the reason and the operation's progress."""
         row = self.read(database)
         if row.status == Status.PAUSED:
             actor = owner_of(self._context["ti"]) if "ti" in self._context else "airflow"
@@ -237,16 +237,16 @@ class DrivingOperator(RoirOperator):
         call_long_pause(self.on_long_pause_callback, self._context, pause, self.log)
 
     def request_pause(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
-        """Writes the pause that the DAG's switch stands for; workers leave at their batch boundary."""
+        """Writes the pause that the DAG's switch means; workers leave at the end of their batch."""
         actor = actor_of_switch(ti.dag_id)
         try:
             operation = whole_number("operation_id", self.operation_id)
             row = requests.pause(database, self.index, actor, "the DAG is paused in Airflow", operation)
         except IllegalTransition:
-            # It ended in this very moment.
+            # The operation has ended at this moment.
             return
         except DBAPIError as error:
-            # The next turn of the loop asks again; what drives the operation has the same trouble.
+            # The next turn of the loop tries again; the operation's driver has the same error.
             if not is_transient(error):
                 raise
             self.log.warning("Can't reach PostgreSQL to pause: %s", error.orig)
@@ -273,8 +273,8 @@ class DrivingOperator(RoirOperator):
         except Interrupted:
             if not self._killed:
                 raise
-            # Marked or cleared, its state is no longer `running`: Airflow's server then refuses this, and what the
-            # user chose holds. A shutdown finds the state as it was.
+            # If the task was marked or cleared, its state is no longer `running`: Airflow's server then refuses this,
+            # and the user's choice stays. A shutdown finds the state unchanged.
             self.log.info(
                 "Airflow has ended this task: the work leaves, and keeps all that is committed. Unless somebody marked "
                 "or cleared the task, it continues by itself when Airflow is up"
@@ -286,7 +286,7 @@ class DrivingOperator(RoirOperator):
     ) -> NoReturn:
         """Ends a stretch whose job ended before its work was done.
 
-        failure: what to say if the job failed; raised as AirflowException, so that the next try continues.
+        failure: the message if the job failed; raised as AirflowException, so that the next try continues.
         asked_to: the job ended because the operation was paused, or because another run drives it.
         """
         row = self.read(database)
@@ -304,7 +304,7 @@ class DrivingOperator(RoirOperator):
                     push_duplicates(database, ti, row)
                 self.wait_for(database, why, LOOK_AGAIN_S)
             case Go() | Done() if asked_to:
-                # The reason has gone again, or the heartbeat is that of a try which was killed moments ago.
+                # The reason is gone again, or the heartbeat is of a try that was killed moments ago.
                 self.wait_for(database, "trying again shortly", LOOK_AGAIN_S)
         raise AirflowException(f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}")
 

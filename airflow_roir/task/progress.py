@@ -1,4 +1,4 @@
-"""How far an operation is, in its task's log, now and then."""
+"""Logs an operation's progress in its task's log, at intervals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.snapshot.words import figures
 from airflow_roir.quantity import percent
 
-# Often enough to see that it moves, seldom enough to read the log of a night.
+# Often enough to show that it moves, seldom enough to keep the log of a night readable.
 EVERY_S = 30.0
 
 
 class Progress:
-    """Says how far an operation is, at most every `EVERY_S` seconds.
+    """Reports an operation's progress, at most every `EVERY_S` seconds.
 
-    read: gives the status; asked only when it is time. say: takes the line. clock: seconds that never go back.
+    read: returns the status; called only when it is time. say: takes the line. clock: seconds that never go back.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Progress:
         self._last = clock()
 
     def turn(self) -> None:
-        """Says it if it is time. Raises what `read` raises, and is then asked again at the next turn."""
+        """Reports if it is time. Raises the errors of `read`; then the next turn tries again."""
         if self._clock() - self._last < EVERY_S:
             return
         self._say(progress_line(self._read()))

@@ -40,10 +40,10 @@ COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "duplic
 def claim_announcement(
     database: Database, operation_id: int, run: str, was_sent: Callable[[], bool] = lambda: False
 ) -> str | None:
-    """Records that this run announces the publish of an operation; if it may not, the reason, in words.
+    """Records that this run announces the publish of an operation; returns the reason, in words, if it may not.
 
-    A run that has done so before may do so again unless the event `was_sent`: Airflow sends it with the task's success,
-    which a mark, a timeout or a kill can have prevented. Raises NotFound.
+    A run may announce it again unless the event `was_sent`: Airflow sends it with the task's success, which a mark, a
+    timeout or a kill can have prevented. Raises NotFound.
     """
     with database.transaction() as connection:
         row = execute(connection, SHOWN, {"operation": operation_id}).first()
@@ -60,7 +60,7 @@ def claim_announcement(
 
 
 def has_event(asset: Asset, facts: dict[str, Any]) -> bool:
-    """True if Airflow has the event of that publish; False also where it can't say, as outside of a task's process."""
+    """True if Airflow has the event of that publish; False also if that isn't known, as outside of a task's process."""
     parts = ("operation_id", "generation_id")
     try:
         newest = InletEventsAccessor(asset_name=asset.name, asset_uri=asset.uri).ascending(False).limit(EVENTS)
@@ -89,7 +89,7 @@ def published_facts(database: Database, operation_id: int) -> dict[str, Any]:
         verified = {name: getattr(report, name) for name in COUNTS}
     return {
         "index": str(QualifiedName(row.schema_name, row.name)),
-        # The shape table is nobody's data set.
+        # The shape table isn't a data set.
         "source": row.shard_table or (row.source_name and str(QualifiedName(row.source_schema, row.source_name))),
         "kind": now.kind,
         "operation_id": operation_id,

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 def ranked_indexes(params: Mapping[str, Any], ti: RuntimeTaskInstanceProtocol) -> list[dict[str, str]]:
     """For each index to compact the arguments `index` and `budget` of its task, the worst index first.
 
-    params: those of the DAG's form. Suggests a rebuild where that costs no more: in the log, in the XCom `suggestions`,
-    in the table `roir.event`. Raises AirflowFailException for input that no retry can help.
+    params: those of the DAG's form. Suggests a rebuild if that costs no more: in the log, in the XCom `suggestions`, in
+    the table `roir.event`. Raises AirflowFailException for input that no retry can help.
     """
     with failing_clearly():
         each = Budget.parse(optional_text(params["budget_of_index"]), "budget_of_index")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from airflow_roir.engine.database import Database
 
-# Trying again would meet the same error.
+# Errors that a retry would meet again.
 HOPELESS = (
     InvalidInput,
     NotFound,
@@ -61,7 +61,7 @@ class RoirOperator(BaseOperator):
     def get_database(self) -> Database:
         """The engine's handle of the task's connection; `pg_stat_activity` shows the task's name.
 
-        The first line of the task's log says what it works on: runs look alike otherwise.
+        The first line of the task's log names the index: otherwise runs look alike.
         """
         operation = optional_text(getattr(self, "operation_id", None))
         self.log.info(
@@ -85,7 +85,7 @@ def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:
 
 @contextmanager
 def failing_clearly() -> Iterator[None]:
-    """Fails the task without a retry if none can help; let every other error count as a try."""
+    """Fails the task without a retry if none can help; any other error counts as a try."""
     try:
         yield
     except HOPELESS as error:
@@ -93,7 +93,8 @@ def failing_clearly() -> Iterator[None]:
 
 
 class OptionsOperator(RoirOperator):
-    """Has the options that change while an operation lives: None or '' keeps the operation's own."""
+    """Base of the operators with options that can change while an operation lives: None or '' keeps the operation's
+    own."""
 
     template_fields: Sequence[str] = (*RoirOperator.template_fields, *LIVE_OPTIONS)
 

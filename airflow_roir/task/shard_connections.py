@@ -1,7 +1,7 @@
-"""Shards that are Airflow connections: named by the index server's own one, their DSNs kept where workers read them.
+"""Adds shards by Airflow connections that the index server's connection names, and keeps their DSNs for the workers.
 
-Which connection serves which shard is the deployment's word alone. A row of `roir.shard`, or the trigger form, could
-name any connection of Airflow's, and its password would be written down in that database.
+Only the deployment says which connection is which shard's. A row of `roir.shard`, or the trigger form, could name any
+connection of Airflow, and the connection's password would then be written to that database.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def add_shards(database: Database, postgres_conn_id: str, names: Sequence[str]) 
 
 
 def keep_connections(database: Database, postgres_conn_id: str, warn: Callable[..., None]) -> None:
-    """Writes down the DSNs that the shards' connections have now: passwords change. Silent if the server is away."""
+    """Records the present DSNs of the shards' connections, since passwords change. Silent if the server is away."""
     try:
         named = connections_of(postgres_conn_id)
     except InvalidInput as error:

@@ -41,7 +41,8 @@ DONE = 0
 
 
 def spark_of(where: str | None) -> SparkOptions:
-    """Where Spark runs. Raises AirflowFailException for what may not be named, or isn't there: no retry can help."""
+    """The place where Spark runs. Raises AirflowFailException, since no retry can help, if it isn't allowed or doesn't
+    exist."""
     given = optional_text(where)
     try:
         return resolve_spark(given)
@@ -81,9 +82,9 @@ class SparkDrivingOperator(DrivingOperator):
         self._settled: Mapping[str, Any] | None = None
 
     def offer_live_options(self, context: Context, database: Database) -> None:
-        """Settles the options that may change between the operation and the Task State Store; show the button."""
+        """Settles the live options between the operation and the Task State Store; shows the button."""
         ti, store = context["ti"], context["task_state_store"]
-        # Now and not at the end, where Airflow would do it: the button is for while it runs.
+        # Now, and not at the end as Airflow would: the button is for the time while the task runs.
         link = LiveOptionsLink()
         ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
         row = self.read(database)
@@ -95,7 +96,7 @@ class SparkDrivingOperator(DrivingOperator):
 
         def change(**values: int | str) -> Mapping[str, int | str]:
             if "throttle" in values:
-                # The store shows all limits, so that what isn't there any more was taken away.
+                # The store shows all limits, so a limit that is missing was removed.
                 values["throttle"] = f"off {values['throttle']}"
             changed = requests.change_options(database, self.index, actor=actor, operation=row.id, **values)
             for line in slow_operation(database, changed):
@@ -113,7 +114,7 @@ class SparkDrivingOperator(DrivingOperator):
         return shown | {key: texts[key] or OFF for key in self.live_options if key in TEXTS}
 
     def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
-        """Drives the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
+        """Drives the operation, as `take_turn` returned it, until the driver's phases are done, or leaves it.
 
         Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try continues).
         """
@@ -125,7 +126,7 @@ class SparkDrivingOperator(DrivingOperator):
             if row.status == Status.PAUSED:
                 # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
                 requests.resume(database, self.index, owner, row.id)
-            # A fresh heartbeat under our own name is that of a try which was killed moments ago.
+            # A fresh heartbeat under our own name is of a try that was killed moments ago.
             take_over, log = row.owner == owner, spark_log(row.id, log_folder_of(ti))
             wish: dict[str, Any] = {"take_over": take_over, "lift_pause": False, "log": log, "operation": row.id}
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
@@ -162,7 +163,7 @@ class SparkDrivingOperator(DrivingOperator):
                 self.leave_or_fail(database, ti, self._ending(), asked_to=True)
 
     def on_kill(self) -> None:
-        """Notes it and ask the driver's process group to end."""
+        """Notes the kill and asks the driver's process group to end."""
         super().on_kill()
         if self._driver is not None:
             self._driver.terminate()
@@ -178,7 +179,7 @@ class SparkDrivingOperator(DrivingOperator):
         try:
             assert self._driver is not None
             if self._driver.is_starting and operations.has_paused(database, operation_id, owner):
-                # It would look at the pause when Spark is up, which takes a minute on a busy machine.
+                # The driver would look at the pause only once Spark is up, which takes a minute on a busy machine.
                 self._left_early = True
                 self._driver.kill()
                 operations.has_paused(database, operation_id, owner)
@@ -193,10 +194,10 @@ class SparkDrivingOperator(DrivingOperator):
                 self._settled = stored
             progress.turn()
         except IllegalTransition:
-            # Somebody has ended the operation in this very moment, and the driver is about to say so.
+            # Another user has ended the operation at this moment; the driver is about to report that.
             return
         except DBAPIError as error:
-            # Asked again at the next turn; the driver has the same trouble and its own patience.
+            # The next turn tries again; the driver has the same error and its own patience.
             if not is_transient(error):
                 raise
             self.log.warning("Can't reach PostgreSQL: %s", error.orig)

@@ -75,7 +75,7 @@ class Watcher:
             if store.get(key) == seen:
                 store.set(key, value, retention=NEVER_EXPIRE)
         self.values = {key: store.get(key) for key in self.keys}
-        # After the values: what `found` gives out must never be older than a write that it no longer waits for.
+        # After the values: `found` must never return values older than a write that it no longer waits for.
         for key, written in writes.items():
             if self._writes.get(key) is written:
                 del self._writes[key]
@@ -85,7 +85,7 @@ class Watcher:
         return None if self._writes else self.values
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Has values written to the store, by the thread: a write blocks as a look does."""
+        """Makes the thread write values to the store, since a write can block, as a look can."""
         found = self.values or {}
         self._writes |= {key: (found.get(key), value) for key, value in values.items()}
 

@@ -1,4 +1,4 @@
-"""Refuses a run whose conf has a key that the DAG has no parameter for: Airflow itself drops it without a word."""
+"""Refuses a run whose conf has a key without a parameter of the DAG: Airflow itself drops it silently."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ OF_AIRFLOW = frozenset({"openlineage"})
 
 
 def refuse_unknown_keys(context: Mapping[str, Any]) -> None:
-    """For `pre_execute` of a DAG's tasks, by its `default_args`: the first task then fails before it changes anything.
+    """Checks the conf in `pre_execute` of a DAG's tasks, by its `default_args`: so the first task fails before it
+    changes anything.
 
-    Raises AirflowFailException, which no retry follows, and which names the nearest parameter.
+    Raises AirflowFailException, without a retry, which names the nearest parameter.
     """
     known = list(context["dag"].params)
     unknown = [key for key in context["dag_run"].conf or {} if key not in {*known, *OF_AIRFLOW}]

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_roir.task.ui_requests import Watcher
 
-# How long one wait for the job lasts: a kill must be noticed well within the five seconds that Airflow allows.
+# The time of one wait for the job: a kill must be noticed well within the five seconds that Airflow allows.
 POLL_S = 0.5
 
 
@@ -26,11 +26,11 @@ def follow(
     request_pause: Callable[[], None],
     turn: Callable[[], object],
 ) -> None:
-    """Returns when the job has ended; raise Interrupted if the task must leave it.
+    """Returns when the job has ended; raises Interrupted if the task must leave it.
 
     wait: waits for the job, at most this many seconds; True when it has ended.
     request_pause: called at every turn while the DAG's switch is off, not once: a driver that was just starting
-        may have resumed the operation after an earlier request. The job then ends by itself, at a batch boundary.
+        may have resumed the operation after an earlier request. The job then ends, at the end of a batch.
     turn: called at every turn.
     """
     while not wait(POLL_S):

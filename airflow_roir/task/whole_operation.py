@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
     from airflow_roir.errors import OperationRunning
 
-# Where the Task State Store keeps which operation this task has begun.
+# The key of the Task State Store for the id of the operation that this task has begun.
 OPERATION = "operation_id"
 
 
@@ -31,12 +31,12 @@ class WholeOperationOperator(SparkDrivingOperator):
     done_phases = frozenset({Phase.DONE})
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Drives the operation to its end, or leave; then return what came out."""
+        """Drives the operation to its end, or leaves it; returns its result."""
         store = context["task_state_store"]
         try:
             result = self.carry_out(context)
         except AirflowFailException:
-            # It has said how it ended: who clears it wants another operation.
+            # The task has reported its result: if it is cleared, it begins another operation.
             store.delete(OPERATION)
             raise
         store.delete(OPERATION)
@@ -44,13 +44,13 @@ class WholeOperationOperator(SparkDrivingOperator):
 
     @abstractmethod
     def carry_out(self, context: Context) -> dict[str, Any]:
-        """Begins the operation, or find the one that was begun, drive it to its end and return what came out."""
+        """Begins the operation, or finds the one that was begun, drives it to its end and returns its result."""
 
     def begun_before(self, context: Context, done: str) -> int | None:
-        """The operation that an earlier stretch or try has begun; None: it is to begin now.
+        """The operation that an earlier stretch or try has begun; None: this one must begin it.
 
-        done: what the operation does with the index, for the log (`verified`). Raises AirflowRescheduleException if
-        the DAG is paused, AirflowFailException if Spark isn't where `spark` says: nothing begins that can't be driven.
+        done: the participle for the log, `verified`. Raises AirflowRescheduleException if the DAG is paused, and
+        AirflowFailException if `spark` leads to no Spark, so that no operation begins that can't be driven.
         """
         ti = context["ti"]
         begun = whole_number(OPERATION, context["task_state_store"].get(OPERATION))
@@ -63,11 +63,11 @@ class WholeOperationOperator(SparkDrivingOperator):
         return None
 
     def keep(self, context: Context, operation_id: int) -> None:
-        """Keeps which operation has begun, for the next stretch or try."""
+        """Keeps the id of the operation that has begun, for the next stretch or try."""
         context["task_state_store"].set(OPERATION, operation_id, retention=NEVER_EXPIRE)
 
     def waiting(self, reason: OperationRunning) -> AirflowRescheduleException:
-        """Says what the task waits for before it can begin; the exception to raise."""
+        """Logs the reason why the task waits before it can begin; returns the exception to raise."""
         self.log.info("Waiting: %s", reason)
         return leave(LOOK_AGAIN_S)
 
