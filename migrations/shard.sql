@@ -1,9 +1,9 @@
--- The small schema of a shard: what captures its writes for indexes on other servers. airflow_roir/shards/home.py
--- installs it, and checks its version; each outbox has a table, a view and functions of its own (outbox.py).
+-- The small schema of a shard, which captures its writes for indexes on other servers. airflow_roir/shards/home.py
+-- installs it and checks its version; each outbox has a table, a view and functions of its own (outbox.py).
 
 CREATE SCHEMA roir_shard;
 
--- One row. token: tells this database from any other one that answers under its name.
+-- One row. token: identifies this database, if another one answers under its name.
 CREATE TABLE roir_shard.home (
     id smallint PRIMARY KEY DEFAULT 1 CHECK (id = 1),
     version integer NOT NULL,
@@ -16,21 +16,21 @@ CREATE SEQUENCE roir_shard.version;
 -- For each generation of an index that captures here.
 CREATE TABLE roir_shard.outbox (
     name text PRIMARY KEY,
-    -- The index server's own token, and how the index is called there.
+    -- The index server's own token, and the index's name there.
     server text NOT NULL,
     index_name text NOT NULL,
     source oid NOT NULL,
     entry jsonb NOT NULL,
-    -- How often it was visited with something to ship: who counts fewer has lost commits.
+    -- The number of visits with something to ship: a server that counts fewer has lost commits.
     tick bigint NOT NULL DEFAULT 0,
-    -- The step of the index server whose rows were cleared away last: an index server that counts less has lost
+    -- The step of the index server whose rows were deleted here last: an index server that counts less has lost
     -- commits.
     step bigint NOT NULL DEFAULT 0,
     -- The version of the last TRUNCATE.
     emptied bigint NOT NULL DEFAULT 0,
     -- The parts whose rows are captured (roir_shard.parts), with their links.
     leaves jsonb NOT NULL DEFAULT '{}',
-    -- And their bounds, by which their entries are found once they are others.
+    -- And their bounds, by which their entries are found once parts have changed.
     bounds jsonb NOT NULL DEFAULT '{}',
     -- A digest of the capture's functions, as they were created.
     capture text NOT NULL DEFAULT '',
@@ -38,7 +38,7 @@ CREATE TABLE roir_shard.outbox (
     announced_by text CHECK (announced_by IN ('server', 'client')),
     -- A digest of the function that announces, as it was created.
     announcing text,
-    -- Whether no two shards may have a key of the index.
+    -- True if no two shards may have the same key of the index.
     is_unique boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT now()
 );
@@ -66,8 +66,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE c.oid = ANY (source || others) OR c.oid = ANY (ARRAY(SELECT to_regclass(n)::oid FROM unnest(names) n))
 $$;
 
--- An error unless the source of an outbox and all its partitions are the session's own: to read what another role owns
--- is to run that role's code. Asked under a lock that keeps the owners, in the transaction that reads.
+-- An error unless the source of an outbox and all its partitions are the session's own: to read another role's table
+-- can run that role's code. Called under a lock that keeps the owners, in the transaction that reads.
 CREATE FUNCTION roir_shard.check_owners(outbox text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -111,9 +111,9 @@ BEGIN
     RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.parts(source) t);
 END $$;
 
--- For a part and each level above it, up to the source: what it is cut by, as numbers of the source's columns, and its
--- bounds as the catalog prints them; for a default partition also those of the others. plain: by the usual order of the
--- columns, so that another server can tell what is within.
+-- For a part and each level above it, up to the source: the columns of its partition key, as numbers of the source's
+-- columns, and its bounds as the catalog prints them; for a default partition also those of the others. plain: by the
+-- usual order of the columns, so that another server can evaluate the bounds.
 CREATE FUNCTION roir_shard.levels(source oid, part oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH RECURSIVE up AS (
@@ -141,7 +141,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
              LEFT JOIN pg_opclass oc ON oc.oid = x.opclass) k
 $$;
 
--- By the parts: their condition, for this server alone, and what another one may read.
+-- By part: its condition, for this server only, and its levels, which another server may read.
 CREATE FUNCTION roir_shard.bounds(source oid) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -163,8 +163,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       LEFT JOIN pg_namespace s ON s.oid = p.pronamespace
 $$;
 
--- Whether a database was restored from a dump since an outbox was made in it: its tables have other oids than were
--- written down. The view of the source is of the table that there is.
+-- True if the database was restored from a dump since an outbox was created in it: then its tables have other oids than
+-- those recorded. The view of the source is of the present table.
 CREATE FUNCTION roir_shard.is_restored(outbox text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -176,7 +176,7 @@ BEGIN
                                          AND d.refclassid = 'pg_class'::regclass AND d.refobjid = o.source));
 END $$;
 
--- Why what is written to a source may not be in an outbox, NULL if all is well. Asked in each visit.
+-- Why an outbox may lack writes to its source; NULL if it doesn't. Called in each visit.
 CREATE FUNCTION roir_shard.capture_problem(outbox text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -200,7 +200,7 @@ BEGIN
                   AND c.relowner <> s.relowner) THEN
         RETURN 'the view that its rows are read by belongs to another role than its table';
     END IF;
-    -- Columns are captured by their names; of one that isn't there writes fail.
+    -- Columns are captured by their names; if one doesn't exist, writes fail.
     IF EXISTS (SELECT FROM jsonb_array_elements(o.entry -> 'columns') c
                  JOIN pg_attribute a ON a.attrelid = o.source AND a.attname = c ->> 'source'
                 WHERE NOT a.attisdropped AND a.attnum <> (c ->> 'attnum')::int) THEN
@@ -237,7 +237,7 @@ BEGIN
     SELECT t.oid INTO relation
       FROM (SELECT o.source AS oid UNION SELECT p.relation FROM roir_shard.parts(o.source) p) t
      WHERE NOT EXISTS (SELECT FROM pg_trigger g
-                        -- After each row that is inserted, updated or deleted, whatever changes.
+                        -- After each row that is inserted, updated or deleted, without a condition.
                         WHERE g.tgrelid = t.oid AND g.tgenabled = 'A' AND g.tgtype = 29 AND g.tgqual IS NULL
                           AND cardinality(g.tgattr::int2[]) = 0
                           AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_touch')))
@@ -245,7 +245,7 @@ BEGIN
     IF FOUND THEN
         RETURN format('the capture trigger of %s is missing or disabled', relation::regclass);
     END IF;
-    -- A leaf that has come gets its trigger when it is followed; none of its rows is shipped before.
+    -- A new leaf gets its trigger when it is followed; none of its rows is shipped before.
     SELECT t.oid INTO relation
       FROM (SELECT p.relation AS oid FROM roir_shard.parts(o.source) p
              WHERE p.relation = o.source OR o.leaves ->> p.relation::text = p.link) t
@@ -259,8 +259,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Likewise what must have been there for each write to be announced: its triggers and functions, and by what it is
--- sent. The owner goes first, whom REASSIGN OWNED exchanges.
+-- The same kind of evidence that each write was announced: the triggers and functions, and the foreign table by which
+-- it is sent. Each begins with the owner, whom REASSIGN OWNED changes.
 CREATE FUNCTION roir_shard.announcing_evidence(outbox text) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH outbox AS MATERIALIZED (
@@ -307,7 +307,7 @@ BEGIN
     END IF;
     RETURN (
         WITH relation AS MATERIALIZED (
-            -- A leaf that has come gets its trigger of TRUNCATE when it is followed.
+            -- A new leaf gets its trigger of TRUNCATE when it is followed.
             SELECT p.relation AS oid, p.link,
                    p.relation = o.source OR o.leaves ->> p.relation::text = p.link AS followed
               FROM roir_shard.parts(o.source) p
@@ -363,7 +363,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_announce'))
 $$;
 
--- Why a writer may commit without an announcement, NULL if none can. Asked in each visit.
+-- Why a writer may commit without an announcement; NULL if none can. Called in each visit.
 CREATE FUNCTION roir_shard.announcing_problem(outbox text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -389,9 +389,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whether no two rows of a table can have the same values in these columns, of which none is NULL, once their
--- transactions have committed: an index of its own sees to that, on these columns or some of them, by the equality that
--- other indexes go by.
+-- True if no two committed rows of a table can have the same values in these columns, none of them NULL: a unique index
+-- of the table ensures that, on these columns or some of them, by the equality that other indexes use.
 CREATE FUNCTION roir_shard.is_unique(source oid, columns int[]) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH equal (opclass, operator, type, is_default) AS (
@@ -413,7 +412,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                    WHERE e.opclass = i.indclass[n])))
 $$;
 
--- Why two rows of a shard may share a key of a unique index, NULL if they can't. Asked in each visit.
+-- Why two rows of a shard may share a key of a unique index; NULL if they can't. Called in each visit.
 CREATE FUNCTION roir_shard.unique_problem(outbox text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

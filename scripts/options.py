@@ -33,8 +33,8 @@ SQL = """\
 ALTER TABLE roir.operation
     {columns};
 
--- What users may ask for. nothing: what 0, or `off`, stands for; then the column is NULL. of_builds: no verification
--- and no compaction has it. apart: only an index over shards has it.
+-- The options that users may change. nothing: the meaning of 0, or `off`, for which the column is NULL. of_builds: no
+-- verification and no compaction has the option. apart: only an index over shards has it.
 CREATE FUNCTION roir.live_options()
 RETURNS TABLE (ordinal integer, name text, lowest integer, highest integer, nothing text,
                of_builds boolean, apart boolean)
@@ -48,7 +48,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT jsonb_strip_nulls(jsonb_build_object({slowing}))
 $$;
 
--- What change_options has made of an operation's row is written, with what the governor grants and the notice.
+-- Writes the options of an operation's row as change_options has set them, with the governor's grant and the notice.
 CREATE FUNCTION roir.write_options(o roir.operation) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE roir.operation x
@@ -57,7 +57,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
      WHERE x.id = o.id AND x.status IN ('running', 'paused')
 $$;
 
--- Changes a live operation's options, whoever drives it, running or paused.
+-- Changes the options of a running or paused operation, whatever run drives it.
 CREATE FUNCTION roir.change(index text,
                             {parameters},
                             actor text DEFAULT session_user)
@@ -67,7 +67,7 @@ BEGIN
         {wishes}), actor);
 END $$;
 
--- paused -> running, for a run that waits for it (a DAG run goes on by itself), with other options where given.
+-- paused -> running, for a run that waits for it (a DAG run continues automatically), with new options if given.
 CREATE FUNCTION roir.resume(index text,
                             {parameters},
                             actor text DEFAULT session_user)

@@ -1,7 +1,7 @@
--- Strict reads of an index apart from its source (docs/architecture-shards.md).
+-- Strict reads of an index over shards (docs/architecture-shards.md).
 
--- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin again; NULL
--- on a standby.
+-- A text of the server, its database and its timeline; a promotion, or a recovery to an earlier moment, begins a new
+-- timeline. NULL on a standby.
 CREATE FUNCTION roir.server_history() RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN NOT pg_is_in_recovery()
@@ -9,7 +9,7 @@ LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
       FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()
 $$;
 
--- Why a generation can't be read strictly, NULL if it can.
+-- Why a generation can't be read strictly; NULL if it can.
 CREATE FUNCTION roir.strict_problem(generation bigint, reads boolean DEFAULT true) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -45,7 +45,7 @@ BEGIN
     RETURN found;
 END $$;
 
--- Why two shards may have rows of one key of a unique index, NULL if they can't, and of an index that isn't unique over
+-- Why two shards may have rows with one key of a unique index; NULL if they can't, or if the index isn't unique over
 -- shards.
 CREATE FUNCTION roir.unique_problem(generation bigint) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$

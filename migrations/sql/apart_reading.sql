@@ -1,5 +1,4 @@
--- Reads of an index apart from its source at the levels that say how fresh they are
--- (docs/architecture-shards.md#reads).
+-- Reads of an index over shards, at levels with a guaranteed freshness (docs/architecture-shards.md#reads).
 
 -- The generation that an index's view shows, with the index's name; an error if the relation is no such view.
 CREATE FUNCTION roir.shown(index regclass, OUT generation bigint, OUT name text, OUT apart boolean)
@@ -59,7 +58,7 @@ BEGIN
                      THEN format('shard %I is fresh as of %s, which is in the future: the clock of '
                                                           'this server was set back', lane.name, lane.fresh_at)
                  ELSE format('shard %I lags by %s s, more than the %s s that are allowed', lane.name,
-                             -- Upwards: 5.01 s is more than 5.0 s.
+                             -- Rounded up: 5.01 s is more than 5.0 s.
                              round(ceil(extract(epoch FROM lane.age) * 10) / 10, 1),
                              round(extract(epoch FROM max_staleness), 1)) END),
         DETAIL = coalesce(format('shard %I, lag %s', lane.name, lane.age), ''),
@@ -110,7 +109,7 @@ BEGIN
         MESSAGE = 'permission denied: strict reads need SELECT on the whole view of the index';
 END $$;
 
--- True if strict reads of a generation are possible in the snapshot of the calling query, an error else.
+-- True if strict reads of a generation are possible in the snapshot of the calling query, an error otherwise.
 CREATE FUNCTION roir.is_strict(generation bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -219,9 +218,8 @@ $$;
 --     SELECT * FROM roir.strict(NULL::public.users_by_email, '{"email": "x@y"}')
 -- JSON's null finds NULL. Text is read under the settings below, so that all servers read it alike. Needs dblink,
 -- SELECT on the index, and for each shard a foreign server of its name that the caller may use. STABLE: entries and
--- intents are of one snapshot, that of the calling query. A shard is asked afterwards, in a session of its own, so with
--- a snapshot that is younger; that of a foreign table may be older. Shards are asked one after the other, and only
--- those that intents name.
+-- intents are of one snapshot, that of the calling query. A shard is read afterwards, in a session of its own, so its
+-- snapshot is younger; a foreign table's could be older. Only shards that intents name are read, one after the other.
 CREATE FUNCTION roir.strict(index anyelement, key jsonb) RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE ROWS 10
 SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO, YMD' SET IntervalStyle = postgres SET TimeZone = 'UTC'

@@ -42,7 +42,7 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
--- It runs as us, on the triggers that we make.
+-- It runs with our rights, by triggers that we create.
 REVOKE ALL ON FUNCTION roir.note_arrival() FROM PUBLIC;
 
 -- Makes the default partition note the rows that it gets.
@@ -130,7 +130,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                        WHERE e.generation_id = 0 AND e.relation = p.relation)))
 $$;
 
--- Whether a table can be attached at all, as far as that can be known before anything is changed.
+-- An error if a table can't be attached, as far as that can be known before anything is changed.
 CREATE FUNCTION roir.may_attach(parent regclass, partition regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -153,12 +153,12 @@ BEGIN
     PERFORM roir.check_code(parent, partition, true);
 END $$;
 
--- The table's part of the attach, which says all that the attach would say of its columns, constraints and triggers: as
--- the only partition, for all values, of an empty table like the parent, where no row is looked at; taken back at once.
+-- Tries the attach, to get its errors about columns, constraints and triggers: attaches the table as the only
+-- partition, for all values, of an empty table like the parent, without looking at rows; undoes it at once.
 CREATE FUNCTION roir.try_table(parent regclass, partition regclass, trial text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 BEGIN
-    -- One that continues needn't wait for its readers.
+    -- An attach that continues needn't wait for the table's readers.
     IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
         RETURN;
     END IF;
@@ -174,8 +174,8 @@ EXCEPTION WHEN SQLSTATE 'RO001' THEN
     NULL;
 END $$;
 
--- The bounds of a partition as the server writes them, which mean the same in every session, and the condition that
--- they are. NULL where it isn't one of that parent.
+-- The bounds of a partition as the server writes them, which mean the same in every session, and their condition. NULL
+-- if it isn't a partition of that parent.
 CREATE FUNCTION roir.written_bounds(parent regclass, trial text, OUT bounds text, OUT condition text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT pg_get_expr(c.relpartbound, c.oid), coalesce(nullif(pg_get_partition_constraintdef(c.oid), ''), 'true')
@@ -183,12 +183,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE h.inhparent = parent AND c.oid = to_regclass(format('roir_data.%I', trial))
 $$;
 
--- An error as it was, of the tables that it is about.
+-- Raises an error again, with the names of the real tables.
 CREATE FUNCTION roir.raise_of_trial(code text, message text, detail text, hint text, trial text, parent regclass,
                                     partition regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- The trial is the parent for the table, and a partition for its bounds.
+    -- The trial table stands for the parent when the table is tried, and for the partition when its bounds are.
     message := replace(message, format('parent "%s"', trial),
                        format('parent "%s"', (SELECT c.relname FROM pg_class c WHERE c.oid = parent)));
     message := concat_ws(': ', message, nullif(detail, ''));
@@ -250,15 +250,15 @@ BEGIN
     END IF;
 END $$;
 
--- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. Returns them as the server writes them. To be
--- repeated, with those, where an index has begun to be built meanwhile. Nothing is left of it where it fails.
+-- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. Returns them as the server writes them. If the build
+-- of an index has begun meanwhile, call it again with the returned bounds. If it fails, it changes nothing.
 CREATE FUNCTION roir.begin_attach(parent regclass, partition regclass, bounds text, actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
     found pg_catalog.record;
 BEGIN
     PERFORM roir.may_attach(parent, partition);
-    -- Before the bounds are looked at: its lock on the default partition stays, so what comes later is noted.
+    -- Before the bounds are read: its lock on the default partition stays, so later rows are noted.
     PERFORM roir.note_arrivals(parent, partition);
     SELECT b.written, b.condition INTO found FROM roir.read_bounds(parent, partition, bounds) b;
     PERFORM roir.begin_attach_within(parent, partition, found.written, found.condition, actor);
@@ -272,7 +272,7 @@ DECLARE
     other record;
     g record;
 BEGIN
-    -- Another attach of it may have begun.
+    -- Another attach of the table may have begun.
     EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', partition);
     SELECT p.bounds, p.parent::oid::regclass AS parent INTO other
       FROM roir.source_partition p
@@ -280,7 +280,7 @@ BEGIN
       JOIN roir.index i ON i.id = x.index_id
      WHERE p.relation = partition::oid::bigint AND p.status = 'joining'
        AND (p.bounds IS DISTINCT FROM begin_attach_within.bounds OR i.source_oid <> source::bigint
-            -- In a database that was restored since the level above isn't known.
+            -- If the database was restored since, the level above isn't known.
             OR p.parent <> begin_attach_within.parent::oid::bigint
                AND p.parent IN (SELECT t.relid::oid::bigint FROM pg_partition_tree(source) t)) LIMIT 1;
     IF FOUND THEN
@@ -299,14 +299,15 @@ BEGIN
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining_truncate', partition);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = partition AND k.conname = 'roir_bounds') THEN
-        -- The attach needn't look at its rows then; NOT VALID, since to look at them is for a weaker lock.
+        -- With this constraint the attach needn't look at the rows; NOT VALID, since validate_attach looks at them,
+        -- under a weaker lock.
         EXECUTE format('ALTER TABLE %s ADD CONSTRAINT roir_bounds CHECK (%s) NOT VALID', partition, condition);
     END IF;
     FOR g IN
         SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
          WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired') ORDER BY i.id, x.id
     LOOP
-        -- A publish or a revert may show it just now.
+        -- A publish or a revert may be showing it at this moment.
         PERFORM roir.hold_view(g.index_id);
         INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, bounds, status)
         VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true,
@@ -321,7 +322,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The scan that spares the attach its own. Its constraint is looked at first: somebody else may have made it since.
+-- Scans the rows, so that the attach needn't. Checks the constraint first: another session may have replaced it since.
 CREATE FUNCTION roir.validate_attach(parent regclass, partition regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

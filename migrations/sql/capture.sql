@@ -28,7 +28,7 @@ CREATE FUNCTION roir.is_mine(written_by xid) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN x.id < 3 THEN false
                 WHEN x.id <= x.me + 1000000 THEN coalesce(pg_xact_status(x.id::text::xid8) = 'in progress', false)
-                -- Dearer, since an error is caught.
+                -- More expensive, since an error is caught.
                 ELSE roir.is_in_progress(x.id::text::xid8) END
       FROM (SELECT n.me, n.me + CASE WHEN n.ahead < 2147483648 THEN n.ahead ELSE n.ahead - 4294967296 END AS id
               FROM (SELECT m.me, mod(4294967296 + written_by::text::numeric - mod(m.me, 4294967296), 4294967296)
@@ -72,9 +72,9 @@ BEGIN
     END IF;
 END $$;
 
--- An error where one of these leaves belongs to somebody who hasn't all rights of the caller: to read a leaf is to run
--- code of its owner (an index's condition), who may be somebody else than the source's, as whom the capture runs. An
--- older snapshot may show a former owner.
+-- An error if one of these leaves belongs to a role without all rights of the caller. To read a leaf can run its
+-- owner's code (an index's condition), and that owner may be another role than the source's owner, as which the capture
+-- runs. An older snapshot may show a former owner.
 CREATE FUNCTION roir.refuse_leaves_of_others(leaves oid[]) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -93,8 +93,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Whether a TRUNCATE of a leaf is one of the source's: not where it was detached, and kept the trigger. An error where
--- the transaction's snapshot may not see all of the entries.
+-- True if a TRUNCATE of a leaf concerns the source; false if the leaf was detached but has kept the trigger. An error
+-- if the transaction's snapshot may not see all entries.
 CREATE FUNCTION roir.may_truncate(source oid, leaf oid) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -111,21 +111,21 @@ BEGIN
     RETURN true;
 END $$;
 
--- TRUNCATE of one leaf, called by the truncate function: its entries go in the same transaction, out of a delta or
--- base. No batch of that leaf is under way, since TRUNCATE has the leaf for itself, and no writer of it. The constraint
--- is a text, which must mean what it says whatever the user's session is set to.
+-- Deletes the entries of a leaf from a delta or base, in the transaction of its TRUNCATE; called by the truncate
+-- function. No batch and no writer of that leaf is under way, since TRUNCATE locks it exclusively. The constraint is a
+-- text, which must mean the same under all settings of the user's session.
 CREATE FUNCTION roir.forget_leaf(generation bigint, store text, leaf oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     any_entry boolean;
 BEGIN
-    -- A TRUNCATE of the whole source tells of every leaf, when all entries have gone already.
+    -- A TRUNCATE of the whole source fires for each leaf, when all entries are gone already.
     EXECUTE format('SELECT EXISTS (SELECT FROM %s)', store) INTO any_entry;
     IF any_entry THEN
         EXECUTE format('DELETE FROM %s x WHERE %s', store, roir.entry_condition(
             (SELECT g.entry FROM roir.generation g WHERE g.id = generation),
             coalesce(roir.bounds_of(leaf), 'true'), 'x'));
-        -- A default partition has the bounds of a table that is being attached, too, whose copied entries are gone now.
+        -- A default partition also has the bounds of a table that is being attached; its copied entries are gone now.
         INSERT INTO roir.emptied (generation_id, relation)
         SELECT 0, p.relation FROM roir.source_partition p
          WHERE p.generation_id = generation AND p.status = 'joining'
@@ -134,7 +134,7 @@ BEGIN
     END IF;
 END $$;
 
--- Gives leaves, all of them for NULL, the trigger that tells of their TRUNCATE: unlike row triggers it isn't cloned.
+-- Gives leaves, for NULL all of them, the trigger of TRUNCATE: unlike row triggers it isn't cloned.
 CREATE FUNCTION roir.watch_leaves(source oid, leaves oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -142,7 +142,7 @@ DECLARE
     name text := 'roir_truncate_' || source;
     before text := coalesce(current_setting('roir.own_ddl', true), '');
 BEGIN
-    -- Not by SET in the head, which only a superuser may write for a setting that no extension knows.
+    -- Not by SET in the function's head: for a setting that no extension knows only a superuser may write that.
     PERFORM set_config('roir.own_ddl', 'on', true);
     FOR unwatched IN
         SELECT t.relation FROM roir.partition_tree(source) t
@@ -152,7 +152,7 @@ BEGIN
          ORDER BY t.relation
     LOOP
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', unwatched::regclass);
-        -- Another command may have done it before we had the lock.
+        -- Another command may have created it before we got the lock.
         CONTINUE WHEN EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = unwatched AND g.tgname = name);
         EXECUTE format('CREATE TRIGGER %I AFTER TRUNCATE ON %s '
                        'FOR EACH STATEMENT EXECUTE FUNCTION roir_data.truncate_%s()',
@@ -178,7 +178,7 @@ DECLARE
     named record;
     message text := format('duplicate key value violates unique constraint "%s"', index_name);
 BEGIN
-    -- In a restored database the old oid may be another table's. Our texts have the key's collation here.
+    -- In a restored database the old oid may be another table's.
     SELECT n.nspname, c.relname, c.oid, NOT EXISTS (
                SELECT FROM pg_class s
                 WHERE s.oid IN (c.oid, relation) AND s.relrowsecurity
@@ -222,7 +222,7 @@ BEGIN
           FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
          WHERE p.generation_id = note_taken.generation AND p.status = 'joining' AND p.bounds IS NOT NULL
     LOOP
-        -- To read the bounds may have come to run somebody's code since the attach began.
+        -- Since the attach began, reading the bounds may have come to run code of others.
         PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(joining.parent::oid) a));
         EXECUTE format('SELECT %s FROM %s x WHERE x.ctid = $1', joining.condition, place::regclass)
             INTO within USING spot;
@@ -238,5 +238,5 @@ BEGIN
         END IF;
     END LOOP;
 END $$;
--- For the owners of sources, as whom the capture runs.
+-- For the owners of sources, as which the capture runs.
 REVOKE ALL ON FUNCTION roir.note_taken(bigint, oid, tid) FROM PUBLIC;

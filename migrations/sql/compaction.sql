@@ -37,7 +37,7 @@ CREATE TABLE roir.compaction_unit (
 );
 CREATE INDEX compaction_unit_generation_id_idx ON roir.compaction_unit (generation_id);
 
--- How much of a unit is done, from 0 to 1.
+-- The share of a unit that is done, from 0 to 1.
 CREATE FUNCTION roir.unit_share(u roir.compaction_unit) RETURNS double precision
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE u.status WHEN 'waiting' THEN 0
@@ -45,8 +45,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
                          WHEN 'indexing' THEN 0.5 WHEN 'folding' THEN 0.9 ELSE 1 END
 $$;
 
--- The functions of triggers that units have on segments, as the snapshot has both: a look-up by name would see what a
--- swap dropped meanwhile, and its trigger would be somebody else's.
+-- The functions of units' triggers on segments, both in one snapshot: after a look-up by name, a function that a swap
+-- has dropped meanwhile would be missing, and its trigger would count as one of others.
 CREATE FUNCTION roir.touch_functions(generation bigint) RETURNS oid[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ARRAY(

@@ -44,14 +44,13 @@ BEGIN
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT generation, partition, coalesce(max(p.parent), 0), coalesce(bool_or(p.leaf), true),
            coalesce(max(p.name), partition::regclass::text),
-           -- A user's type, or an enum's labels, may have been renamed since that was written. Wider bounds are right,
-           -- too.
+           -- A user's type, or an enum's labels, may have been renamed since. Wider bounds are right, too.
            coalesce(forget_gone.bounds,
                     CASE WHEN max(p.condition) ~ '::("([^"]|"")+"|\w+)\.' THEN 'true' ELSE max(p.condition) END),
            'leaving'
       FROM roir.source_partition p
      WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present'
-    -- Somebody else may have written down already that it is gone.
+    -- Another session may have registered already that it is gone.
     HAVING forget_gone.bounds IS NOT NULL OR count(*) > 0;
     DELETE FROM roir.source_partition p
      WHERE p.generation_id = generation
@@ -64,7 +63,7 @@ BEGIN
     PERFORM roir.refresh_view(generation);
 END $$;
 
--- Takes from these tables what tells of their TRUNCATE for these sources: each of them may have an index of its own.
+-- Drops from these tables the triggers of TRUNCATE for these sources, each of which may have an index of its own.
 CREATE FUNCTION roir.unwatch_leaves(sources oid[], leaves oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -83,7 +82,7 @@ END $$;
 CREATE FUNCTION roir.detach_partition(partition regclass, reason text DEFAULT NULL, and_drop boolean DEFAULT false,
                                       actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
--- Below the server's deadlock_timeout: it is always this that gives way.
+-- Below the server's deadlock_timeout, so that this always gives way, never a user's session.
 SET lock_timeout = '500ms' AS $$
 DECLARE
     parent regclass;
@@ -104,7 +103,7 @@ BEGIN
     IF parent IS NOT NULL THEN
         EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', parent);
     END IF;
-    -- Another detach, or a DROP, may have had that lock before.
+    -- Another detach, or a DROP, may have got that lock before.
     IF NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = partition AND i.inhparent = parent) THEN
         RAISE no_data_found USING
             MESSAGE = format('%s is no partition any more: it was detached or dropped meanwhile', partition);

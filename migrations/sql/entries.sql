@@ -1,4 +1,4 @@
--- SQL about entries, from what a generation keeps of their columns (generation.entry): the SQL twin of entry.py.
+-- SQL about entries, from the columns that a generation keeps (generation.entry): the SQL twin of entry.py.
 
 -- The names of an entry's columns in its source.
 CREATE FUNCTION roir.entry_columns(entry jsonb) RETURNS text[]
@@ -6,8 +6,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT array_agg(c ->> 'source') FROM jsonb_array_elements(entry -> 'columns') c
 $$;
 
--- SQL that an entry, a row `alias` of a base or delta, belongs to a partition: its constraint, over the entry's primary
--- key under the source's own names.
+-- A condition in SQL: an entry, a row `alias` of a base or delta, belongs to a partition. It is the partition's
+-- constraint, over the entry's primary key under the source's own names.
 CREATE FUNCTION roir.entry_condition(entry jsonb, condition text, alias text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('(SELECT %s FROM (SELECT %s) e)', condition,
@@ -16,8 +16,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE (c.value ->> 'primary_key')::boolean
 $$;
 
--- SQL that `record`, a row of the source, projects to an entry, a row `alias` of a base or delta: the twin of
--- Entry.has_row, to the letter but for quotes that a name doesn't need.
+-- A condition in SQL: `record`, a row of the source, projects to an entry, a row `alias` of a base or delta. It is the
+-- twin of Entry.has_row, to the letter except for quotes that a name doesn't need.
 CREATE FUNCTION roir.is_same(entry jsonb, record text, alias text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT string_agg(CASE WHEN (c.value ->> 'primary_key')::boolean THEN x.same
@@ -25,7 +25,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
                                        x.same, v.ours, v.theirs) END, ' AND ' ORDER BY c.position)
       FROM jsonb_array_elements(entry -> 'columns') WITH ORDINALITY AS c (value, position)
      CROSS JOIN LATERAL (
-           -- A cast names the type, which may be renamed: only where it must be.
+           -- A cast only if it is necessary: it names the type, which may be renamed.
            SELECT format('%s.%I', record, c.value ->> 'source')
                   || CASE WHEN (c.value ->> 'domain')::boolean THEN '::' || (c.value ->> 'cast') ELSE '' END AS ours,
                   format('%s.c%s', alias, c.position) AS theirs) v
@@ -33,7 +33,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE c.position <= (entry -> 'identity')::int
 $$;
 
--- SQL that an entry, a row `alias` of a base or delta, has its row in the source.
+-- A condition in SQL: an entry, a row `alias` of a base or delta, has its row in the source.
 CREATE FUNCTION roir.has_row(entry jsonb, source oid, alias text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('EXISTS (SELECT FROM %s s WHERE %s)', source::regclass, roir.is_same(entry, 's', alias))

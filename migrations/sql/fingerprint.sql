@@ -4,7 +4,7 @@
 -- these change or hide rows.
 CREATE FUNCTION roir.table_additions(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    -- As an array, so that the catalogs are asked for these alone.
+    -- As an array, so that only their rows of the catalogs are read.
     WITH stored (oids) AS MATERIALIZED (
         SELECT ARRAY(
             SELECT to_regclass(format('roir_data.g%s', generation))::oid
@@ -13,7 +13,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT (SELECT count(*) FROM pg_rewrite r WHERE r.ev_class = ANY ((SELECT oids FROM stored)::oid[]))
            + (SELECT count(*) FROM pg_trigger g
                WHERE g.tgrelid = ANY ((SELECT oids FROM stored)::oid[]) AND NOT g.tgisinternal
-                 -- While segments are compacted they have one of ours.
+                 -- Segments that are being compacted have a trigger of ours.
                  AND g.tgfoid <> ALL (roir.touch_functions(generation)))
            + (SELECT count(*) FROM pg_class c WHERE c.oid = ANY ((SELECT oids FROM stored)::oid[]) AND c.relrowsecurity)
 $$;
@@ -68,9 +68,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                            WHERE a.attrelid = r.ev_class AND a.attname = 'c' || position OFFSET 0)))
 $$;
 
--- How often the building generations of a source find something else than they were prepared for, which only looks at
--- what they keep themselves: what they keep of the shape; the statements that maintain them in the capture function,
--- for their mode; their tables; and on each leaf that they hold the trigger that tells of its TRUNCATE.
+-- The number of faults of a source's building generations, from what they keep themselves: changes of the shape;
+-- missing statements in the capture function, for their mode; faults of their tables; and leaves without the trigger of
+-- TRUNCATE.
 CREATE FUNCTION roir.build_faults(source oid) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(sum(
@@ -103,7 +103,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT md5(concat_ws('|',
         (SELECT concat_ws(',', c.oid, c.relkind, c.relpersistence, c.relrowsecurity,
                           c.relrowsecurity AND c.relforcerowsecurity,
-                          -- Rows of inheritance children would be among those that are looked up.
+                          -- Look-ups would also find rows of inheritance children.
                           c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid),
                           EXISTS (SELECT FROM pg_class l
                                    WHERE l.oid = ANY (ARRAY(SELECT t.relation
@@ -138,11 +138,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         roir.build_faults(source)))
 $$;
 
--- A stamp that differs whenever the server has written to a catalog's row that the fingerprint or
--- roir.partition_changes reads, and whenever a right differs that the fingerprint asks for: cheap enough for every
--- batch, also over many partitions. Where it is as it was there is nothing else to look at. It may differ without a
--- reason. An ANALYZE leaves it alone. In plpgsql, which keeps its plans. Many rows are summed up by hashes, since to
--- sort them costs more than to read them.
+-- A stamp that changes whenever the server has written a row of a catalog that the fingerprint or
+-- roir.partition_changes reads, or when a right changes that the fingerprint contains. It is cheap enough for every
+-- batch, also over many partitions. If it hasn't changed, nothing else needs a look. It may change without a reason,
+-- but not by an ANALYZE. In plpgsql, which keeps its plans. Many rows are combined by a sum of hashes, since to sort
+-- them costs more than to read them.
 CREATE FUNCTION roir.stamp(source oid) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -176,8 +176,8 @@ BEGIN
       INTO segments, tree
       FROM pg_inherits i WHERE i.inhparent = ANY (bases);
     own := bases || deltas || views || segments;
-    -- None of the server's own types is an enum or a composite, nor made of one. Each partition has expressions of its
-    -- own.
+    -- None of the server's own types is an enum or a composite, or contains one. Each partition has its own
+    -- expressions.
     SELECT bool_or(t.typnamespace <> 'pg_catalog'::regnamespace), bool_or(a.attgenerated <> '')
       INTO has_types, generates
       FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -208,7 +208,7 @@ BEGIN
            FROM pg_attribute a
           WHERE a.attrelid = ANY (source || bases || deltas || views || composites) AND a.attnum > 0),
         (SELECT string_agg(concat(d.oid, ' ', d.xmin), ',' ORDER BY d.oid) FROM pg_attrdef d WHERE d.adrelid = source),
-        -- Written out, since what an expression names can get another name.
+        -- As text, since an object that an expression names can be renamed.
         CASE WHEN generates THEN
             (SELECT md5(string_agg(concat(d.oid, ' ', d.xmin, ' ', pg_get_expr(d.adbin, d.adrelid)), ','
                                    ORDER BY d.oid))

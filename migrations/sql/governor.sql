@@ -1,6 +1,6 @@
 -- The governor's limits of signals, as users write them, and its grant (airflow_roir/engine/governor/).
 
--- The signals (airflow_roir/signals.py). A function, which all who may change an operation may call.
+-- The signals (airflow_roir/signals.py). A function, so that each role that may change an operation can call it.
 CREATE FUNCTION roir.signals(OUT name text, OUT unit text) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     VALUES ('replica_lag', 'bytes'), ('replica_delay', 'seconds'), ('slot_wal', 'bytes'), ('slot_room', 'bytes'),
@@ -17,8 +17,8 @@ ALTER TABLE roir.operation
                                              || (@.key != "replicas" && @.value.type() != "number"))'
         AND NOT throttle @? 'strict $.replicas[*] ? (@.type() != "string")');
 
--- Limits as users write them, `replica_lag=100MB commit_latency=20ms replicas=r1,r2`, laid over those that there are.
--- `name=off` takes one away, `off` all. Bytes and seconds are written as PostgreSQL reads them: 100MB, 1.5s, 10min.
+-- Merges limits as users write them, `replica_lag=100MB commit_latency=20ms replicas=r1,r2`, into the present ones.
+-- `name=off` removes one, `off` all. Bytes and seconds are written as PostgreSQL reads them: 100MB, 1.5s, 10min.
 CREATE FUNCTION roir.throttle_of(wish text, present jsonb DEFAULT '{}') RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -28,7 +28,7 @@ DECLARE
     value numeric;
     found jsonb := coalesce(present, '{}');
 BEGIN
-    -- It is read each second, and a reading kept of each replica.
+    -- The limits are read each second, and a reading is kept for each replica.
     IF length(wish) > 2000 THEN
         RAISE invalid_parameter_value USING
             MESSAGE = format('throttle: the text has %s characters, and may have 2000', length(wish));
@@ -66,7 +66,7 @@ BEGIN
             EXCEPTION WHEN data_exception OR invalid_text_representation THEN
                 value := NULL;
             END;
-            -- Neither infinity nor NaN is a limit; JSON has no word for them.
+            -- Neither infinity nor NaN is a limit; JSON can't contain them.
             IF value IS NULL OR value < 0 OR (value = 0 AND s.name <> 'query') OR value >= 1e18 OR value = 'NaN' THEN
                 RAISE invalid_parameter_value USING
                     MESSAGE = format('throttle: %s is %s, which is no number of %s', parts[1], parts[2], s.unit),
@@ -80,7 +80,7 @@ BEGIN
     RETURN found;
 END $$;
 
--- Limits as they are shown: what roir.throttle_of reads as the same.
+-- Limits as text, which roir.throttle_of reads back as the same limits.
 CREATE FUNCTION roir.throttle_text(throttle jsonb) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT string_agg(e.key || '=' || CASE
@@ -119,7 +119,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            END
 $$;
 
--- Keeps what the governor read: the last minutes whole, of what is older the last one of each hundredth of the time.
+-- Keeps the governor's readings: all of the last minutes; of older ones the last of each hundredth of the time.
 CREATE FUNCTION roir.keep_signals(operation bigint, granted double precision, readings jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

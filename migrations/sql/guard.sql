@@ -1,6 +1,6 @@
--- Event triggers that refuse DDL on an indexed table which no capture sees, and name the supported way. Only a
--- superuser can install them: roir init does, where its role is one; any superuser may by SELECT roir.guard(). Without
--- them the same changes are detected (roir.partition_changes, roir.fingerprint, roir.shape_changes).
+-- Event triggers that refuse DDL on an indexed table that no capture sees, and name the supported way. Only a superuser
+-- can install them: roir init does if its role is one; any superuser can by SELECT roir.guard(). Without them the same
+-- changes are detected (roir.partition_changes, roir.fingerprint, roir.shape_changes).
 
 -- True if roir.own_ddl is set by a role that works for indexes. Any user can set it; then it counts for nothing.
 CREATE FUNCTION roir.is_own_ddl() RETURNS boolean
@@ -9,7 +9,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            AND has_schema_privilege(roir.outer_role(), 'roir_data', 'CREATE')
 $$;
 
--- Why a partition can't just leave, and what to do instead.
+-- The message why a partition can't simply leave, with a hint.
 CREATE FUNCTION roir.detach_problem(partition text, source regclass, reason text, OUT problem text, OUT hint text)
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('partition %s of %s would leave its entries behind in the roir indexes of that table: %s',
@@ -29,15 +29,15 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM holder h WHERE h.pid = pg_backend_pid())
 $$;
 
--- Takes over what a plain DETACH or DROP has just taken out of an indexed source, as roir.detach_partition does: hides
--- its entries in the same transaction. The statement has its locks on the source already. So it waits for the view's in
--- slices that are shorter than deadlock_timeout, and gives way where a reader of the view waits for the source: else
+-- Follows a plain DETACH or DROP of a partition of an indexed source, as roir.detach_partition does: hides its entries
+-- in the same transaction. The statement has its locks on the source already. So this waits for the view's lock in
+-- slices that are shorter than deadlock_timeout, and gives way if a reader of the view waits for the source: otherwise
 -- the server might end the reader's statement. patience_ms: 0 is half a minute.
 CREATE FUNCTION roir.take_over(generation bigint, partition oid, patience_ms integer) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     until timestamptz := clock_timestamp() + coalesce(nullif(patience_ms, 0), 30000) * interval '1 millisecond';
-    -- As it was written down: what is below it may have been dropped with it.
+    -- As registered: the partitions below may have been dropped with it.
     below oid[] := ARRAY(WITH RECURSIVE tree AS (
         SELECT partition AS relation
         UNION
@@ -65,14 +65,14 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes over these partitions of a generation, where they are gone; what is wrong where that isn't possible.
+-- Follows these partitions of a generation if they are gone; returns the problem if that isn't possible.
 CREATE FUNCTION roir.take_over_gone(generation bigint, source regclass, relations oid[], OUT problem text,
                                     OUT hint text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     c record;
 BEGIN
-    -- Most DDL is of no partition that is known; the look at all of them takes time.
+    -- Most DDL concerns no registered partition, and to look at all of them takes time.
     IF relations = '{}' THEN
         RETURN;
     END IF;
@@ -86,7 +86,7 @@ BEGIN
                    FROM (SELECT c.relation::oid UNION
                          SELECT t.relation FROM roir.partition_tree(c.relation::oid) t) t (oid);
             EXCEPTION WHEN insufficient_privilege THEN
-                -- Only its owner may. It tells nothing of a table that is no partition.
+                -- Only the owner may run this DDL. Nothing is revealed about a table that is no partition.
                 NULL;
             END;
             INSERT INTO roir.event (index_id, actor, action, detail)
@@ -99,8 +99,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Makes the view hide leaving entries within the user's own DDL, if the view is free. If a reader holds it, the
--- clean-up does it later, and status warns until then: a user's statement waits 50 ms for it at most.
+-- Makes the view hide leaving entries in the transaction of the user's own DDL, if no reader locks the view. If one
+-- does, the clean-up does it later, and status warns until then: a user's statement waits for 50 ms at most.
 CREATE FUNCTION roir.hide_if_free(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 BEGIN
@@ -160,7 +160,7 @@ BEGIN
             END IF;
             PERFORM roir.adopt_partitions(g.id, g.source, ARRAY[c.relation::oid],
                 EXISTS (SELECT FROM pg_partition_ancestors(c.relation::oid) a WHERE a.relid::oid = ANY (relations)));
-            -- It was emptied before, by whom isn't known: its bounds are hidden as those of a partition that leaves.
+            -- It was emptied before, by an unknown writer: entries within its bounds are hidden as when one leaves.
             IF EXISTS (SELECT FROM roir.source_partition p
                         WHERE p.generation_id = g.id AND p.relation = c.relation AND p.status = 'leaving') THEN
                 PERFORM roir.hide_if_free(g.id);
@@ -192,7 +192,7 @@ DECLARE
     found record;
 BEGIN
     BEGIN
-        -- Looking at all partitions after each of a thousand triggers took a minute, while writers waited.
+        -- To look at all partitions after each of a thousand CREATE TRIGGERs took a minute, while writers waited.
         IF roir.is_own_ddl() THEN
             RETURN;
         END IF;
@@ -200,10 +200,10 @@ BEGIN
             PERFORM roir.follow_owners(ARRAY(SELECT c.objid FROM pg_event_trigger_ddl_commands() c
                                               WHERE c.classid = 'pg_class'::regclass));
         EXCEPTION WHEN OTHERS THEN
-            -- The next clean-up does it, and status says so.
+            -- The next clean-up does it, and status reports it.
             NULL;
         END;
-        -- Too late: its first transaction has ended. roir.refuse_concurrent_detach refuses it in time.
+        -- Too late here: its first transaction has ended. roir.refuse_concurrent_detach refuses it in time.
         IF (roir.detached_in_two(current_query())).how IS NOT NULL THEN
             RETURN;
         END IF;
@@ -220,7 +220,7 @@ BEGIN
     END IF;
 END $$;
 
--- Called where anything was dropped.
+-- Called after each drop.
 CREATE FUNCTION roir.refuse_drop() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -273,7 +273,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
      LIMIT 1
 $$;
 
--- DETACH … CONCURRENTLY commits before any other trigger hears of it. No search_path of its own, since the name is
+-- DETACH … CONCURRENTLY commits before any other event trigger fires. No search_path of its own, since the name must be
 -- looked up as the statement does; so no operator is used, and every function is qualified.
 CREATE FUNCTION roir.refuse_concurrent_detach() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -297,7 +297,7 @@ BEGIN
     END IF;
 END $$;
 
--- Takes them away again, where they are there. Only a superuser may.
+-- Drops the event triggers, if they exist. Only a superuser may.
 CREATE FUNCTION roir.unguard() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -308,7 +308,7 @@ BEGIN
     UPDATE roir.setting SET guarded = false WHERE guarded;
 END $$;
 
--- Installs the event triggers; false where the caller is no superuser and they aren't there. CREATE SCHEMA may hold a
+-- Installs the event triggers; false if the caller is no superuser and they don't exist. CREATE SCHEMA may contain a
 -- CREATE TABLE … PARTITION OF.
 CREATE FUNCTION roir.guard() RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -325,7 +325,7 @@ BEGIN
     CREATE EVENT TRIGGER roir_refuse_drop ON sql_drop EXECUTE FUNCTION roir.refuse_drop();
     CREATE EVENT TRIGGER roir_refuse_concurrent_detach ON ddl_command_start
         WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION roir.refuse_concurrent_detach();
-    -- As the capture: whatever session_replication_role a session has.
+    -- ALWAYS, as the capture: they fire under every session_replication_role.
     ALTER EVENT TRIGGER roir_refuse_ddl ENABLE ALWAYS;
     ALTER EVENT TRIGGER roir_refuse_drop ENABLE ALWAYS;
     ALTER EVENT TRIGGER roir_refuse_concurrent_detach ENABLE ALWAYS;

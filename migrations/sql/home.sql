@@ -24,5 +24,5 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM roir.home h
 $$;
 
--- For the first time.
+-- Records them for the first time.
 SELECT roir.settle();

@@ -49,7 +49,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
      WHERE x.id = o.id AND x.status IN ('running', 'paused')
 $$;
 
--- Changes the options of a running or paused operation, on whatever runner it works.
+-- Changes the options of a running or paused operation, whatever run drives it.
 CREATE FUNCTION roir.change(index text,
                             parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
                             max_rows_per_second integer DEFAULT NULL, shard_parallelism integer DEFAULT NULL,

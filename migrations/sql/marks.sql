@@ -15,7 +15,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT g.id, g.entry, g.shape, i.source_oid::oid AS source,
                to_regclass(format('roir_data.g%s', g.id))::oid AS base
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = marks.generation),
-    -- Asked one by one: a join would read all that the database has of functions, columns and triggers.
+    -- Looked up one by one: a join would read all functions, columns and triggers of the database.
     capture AS MATERIALIZED (
         SELECT ARRAY(SELECT c.function FROM generation g CROSS JOIN LATERAL roir.captures(g.source) c) AS functions),
     relation AS MATERIALIZED (

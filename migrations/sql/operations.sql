@@ -7,7 +7,7 @@ CREATE FUNCTION roir.argument(name text) RETURNS text LANGUAGE sql IMMUTABLE SET
     SELECT CASE WHEN name ~ '^[a-z0-9_.]+$' THEN name ELSE format('''%s''', replace(name, '''', '''"''"''')) END
 $$;
 
--- The latest operation of a live index. Locked, so that two who want to change it come one after the other.
+-- The latest operation of a live index. Its row is locked, so that two sessions change it one after the other.
 CREATE FUNCTION roir.latest_operation(index text) RETURNS roir.operation
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -31,9 +31,9 @@ BEGIN
     RETURN found;
 END $$;
 
--- Counts the time since the last tick to the phase, and beats the run's heart; false where the run is over. A gap
--- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as that at the most: by default
--- after so long a run is taken for dead.
+-- Adds the time since the last tick to the phase, and writes the run's heartbeat; false if the run is over. A gap
+-- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as `longest`: by default the time
+-- after which a run counts as dead.
 CREATE FUNCTION roir.tick(operation bigint, epoch bigint, longest numeric DEFAULT 30) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH ticked AS (
@@ -50,9 +50,9 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM ticked)
 $$;
 
--- The epoch of the next run: greater than all before it, and none that any run ever had, on whatever server. A replica
--- that is promoted may never have heard of the last run, which lives on and finds its operation there: counted by one,
--- the next run would have that run's epoch, and not fence it.
+-- The epoch of the next run: greater than all before, and different from that of any run on any server. A replica that
+-- is promoted may not know of the last run, which lives on and finds its operation there. If epochs were counted by
+-- one, the next run would get that run's epoch and not fence it.
 CREATE FUNCTION roir.next_epoch(epoch bigint) RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ((epoch >> 32) + 1 << 32) + floor(random() * 4294967296)::bigint
@@ -70,8 +70,8 @@ BEGIN
     IF o.status IS DISTINCT FROM 'running' OR o.epoch <> pause_operation.epoch THEN
         RETURN false;
     END IF;
-    -- The time up to the request is work too; the batch that workers still finish then counts for nothing. The tick is
-    -- no sign of life of a run.
+    -- The time up to the request counts as work, the batch that workers then finish doesn't. This tick must not count
+    -- as a run's sign of life.
     PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
        SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL,
@@ -82,13 +82,13 @@ BEGIN
         INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
         VALUES (o.index_id, o.id, actor, 'pause', detail);
     EXCEPTION WHEN insufficient_resources OR system_error THEN
-        -- An event may need a page that a full disk has no room for; the pause itself does not.
+        -- An event may need a page for which a full disk has no room; the pause itself doesn't.
         NULL;
     END;
     RETURN true;
 END $$;
 
--- At once here; within one batch in the workers, which commit the batch that they are in.
+-- Pauses an operation: here at once, in the workers within one batch, since they commit their open batch.
 CREATE FUNCTION roir.pause(index text, reason text DEFAULT 'on request', actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -96,7 +96,7 @@ DECLARE
     percent numeric;
 BEGIN
     SELECT r.percent_complete INTO percent FROM roir.resumable_operations r WHERE r.operation_id = o.id;
-    -- A pause that would end by itself is made the user's own, which only a resume lifts. Airflow's switch is no user.
+    -- A pause that would end automatically becomes the user's, which only a resume lifts. Airflow's switch is no user.
     IF o.status = 'paused' AND actor NOT LIKE 'airflow switch of DAG %' AND o.paused_by <> actor
        AND (o.paused_by IN ('window', 'governor') OR o.paused_by LIKE 'airflow switch of DAG %') THEN
         UPDATE roir.operation
@@ -122,9 +122,9 @@ BEGIN
     RETURN format('paused at %s %%', percent);
 END $$;
 
--- The one place that changes the options which can change while an operation lives. wishes: by their names; NULL keeps
--- what there is, and 0, or `off`, is none of it. An event for each that really changes; returns them, NULL if none
--- does. Workers read the row before each batch, the governor each second, so that a change takes effect there.
+-- Changes live options of an operation; no other code does. wishes: by their names; NULL keeps the present value, and
+-- 0, or `off`, is none. Writes an event for each option that really changes; returns these, NULL if there are none. The
+-- change takes effect when workers read the row, before each batch, and the governor, each second.
 CREATE FUNCTION roir.change_options(operation bigint, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -225,7 +225,7 @@ BEGIN
     -- Without a heartbeat, so that a command or a DAG run can take the operation up with a run of its own.
     UPDATE roir.operation
        SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL,
-           -- A task's next try after a failure is of the same stretch: max_duration_s counts on.
+           -- A task's next try after a failure belongs to the same stretch: max_duration_s counts on.
            working_since = CASE WHEN o.paused_by = o.owner AND actor = o.owner THEN working_since
                                 ELSE clock_timestamp() END
      WHERE id = o.id AND status = 'paused';

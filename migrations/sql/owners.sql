@@ -15,7 +15,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                           -- To lock a row takes the right to update it.
                           ('_source', 'SELECT, UPDATE')) AS x (suffix, rights)
            UNION ALL
-           -- The capture of a unique index asks the default segment itself.
+           -- The capture of a unique index reads the default segment itself.
            SELECT h.inhrelid, CASE WHEN h.inhrelid = to_regclass(format('roir_data.g%s_s000', g.id))
                                     AND g.entry ->> 'unique' <> '' AND (g.entry -> 'identity') > (g.entry -> 'key')
                                    THEN 'SELECT, INSERT, UPDATE, DELETE' ELSE 'SELECT, UPDATE, DELETE' END
@@ -38,7 +38,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
        AND (a.grantee = 0 OR NOT has_schema_privilege(a.grantee, 'roir_data', 'CREATE'))
 $$;
 
--- Takes their rights back.
+-- Revokes their rights.
 CREATE FUNCTION roir.take_from_former_owners(source oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -76,7 +76,7 @@ BEGIN
     EXECUTE format('GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO %s', owner);
 END $$;
 
--- Hands the capture of these tables, where they are sources, over to their new owners, if our role may: a superuser
+-- Hands the capture of these tables over to their new owners, if they are sources and our role may do it: a superuser
 -- may.
 CREATE FUNCTION roir.follow_owners(relations oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -93,13 +93,13 @@ BEGIN
          WHERE t.oid = ANY (relations) AND p.proowner <> t.relowner
     LOOP
         PERFORM roir.give_to_owner(moved.source);
-        -- An owner needs to be one who may create there, for as long as it takes to become one.
+        -- The new owner of a function needs CREATE on the schema, during the change of owner.
         lacks := NOT has_schema_privilege(moved.owner, 'roir_data', 'CREATE');
         IF lacks THEN
             EXECUTE format('GRANT CREATE ON SCHEMA roir_data TO %s', moved.name);
         END IF;
-        -- Its mark is kept as it is afterwards: given there and back it would look like one that was another for a
-        -- while.
+        -- Keeps its mark as it is afterwards: otherwise a function that was handed there and back would look like one
+        -- that was replaced for a while.
         known := ARRAY(SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
                         WHERE i.source_oid = moved.source::bigint AND g.status <> 'dropped'
                           AND NOT EXISTS (SELECT FROM roir.mark_changes(g.id) m WHERE m.name = 'function capture'));

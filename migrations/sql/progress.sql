@@ -1,6 +1,6 @@
--- How far an operation is, and how long it will take: what roir.resumable_operations and the page (`engine/snapshot/`)
--- show. Everything is derived from committed rows, so that it can't fall; what is forgotten (the units of a
--- verification that ended) is kept by the samples, whose greatest percentage is a mark that is never undercut.
+-- An operation's progress, and the time that it will take, for roir.resumable_operations and the page
+-- (`engine/snapshot/`). Everything is derived from committed rows, so that it can't fall. After rows are deleted (the
+-- units of a verification that ended), the samples keep it: the greatest percentage in them is never undercut.
 
 CREATE TABLE roir.progress_sample (
     operation_id bigint NOT NULL REFERENCES roir.operation (id),
@@ -15,7 +15,7 @@ CREATE TABLE roir.progress_sample (
     PRIMARY KEY (operation_id, at)
 );
 
--- One row per verification. compared: which part of its work is done; comparing: which part is under way.
+-- One row per verification. compared: the share of its work that is done; comparing: the share under way.
 CREATE VIEW roir.verification_work AS
 SELECT y.operation_id,
        y.finished_at IS NOT NULL AS ended,
@@ -40,8 +40,8 @@ SELECT y.operation_id,
        SELECT CASE WHEN unit.by_block THEN 0.97 ELSE 0.5 END AS totals,
               CASE WHEN unit.by_block THEN 0.01 ELSE 0.3 END AS sums) part;
 
--- One row per operation: what is done of it. copied, sealed, compared: shares, from 0 to 1; sealing, comparing: of what
--- is under way. OFFSET 0: its parts are planned apart from what the view is joined to.
+-- One row per operation, with its progress. copied, sealed, compared: shares, from 0 to 1; sealing, comparing: the
+-- shares under way. OFFSET 0: its parts are planned apart from relations that the view is joined to.
 CREATE VIEW roir.operation_work AS
 SELECT o.id AS operation_id,
        p.ranges, p.ranges_done, p.batches, p.batch_seconds, p.copied,
@@ -64,12 +64,12 @@ SELECT o.id AS operation_id,
                       coalesce(sum(x.seconds), 0)::float8 AS batch_seconds,
                       coalesce(avg(CASE WHEN x.done THEN 1
                                         ELSE least(x.rows::float8 / n.rows_per_range, 0.99) END), 0)::float8 AS copied
-                 -- They are numbered from 0: to count them is to read them all once more.
+                 -- They are numbered from 0; to count them would read them all once more.
                  FROM (SELECT greatest(o.rows_estimate::float8 / (max(y.ordinal) + 1), 1) AS rows_per_range
                          FROM roir.scan_range y WHERE y.operation_id = o.id) n
                  JOIN roir.scan_range x ON x.operation_id = o.id) copy
 
-         -- The first segment, of NULL keys, is empty mostly.
+         -- The first segment, of NULL keys, is mostly empty.
         CROSS JOIN (
               SELECT count(*) AS segments, count(*) FILTER (WHERE status = 'sealed') AS segments_sealed,
                      count(claim_worker)::float8 / greatest(count(*) - 1, 1) AS sealing,
@@ -172,7 +172,7 @@ BEGIN
             predicted := (1 - w.copied) / rate;
             doubt := 0.12 + 0.2 / (1 + coalesce(recent.share_seconds, 0) / 5);
         ELSE
-            -- All of the phase, before anything of it is measured.
+            -- The whole phase, before any of it is measured.
             predicted := coalesce((earlier_seconds ->> p)::float8 * scale,
                                   CASE p WHEN 'seal' THEN 1.05 * copying
                                          WHEN 'fold' THEN 0.3 + delta_rows / 30000.0
@@ -189,9 +189,9 @@ BEGIN
                 -- Work under way counts half, at most as much as was expected to be done by now.
                 part := part + least(CASE p WHEN 'seal' THEN w.sealing ELSE coalesce(w.comparing, 0) END / 2,
                                      greatest(taken / predicted - part, 0));
-                -- A publish begins with a tenth that is no comparing.
+                -- The first tenth of a publish compares nothing.
                 taken := CASE p WHEN 'seal' THEN taken ELSE greatest(taken - 0.1 * predicted, 0) END;
-                -- The rate as it is measured, and the one expected, which weighs like a quarter of the phase.
+                -- The measured rate, and the expected one with the weight of a quarter of the phase.
                 predicted := (taken + 0.25 * predicted) / (part + 0.25);
             END IF;
             IF p = 'seal' THEN
@@ -229,7 +229,7 @@ BEGIN
     ON CONFLICT DO NOTHING;
     SELECT count(*), min(s.at) INTO samples, first FROM roir.progress_sample s WHERE s.operation_id = NEW.id;
     IF samples >= 240 THEN
-        -- The last minute stays; of what is older the last one of each hundredth of the time.
+        -- All samples of the last minute stay; of older ones the last of each hundredth of the time.
         DELETE FROM roir.progress_sample s
          USING (SELECT x.at, row_number() OVER (PARTITION BY floor(extract(epoch FROM x.at - first)
                     / greatest(extract(epoch FROM clock_timestamp() - first) / 100, 1)) ORDER BY x.at DESC) AS n
@@ -239,7 +239,7 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
--- A trigger of somebody else's table must not call it.
+-- A trigger on another role's table must not call it.
 REVOKE ALL ON FUNCTION roir.take_sample() FROM PUBLIC;
 
 CREATE TRIGGER sample AFTER UPDATE OF heartbeat_at, status, phase ON roir.operation FOR EACH ROW

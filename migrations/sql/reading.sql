@@ -8,9 +8,9 @@
 -- view: the index's view, or another relation with the columns of the table's primary key. key: values of the index's
 -- key, NULL if the entries are given.
 --     look_up: the array of the entries with the key's values; $1 is the key. No value is cut or rounded to the
---     length of its column: one that is in no row finds none.
---     statement: the rows of $1, an entry where one_by_one, an array of entries where not. They have the entry's key
---     too, if it is the entry of a roir index: an entry may be of a moment ago.
+--     length of its column: a value that is in no row finds none.
+--     statement: the rows of $1, which is an entry if one_by_one, otherwise an array of entries. For an entry of a roir
+--     index the rows must also have the entry's key: the entry may be out of date.
 CREATE FUNCTION roir.reading(source oid, view oid, key jsonb, OUT look_up text, OUT statement text,
                              OUT one_by_one boolean, OUT relation oid)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -99,7 +99,7 @@ BEGIN
                                c.ours, c.equals, c.theirs) END, ' AND ' ORDER BY c.in_table DESC, c.position)
               FROM compared c),
            (SELECT string_agg(quote_ident(c.name), ', ') FROM compared c WHERE c.type IS NULL),
-           -- A literal, so that the planner knows the value; an array or an object is read by the server.
+           -- A literal, so that the planner knows the value; the server reads an array or an object.
            (SELECT string_agg(CASE WHEN key -> p.name = 'null' THEN format('v.%I IS NOT DISTINCT FROM NULL', p.name)
                    WHEN p.type = 'jsonb'::regtype
                        THEN format('v.%I %s %L::pg_catalog.jsonb', p.name, p.equals, key -> p.name)
@@ -127,11 +127,11 @@ BEGIN
     END IF;
     statement := format(CASE WHEN one_by_one THEN 'SELECT s.* FROM %s s WHERE %s'
                          ELSE 'SELECT s.* FROM pg_catalog.unnest($1) e JOIN ONLY %s s ON %s' END,
-                        -- As regclass a temporary table has no schema here.
+                        -- As regclass a temporary table would have no schema here.
                         (SELECT format('%I.%I', n.nspname, c.relname)
                            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                           WHERE c.oid = relation), statement);
-    -- v alone would be the column v, where there is one.
+    -- v alone would be the column v, if there is one.
     look_up := format('SELECT ARRAY(SELECT (v.*)::%1$s FROM %1$s v WHERE %2$s) AS entries', view::regclass, look_up);
 END $$;
 
@@ -165,7 +165,7 @@ BEGIN
         RETURN QUERY EXECUTE how.statement USING entries;
         GET DIAGNOSTICS total = ROW_COUNT;
     END IF;
-    -- Its lock on the rows' table is younger than the snapshot, unlike a query's: a rewrite may have come between.
+    -- The lock on the rows' table is younger than the snapshot, unlike a query's: a rewrite may have come in between.
     IF total OPERATOR(pg_catalog.<) pg_catalog.cardinality(entries) THEN
         PERFORM roir.refuse_rewritten(how.relation);
     END IF;

@@ -9,20 +9,21 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT i.id, i.source_oid::oid, t.tgrelid, t.xmin
       FROM roir.index i
       JOIN pg_proc p ON p.proname = 'capture_' || i.source_oid AND p.pronamespace = 'roir_data'::regnamespace
-      -- By its function, since a name may be anybody's. 1: for each row; what is left on a detached partition isn't.
+      -- By its function, since any trigger may have the name. 1: for each row, unlike a trigger that is left on a
+      -- detached partition.
       JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgparentid = 0 AND t.tgtype & 1 = 1
      WHERE i.dropped_at IS NULL
 $$;
 
--- Sources by the oid that is recorded and by the one that they have, where all of the database was restored.
+-- The sources with the recorded oid and the present one, if the whole database was restored.
 CREATE FUNCTION roir.restored_sources() RETURNS TABLE (recorded oid, present oid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT DISTINCT c.recorded, c.present FROM roir.sources_by_trigger() c
      WHERE c.recorded <> c.present AND roir.moved() = 'restored'
 $$;
 
--- Indexes whose source is gone, and the table that has its capture trigger now: the table alone was dropped and
--- restored. Rows came by that which no capture saw, so nothing but a new build makes such an index right.
+-- The indexes whose source is gone, with the table that has its capture trigger now: only the table was dropped and
+-- restored. That brought rows that no capture saw, so only a new build makes such an index right.
 CREATE FUNCTION roir.replaced_sources() RETURNS TABLE (index bigint, recorded oid, present oid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.index, c.recorded, c.present FROM roir.sources_by_trigger() c
@@ -65,8 +66,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
       FROM roir.upgraded_sources() u JOIN roir.index i ON i.source_oid = u.source::bigint AND i.dropped_at IS NULL
 $$;
 
--- Makes the control schema name the tables that there are, sources by their triggers and partitions by their names.
--- A partition that was renamed since it was written down is then one that is gone and one that came: sync-partitions.
+-- Replaces the oids in the control schema by the present ones: of sources by their triggers, of partitions by their
+-- names. A partition that was renamed since it was registered then counts as gone and as new: sync-partitions.
 CREATE FUNCTION roir.adopt_restored() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -75,7 +76,7 @@ BEGIN
     CREATE TEMP TABLE restored ON COMMIT DROP AS
         SELECT r.recorded, r.present, i.id AS index FROM roir.restored_sources() r
           JOIN roir.index i ON i.source_oid = r.recorded::bigint AND i.dropped_at IS NULL;
-    -- By way of another name, since one's new oid may be another one's old.
+    -- By a temporary name, since the new oid of one source may be the old oid of another.
     FOR s IN SELECT DISTINCT r.recorded, f.kind
                FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
               WHERE to_regprocedure(format('roir_data.%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP

@@ -17,10 +17,10 @@ BEGIN
             ('datestyle', 'ISO, YMD'), ('timezone', 'UTC'), ('intervalstyle', 'postgres'), ('extra_float_digits', '3'),
             ('bytea_output', 'hex'), ('xmloption', 'content'), ('lc_monetary', 'C'), ('array_nulls', 'on'),
             ('standard_conforming_strings', 'on'), ('quote_all_identifiers', 'off'), ('transform_null_equals', 'off'),
-            -- Which fails to plan some of our queries where it is to search small pools.
+            -- The genetic optimizer fails to plan some of our queries if it is set to small pools.
             ('geqo', 'off'),
             ('restrict_nonsystem_relation_kind', '')) AS pins (name, value)
-            -- The last one is of later minor versions.
+            -- The last setting exists only in later minor versions.
             WHERE current_setting(pins.name, true) IS NOT NULL
         LOOP
             EXECUTE format('ALTER FUNCTION %s SET %s TO %s', f, pin.name,

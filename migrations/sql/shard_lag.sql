@@ -1,8 +1,8 @@
--- How far each shard's part of each generation is behind.
+-- The lag of each shard's part of each generation.
 
 CREATE VIEW roir.shard_lag AS
 SELECT i.schema_name, i.name AS index, s.name AS shard, g.status AS generation,
-       -- All that was committed in the shard before then is in the index; null: not shipped to the end yet.
+       -- All that the shard had committed before this time is in the index; NULL: not shipped to its end yet.
        l.fresh_at, clock_timestamp() - l.fresh_at AS lag,
        l.pending, l.pending_bytes, clock_timestamp() - l.oldest_at AS oldest_age, l.shipped,
        CASE WHEN abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) < 10 THEN l.owner END AS shipper,

@@ -26,8 +26,8 @@ BEGIN
                 rest := CASE WHEN mark = 0 THEN '' ELSE substr(rest, mark + 2) END;
             END LOOP;
         ELSE
-            -- A quoted identifier, a string, a word (all but ASCII's other characters are letters to the server), or
-            -- one other character.
+            -- A quoted identifier, a string, a word (to the server all characters beyond ASCII are letters), or one
+            -- other character.
             token := (regexp_match(rest,
                 '^(?:[uU]&"(?:[^"]|"")*"|"(?:[^"]|"")*"|''(?:[^'']|'''')*'''
                 '|[^\x01-\x23\x25-\x2f\x3a-\x40\x5b-\x5e\x60\x7b-\x7f]+|.)'))[1];
@@ -43,8 +43,8 @@ CREATE FUNCTION roir.plain_identifier(token text, escape text DEFAULT '\') RETUR
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN token !~ '^[uU]&"' THEN token ELSE
         '"' || replace(unistr((
-            -- The escape character twice is itself; a backslash, which unistr takes for its own, is itself where
-            -- another is.
+            -- The escape character twice means itself. A backslash, which unistr uses, means itself if the escape
+            -- character is another one.
             SELECT string_agg(CASE WHEN escape = '\' THEN p.part
                                    ELSE replace(replace(p.part, '\', '\\'), escape, '\') END,
                               CASE WHEN escape = '\' THEN '\\' ELSE escape END ORDER BY p.position)
@@ -52,8 +52,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
                    WITH ORDINALITY AS p (part, position))), '"', '""') || '"' END
 $$;
 
--- The partition that a statement detaches in two transactions (how: concurrently, or finalize): only a statement that
--- is sent alone can be one. Nothing where it is another statement.
+-- The partition that a statement detaches in two transactions (how: concurrently, or finalize); such a statement must
+-- be sent alone. NULL for any other statement.
 CREATE FUNCTION roir.detached_in_two(query text, OUT partition text, OUT how text)
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

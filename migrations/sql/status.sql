@@ -1,7 +1,7 @@
--- An operation as any surface shows it, and as users query it. Every number is of committed rows and never falls while
--- an operation lives: a range counts its rows up to its share of the estimate made at prepare.
+-- An operation for all displays and for users' queries. Every number is of committed rows and never falls while an
+-- operation lives: a range counts its rows up to its share of the estimate made at prepare.
 
--- The options that change while an operation lives, as they are now and as users write them.
+-- An operation's live options, with their present values as users write them.
 CREATE FUNCTION roir.options_in_effect(o roir.operation) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT jsonb_object_agg(l.name, CASE l.name WHEN 'throttle' THEN to_jsonb(roir.throttle_text(o.throttle))
@@ -9,10 +9,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM (SELECT to_jsonb(o) AS of OFFSET 0) r, roir.live_options() l
 $$;
 
--- An operation with all that any surface shows of it, by the names of its document (`engine/snapshot/operation.py`),
--- and what only users query. A role that may read this view needs no right on the tables below. OFFSET 0: its parts are
--- planned by themselves. Without that PostgreSQL tries all orders of the joins, which takes four times as long as the
--- look itself.
+-- An operation with all columns that any display needs, by the names of its document (`engine/snapshot/operation.py`),
+-- and those only for users' queries. A role that may read this view needs no right on the tables below. OFFSET 0: its
+-- parts are planned separately. Otherwise PostgreSQL tries all orders of the joins, which takes four times as long as
+-- the query itself.
 CREATE VIEW roir.shown_operation AS
 SELECT clock_timestamp() AS now,
        quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index,
@@ -39,7 +39,7 @@ SELECT clock_timestamp() AS now,
        w.ranges_done, w.ranges, w.segments_sealed, w.segments,
        o.owner, o.spark_ui,
        o.status = 'running' AND coalesce(abs(b.heartbeat_age) < 30, false) AS driven,
-       -- A run that has left in order has no heartbeat, and the last event tells.
+       -- A run that has left in order has no heartbeat; then the last event says why it left.
        coalesce(b.heartbeat_age, extract(epoch FROM clock_timestamp() - (
            SELECT max(e.at) FROM roir.event e WHERE e.operation_id = o.id)))::float8 AS silent_seconds,
        o.started_at, o.paused_at, o.finished_at, o.pause_reason, o.paused_by,

@@ -1,10 +1,10 @@
--- The tables that an operation is made of (comments.sql says what each means). CHECKs and partial unique indexes
--- state the invariants, so that no code path can break them; triggers hold the arrows from state to state (arrows.sql).
+-- The control tables (comments.sql describes each). CHECKs and partial unique indexes state the invariants, so that no
+-- code path can break them; triggers enforce the arrows from state to state (arrows.sql).
 
--- The states of a delta's rows: airflow_roir/entry_state.py says what each is. A type, since a CHECK of the delta's
--- column would be evaluated by each captured write.
+-- The states of a delta's rows, described in airflow_roir/entry_state.py. A type, since each captured write would have
+-- to evaluate a CHECK of the delta's column.
 CREATE TYPE roir.entry_state AS ENUM ('regular', 'antimatter', 'ghost');
--- A column of it in another's table would keep the type.
+-- A column of this type in another role's table would prevent the DROP of the type.
 REVOKE ALL ON TYPE roir.entry_state FROM PUBLIC;
 
 CREATE TABLE roir.home (

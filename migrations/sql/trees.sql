@@ -17,8 +17,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT t.inhrelid, t.inhparent, t.relkind <> 'p', t.link FROM tree t
 $$;
 
--- A type and all that its values are made of: base types of domains, elements of arrays, attributes of composites, what
--- ranges range over.
+-- A type and all types that its values contain: base types of domains, elements of arrays, attributes of composites,
+-- subtypes of ranges.
 CREATE FUNCTION roir.type_tree(type oid) RETURNS SETOF oid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH RECURSIVE tree (oid) AS (

@@ -1,4 +1,4 @@
--- The tables of verifications of an index against its source: what is compared, in which units, and what was found.
+-- The tables of verifications of an index against its source: the options, the units, the findings.
 
 CREATE TABLE roir.verification (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

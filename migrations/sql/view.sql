@@ -1,4 +1,4 @@
--- The view of an index: what readers see of the entries, and who may read it.
+-- The view of an index: it shows readers the entries, and restricts their rights.
 
 -- Guards an index's view after a publish: true if the caller's own snapshot sees the generation as published, an
 -- error if it is older and may not see every entry. layout: how often segments had been swapped for new ones, or
@@ -10,8 +10,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_cata
 BEGIN
     IF EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
                 WHERE g.id = published.generation AND g.layout >= published.layout
-                  -- One that was replaced, and is shown again since, has all entries: but not of a table on other
-                  -- servers, and that snapshot says how fresh another generation is.
+                  -- A retired generation also has all entries. But over shards it may lack some, and the snapshot shows
+                  -- the freshness of another generation.
                   AND (g.status = 'active' OR g.status = 'retired' AND i.shard_table IS NULL)) THEN
         RETURN true;
     END IF;
@@ -63,9 +63,9 @@ BEGIN
     PERFORM FROM roir.index i WHERE i.id = hold_view.index FOR NO KEY UPDATE;
 END $$;
 
--- The statement by which a view shows a generation: guarded or not, and hiding what belongs to partitions that are
--- leaving or joining. name: quoted, as it is written. Reads the options of a view that is replaced, which OR REPLACE
--- forgets: its lock is held, and so is what it is made of (roir.hold_view).
+-- The statement that makes a view show a generation: guarded or not, and without entries of partitions that are leaving
+-- or joining. name: quoted, as it is written. Copies the options of a view that is replaced, which OR REPLACE would
+-- reset. The caller holds the view's lock, and roir.hold_view.
 CREATE FUNCTION roir.view_statement(name text, generation bigint, guarded boolean, replaced regclass) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT concat('CREATE ', CASE WHEN replaced IS NOT NULL THEN 'OR REPLACE ' END, 'VIEW ', name,
@@ -77,7 +77,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            FROM jsonb_array_elements(g.entry -> 'columns') WITH ORDINALITY AS c (value, position)),
         format(' FROM (SELECT EXISTS (SELECT FROM roir_data.g%1$s)) r, roir_data.g%1$s_shown b', g.id),
         (SELECT ' WHERE ' || string_agg(w.condition, ' AND ' ORDER BY w.number)
-           -- A sub-select is run once per query, and once only where a plan is parallel.
+           -- As a sub-select it runs once per query, also in a parallel plan.
            FROM (VALUES (1, CASE WHEN guarded THEN
                                  format('(SELECT roir.published(%s))', concat_ws(', ', g.id, nullif(g.layout, 0))) END),
                         (2, h.hiding)) AS w (number, condition) WHERE w.condition IS NOT NULL))
@@ -115,7 +115,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    -- It changes nothing, and locks the view alone: LOCK TABLE would lock all that the view reads, the source too.
+    -- This changes nothing, and locks only the view: LOCK TABLE would lock all relations that the view reads, the
+    -- source too.
     EXECUTE format('ALTER VIEW %s SET SCHEMA %s', v.name, v.schema);
     guarded := guard OR EXISTS (
         SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
