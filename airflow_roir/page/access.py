@@ -35,7 +35,7 @@ def dag_access(method: Literal["GET", "PUT"], entity: DagAccessEntity) -> Callab
 
     def check(request: Request, user: User) -> None:
         given = request.query_params.getlist("dag_id")
-        # Of two ids, one could be checked and the other used.
+        # With two ids, one could be checked and the other used.
         dag_id = plain("dag_id", given[0] if len(given) == 1 else None, DAG_ID)
         requires_access_dag(method, entity, dag_id)(request, user)
 
