@@ -209,6 +209,14 @@ def pages() -> list[Path]:
     return sorted(one for one in found if "_build" not in one.parts and one.name != "code-map.md")
 
 
+def words_by_hand(page: str) -> int:
+    """The words of a page that a person wrote, counted as by `wc -w`, tables, code and markup included.
+
+    The blocks that `make options` writes into a page don't count, nor does what Sphinx adds (docs/from_code.py). The
+    page code-map.md isn't asked at all: it is made from docstrings."""
+    return len(re.sub(r"<!-- made: [\w-]+ -->.*?<!-- end -->", "", page, flags=re.DOTALL).split())
+
+
 def check() -> list[Finding]:
     """All findings."""
     found: list[Finding] = []
@@ -237,7 +245,12 @@ def _show(*lines: object) -> None:
 
 def main() -> int:
     """0 if there is nothing to be found; with --count how often each rule finds something, and where; with
-    --notes FOLDER … the same of docstrings and comments there."""
+    --notes FOLDER … the same of docstrings and comments there; with --words the words of each page that a person
+    wrote, and their sum."""
+    if "--words" in sys.argv:
+        words = {path.relative_to(ROOT): words_by_hand(path.read_text()) for path in pages()}
+        _show(*(f"{number:6,} {path}" for path, number in words.items()), f"{sum(words.values()):6,}")
+        return 0
     folders = sys.argv[sys.argv.index("--notes") + 1 :] if "--notes" in sys.argv else []
     found = check_notes(folders) if folders else check()
     if "--count" in sys.argv:

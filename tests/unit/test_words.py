@@ -83,3 +83,8 @@ def test_messages_in_code_are_read() -> None:
     found = {text for _, text in PROSE["texts_of_code"](ROOT / "airflow_roir" / "options.py")}
     assert any(text.startswith("Pause after so long") for text in found)
     assert any("give either sample or slices" in text for text in found)
+
+
+def test_words_by_hand_leave_out_what_a_program_wrote() -> None:
+    page = "# A page\n\nThree words more.\n\n<!-- made: form -->\n\n| not | these |\n\n<!-- end -->\n\n`code` too.\n"
+    assert PROSE["words_by_hand"](page) == 8
