@@ -1,7 +1,7 @@
-"""Draws the docs' pictures of states, from the code's own tables: `make charts`. Each for light and for dark pages.
+"""Draws the docs' pictures of a build and of states: `make charts`. Each for light and for dark pages.
 
-The places of the boxes are written here; the code decides which boxes and arrows there are. The program fails if an
-arrow has no place here. An arrow keeps its meaning as `data-arrow`, so that a test can read the picture.
+The places of the boxes are written here. For states the code decides which boxes and arrows there are: the program
+fails if an arrow has no place here. An arrow keeps its meaning as `data-arrow`, so that a test can read the picture.
 """
 
 from __future__ import annotations
@@ -368,7 +368,92 @@ def overview() -> Picture:
     return picture
 
 
-PICTURES = (overview, phases, statuses, entry_states, generations)
+# Entries of the delta when the copy is complete, in the pictures of the phases.
+CHANGES = 5
+
+
+def bar(x: float, y: float, width: float, height: float, share: float, fill: str = "done") -> str:
+    """A range or a segment: its outline, and how much of it is filled."""
+    outline = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" '
+    filled = f'<rect x="{x:g}" y="{y:g}" width="{width * share:g}" height="{height:g}" rx="4" fill="{{{fill}}}"/>'
+    return outline + 'fill="{plain}" stroke="{edge}"/>' + filled * (share > 0)
+
+
+def phase_of(
+    name: str, title: str, copied: tuple[float, ...], changes: tuple[int, int], filled: float, sealed: int = 0
+) -> Picture:
+    """Table, delta and base in one phase of a build. copied: the share of each range; changes: entries of the delta,
+    and how many of them are applied; filled: the share of each segment; sealed: segments that have their B-tree."""
+    picture = Picture(f"phase-{name}", title, 760, 260)
+    picture.parts += [
+        Box(20, 20, 190, 220, ("your table, in ranges",), "group"),
+        Box(330, 20, 170, 68, ("delta" if changes[0] or not filled else "delta, no longer used",), "group"),
+        Box(330, 136, 170, 104, ("base, in segments",), "group"),
+        Box(580, 24, 164, 56, ("view", "your queries read it"), "accent"),
+        *(bar(34, 56 + 44 * number, 162, 24, share) for number, share in enumerate(copied)),
+        *(bar(344 + 24 * number, 56, 16, 16, number >= changes[1], "strong") for number in range(changes[0])),
+        *(bar(344, 168 + 23 * number, 90, 16, filled) for number in range(3)),
+    ]
+    picture.parts += [
+        "<g>" + text((442, 181 + 23 * number), ("B-tree",), "{text}", "start", 13) + "</g>" for number in range(sealed)
+    ]
+    return picture
+
+
+def read_by(picture: Picture, new: bool = False) -> Picture:
+    """Adds what the view reads: the new index, or the previous one."""
+    picture.parts.append(Box(580, 168, 164, 56, ("previous index", "kept for a revert" if new else "if there is one")))
+    picture.parts.append(Line(((578, 62), (504, 160))) if new else Line(((662, 82), (662, 164))))
+    return picture
+
+
+def prepare() -> Picture:
+    """Nothing is copied yet; the trigger is there."""
+    picture = phase_of("prepare", "Prepare: a trigger, an empty delta, an empty base", (0, 0, 0, 0), (0, 0), 0)
+    picture.parts.append(Line(((212, 62), (326, 62)), ("new: a trigger",), (269, 54)))
+    return read_by(picture)
+
+
+def build() -> Picture:
+    """Two workers copy ranges; changes meet in the delta."""
+    title = "Build: workers copy ranges into the base; the trigger writes changes into the delta"
+    picture = phase_of("build", title, (1, 1, 0.62, 0.35), (3, 0), 0.7)
+    picture.parts += [
+        Line(((212, 62), (326, 62)), ("changes",), (269, 54)),
+        Line(((198, 156), (326, 176)), ("worker 1",), (276, 154)),
+        Line(((198, 200), (326, 204)), ("worker 2",), (272, 194)),
+    ]
+    return read_by(picture)
+
+
+def seal() -> Picture:
+    """All is copied; segments get their B-trees."""
+    title = "Seal: each segment of the base gets its B-tree; the trigger still writes changes into the delta"
+    picture = phase_of("seal", title, (1, 1, 1, 1), (CHANGES, 0), 1, 2)
+    picture.parts.append(Line(((212, 62), (326, 62)), ("changes",), (269, 54)))
+    return read_by(picture)
+
+
+def fold() -> Picture:
+    """The delta goes into the base, and so do the writers' changes."""
+    title = "Fold: workers apply the delta to the base; the trigger writes changes into the base itself"
+    picture = phase_of("fold", title, (1, 1, 1, 1), (CHANGES, 3), 1, 3)
+    picture.parts += [
+        Line(((212, 188), (326, 188)), ("changes",), (269, 180)),
+        Line(((415, 90), (415, 132)), ("workers apply it",), (424, 116), "start"),
+    ]
+    return read_by(picture)
+
+
+def publish() -> Picture:
+    """The view reads the base."""
+    title = "Publish: the view reads the base; the previous index is kept for a revert"
+    picture = phase_of("publish", title, (1, 1, 1, 1), (0, 0), 1, 3)
+    picture.parts.append(Line(((212, 188), (326, 188)), ("changes",), (269, 180)))
+    return read_by(picture, new=True)
+
+
+PICTURES = (overview, prepare, build, seal, fold, publish, phases, statuses, entry_states, generations)
 
 
 def files() -> dict[Path, str]:
