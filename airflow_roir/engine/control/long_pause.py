@@ -42,7 +42,7 @@ SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.paused_by, o.pause
        SELECT array_remove(
               CASE WHEN o.kind IN ('create', 'rebuild')
                    THEN ARRAY[to_regclass('roir_data.g' || o.generation_id || '_delta')::oid]
-                   -- Of its units, which note what was touched.
+                   -- The lists of its units, with the touched identities.
                    ELSE ARRAY(SELECT to_regclass(format('roir_data.g%%s_u%%s_touched', u.generation_id, u.id))::oid
                                 FROM roir.compaction_unit u
                                WHERE u.operation_id = o.id AND u.status IN ('copying', 'indexing', 'folding'))

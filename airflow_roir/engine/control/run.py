@@ -85,10 +85,10 @@ def start_run(
     owner: names this run to others. take_over: also take the operation from a run that is alive. lift_pause: False if
     the caller lifted an older pause before, so that a pause is a newer wish, and stays. report: hears of waits.
     operation: the id of the only operation that this run may drive; None is the latest of the index.
-    Raises OperationRunning (with the run that drives it), OperationFailed, IllegalTransition (nothing to drive, or
-    another operation has begun since), SchemaVersionMismatch (begun by other code), OperationPaused (a pause, and
-    `lift_pause` is False: nothing was changed; or outside of its window, or past its `max_duration`: it is paused now),
-    OperationQueued (as many others run as may).
+    Raises OperationRunning (with the run that drives it); OperationFailed; IllegalTransition (nothing to drive, or
+    another operation has begun since); SchemaVersionMismatch (begun by other code); OperationQueued (as many others run
+    as may). Raises OperationPaused if the operation is paused and `lift_pause` is False (nothing is changed), or if it
+    is outside of its window or past its `max_duration` (then it is paused now).
     """
 
     # Raises at once if the server can't be reached; waits for room or memory that ran out.

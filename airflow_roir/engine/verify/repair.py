@@ -29,7 +29,7 @@ from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.verify import damage, differences, hashes
 
-# If a unit has more discrepancies, one transaction repairs a whole chunk of them: each takes some ten milliseconds.
+# With more discrepancies in a unit one transaction repairs a chunk of them: a transaction takes some ten milliseconds.
 MANY = 100
 CHUNK = 1_000
 # How often a discrepancy whose row or entry a writer holds is tried.
