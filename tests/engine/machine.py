@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(phases=st.integers(1, 4), written=st.lists(writes, max_size=2), commit=st.booleans())
     def go_on(self, phases: int, written: list[Write], commit: bool) -> None:
-        """Goes through up to four phases. No transaction is open but those of `written`, which end afterwards."""
+        """Goes through this many phases. No transaction is open but those of `written`, which end afterwards."""
         self.users.commit_all()
         for write in written:
             self.users.write(replace(write, commit=False))
