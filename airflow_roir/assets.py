@@ -25,10 +25,10 @@ def published_alias() -> AssetAlias:
 
 
 def index_uri(index: str, postgres_conn_id: str = "postgres_default") -> str:
-    """`roir://CONNECTION/SCHEMA/INDEX`, each part percent-encoded.
+    """The asset's URI, `roir://CONNECTION/SCHEMA/INDEX`, each part percent-encoded.
 
-    index: an SQL identifier, quoted or not; without a schema it is taken to be in `public`.
-    postgres_conn_id: the Airflow connection that the index is built through, which tells databases apart.
+    index: an SQL identifier, quoted or not; without a schema it counts as one in `public`.
+    postgres_conn_id: the Airflow connection through which the index is built, which identifies the database.
     Raises InvalidInput for a text that is no identifier.
     """
     name = parse_name(index, "index")

@@ -26,7 +26,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, as PostgreSQL counts them (1 kB is 1,024 bytes): `8 kB`, `1.2 GB`."""
+    """A number of bytes, in PostgreSQL's units (1 kB is 1,024 bytes): `8 kB`, `1.2 GB`."""
     if count < 1024:
         return f"{count:.0f} {'byte' if count == 1 else 'bytes'}"
     unit = 0
@@ -42,7 +42,7 @@ def counted(number: float, noun: str, plural: str | None = None) -> str:
 
 
 def shared(groups: int, rows: int) -> str:
-    """`12 rows share 5 keys`, `no two rows share a key`."""
+    """A sentence about duplicates: `12 rows share 5 keys`, `no two rows share a key`."""
     return f"{counted(rows, 'row')} share {counted(groups, 'key')}" if groups else "no two rows share a key"
 
 
@@ -87,7 +87,7 @@ def lost(seconds: Mapping[str, float]) -> str:
 
 
 def _coarse(seconds: float) -> float:
-    """As exact as an estimate is: whole seconds below a minute, then two digits."""
+    """The seconds as exact as an estimate is: whole ones below a minute, then two digits."""
     for limit, step in ((60, 1), (600, 10), (3_600, 60), (36_000, 600)):
         if seconds < limit:
             return max(1.0, round(seconds / step) * step)

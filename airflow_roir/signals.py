@@ -86,14 +86,14 @@ class Reading:
         return self.value is not None and (self.value < self.limit if self.signal.below else self.value > self.limit)
 
     def __str__(self) -> str:
-        """`replica r2 is 340 MB behind, limit 100 MB`."""
+        """The reading as text: `replica r2 is 340 MB behind, limit 100 MB`."""
         if self.value is None:
             return f"{self.signal.name} can't be read: {self.problem}"
         said = self.signal.over.format(of=self.of, value=self.signal.shown(self.value))
         return f"{said}, limit {self.signal.shown(self.limit)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The reading for JSON."""
         return {"limit": self.limit, "value": self.value, "of": self.of or None, "problem": self.problem or None}
 
 

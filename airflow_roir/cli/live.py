@@ -75,7 +75,7 @@ class Signs:
         self.rule = rule
 
     def of_look(self, seen: Overview, cells: int) -> list[Text]:
-        """Draws all operations that move, and the others in a line each."""
+        """The lines of all operations, first those that move, and of builds that wait to begin."""
         lines: list[Text] = []
         # First operations that move: a low terminal has no room for the others.
         for one in sorted(seen.operations, key=lambda one: one.status not in MOVING):
@@ -105,7 +105,7 @@ class Signs:
         return lines
 
     def _phases(self, one: OperationStatus, cells: int) -> list[Text]:
-        """`prepare 0.1 s │ build 28 s │ seal`, in as many lines as it takes."""
+        """The phases, `prepare 0.1 s │ build 28 s │ seal`, in as many lines as necessary."""
         lines, line = [], Text()
         for phase in one.phases:
             took = f" {duration(phase.seconds)}" if phase.seconds is not None else ""

@@ -208,7 +208,7 @@ def operation_notes(seen: Overview, one: OperationStatus) -> Iterator[str]:
 
 
 def operation_line(seen: Overview, one: OperationStatus) -> str:
-    """One operation in one line, for output without a terminal."""
+    """An operation in one line, for output without a terminal."""
     parts = []
     if one.status in LIVE:
         parts = [f"{one.phase_shown}: {percent(one.percent_complete)}", *figures(one)]

@@ -143,7 +143,7 @@ class NoSpark:
 
 
 def spark_of(without: bool, dsn: str, master: str | None, conf: Sequence[str] | None) -> CommandSpark | NoSpark:
-    """Where a command works: on Spark, or in threads of its own. Raises typer.BadParameter."""
+    """The place where a command works: Spark, or threads of its own. Raises typer.BadParameter."""
     if not without:
         return CommandSpark(dsn, master, conf)
     if master or conf:

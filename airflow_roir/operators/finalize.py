@@ -119,5 +119,5 @@ class FinalizeIndexBuildOperator(DrivingOperator):
         return f"census of index {found.index}: {shared(found.groups, found.rows)}; nothing is published"
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """For Airflow's OpenLineage provider: the source and the index; None before the publish."""
+        """The source and the index, for Airflow's OpenLineage provider; None before the publish."""
         return None if self._lineage is None else as_operator_lineage(self._lineage)

@@ -222,7 +222,7 @@ def _reads(app: FastAPI) -> None:
             raise NoAnswerYet(databases.trouble(connection, error)) from None
         return answer(request, content)
 
-    # By connection: what is shown while a database with very many indexes is looked at again.
+    # By connection: the last answer, shown while a look at a database with very many indexes takes long.
     last: dict[str, Any] = {}
 
     async def read_database(connection_id: str) -> dict[str, Any] | None:

@@ -59,7 +59,7 @@ async def operations_found(looks: Looks, run: Run) -> tuple[list[Found], list[st
 
 
 def choose(found: list[Found], kind: str, connection: str | None, operation: int | None) -> Found | None:
-    """The operation that is asked for, or else the first of that kind, or of any."""
+    """The operation that the request names; otherwise the first of that kind, or of any."""
     if operation is not None:
         return next((one for one in found if (one.operation, one.connection) == (operation, connection)), None)
     of_kind = [one for one in found if not kind or kind == (one.kind if one.kind in ("verify", "compact") else "build")]

@@ -92,23 +92,23 @@ class ShardedIndex:
         """The rows of a table, in all shards, that meet a condition, each as its shard has it now.
 
         source: a `Table`, whose rows come back as SQLAlchemy's, or an ORM class, whose instances come back detached. It
-            must be the table that is indexed: `bounded` and `strict` ask each shard whether it is, and so does
-            `eventual` if its name is another one than the index knows.
+            must be the table that is indexed: `bounded` and `strict` check that in each shard, and so does `eventual`
+            if its name isn't the one that the index knows.
         where: over the source's own columns: those of the index, and for `strict` those of key and primary key. Its
             truth must depend on the row alone.
         max_staleness: for `bounded`, seconds or a `timedelta`.
         partial: leave out shards that can't be reached, and name them in `Answer.away`, rather than raise.
 
-        What is guaranteed of a row that met the condition before the call, and still does after it: `eventual`:
-        nothing; `bounded`: it is found if it was committed `max_staleness` before the call; `strict`: it is found. At
-        each level a row that comes back met the condition in a snapshot that its shard took during the call, and comes
-        once. No snapshot spans two shards: of a row that is moved to another shard, inserted there before it is deleted
-        here, `strict` finds at least one. Moved the other way round it may be found in neither.
+        Guarantees for a row that met the condition before the call, and still does after it: `eventual`: none;
+        `bounded`: it is found if it was committed `max_staleness` before the call; `strict`: it is found. At each level
+        a row that comes back met the condition in a snapshot that its shard took during the call, and comes once. No
+        snapshot spans two shards. If a row is moved to another shard, inserted there before it is deleted here,
+        `strict` finds at least one of both. If it is deleted first, it may be found in neither.
 
         Raises StaleAnswer (retry), NotStrict, ShardUnreachable (names the shard), IndexUnreachable, InvalidInput,
-        NotFound, RightMissing, and RoirError for what else a server says: all of them RoirError, with the database's
-        error as their cause and its SQLSTATE as `sqlstate`. SQLAlchemy's own errors, as that a pool is exhausted, come
-        as they are.
+        NotFound, RightMissing, and RoirError for other errors of a server: all of them RoirError, with the database's
+        error as their cause and its SQLSTATE as `sqlstate`. SQLAlchemy's own errors, such as an exhausted pool, aren't
+        wrapped.
         """
         age = _level(consistency, max_staleness)
         known = self._about

@@ -87,7 +87,7 @@ class ListedShard:
     lag_s: float | None
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """The shard for JSON."""
         return {**self.__dict__, "added_at": self.added_at.isoformat()}
 
 

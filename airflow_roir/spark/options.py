@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import MAX_PARALLELISM
 
-# Tasks wait for PostgreSQL nearly all of their time: local mode gives them a slot each, however many are asked for
-# while running. A slot that isn't used costs nothing.
+# Tasks wait for PostgreSQL nearly all of their time: so local mode has a slot for each worker that may be added later.
+# An unused slot costs nothing.
 LOCAL_MASTER = f"local[{MAX_PARALLELISM}]"
 # As many tries as a cluster gives a task by default.
 TASK_FAILURES = 4
@@ -60,7 +60,8 @@ def is_connect(master: str | None) -> bool:
 
 
 def with_task_failures(master: str) -> str:
-    """`local[n]` fails a job with its first lost task; `local[n,4]` tries a task as often as a cluster does."""
+    """The master with a number of tries: `local[n]` fails a job with its first lost task; `local[n,4]` tries a task as
+    often as a cluster does."""
     if master == "local":
         return f"local[1,{TASK_FAILURES}]"
     if master.startswith("local[") and "," not in master:

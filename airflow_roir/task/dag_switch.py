@@ -19,10 +19,9 @@ LOOK_AGAIN_S = 30
 
 
 def is_dag_paused(ti: RuntimeTaskInstanceProtocol) -> bool | None:
-    """Whether the switch of the task's DAG is off now; None if that can't be known: then continue.
+    """True if the switch of the task's DAG is off now; None if that isn't known: then continue.
 
-    Blocks for as long as the API server can't be reached. Raises EOFError or OSError when the task's supervisor is
-    gone.
+    Blocks while the API server can't be reached. Raises EOFError or OSError when the task's supervisor is gone.
     """
     try:
         return bool(ti.get_dag(ti.dag_id).is_paused)

@@ -39,6 +39,6 @@ class Progress:
 
 
 def progress_line(status: OperationStatus) -> str:
-    """One line for people: `build: 43.4 %, 120,000 of about 300,000 rows, 1,785 rows/s, about 12 s left`."""
+    """A line for people: `build: 43.4 %, 120,000 of about 300,000 rows, 1,785 rows/s, about 12 s left`."""
     held = [status.throttled] if status.throttled is not None else []
     return f"{status.phase}: {', '.join([percent(status.percent_complete), *figures(status), *held])}"

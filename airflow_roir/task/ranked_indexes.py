@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def ranked_indexes(params: Mapping[str, Any], ti: RuntimeTaskInstanceProtocol) -> list[dict[str, str]]:
-    """For each index to compact the arguments `index` and `budget` of its task, the worst index first.
+    """The arguments `index` and `budget` of the task for each index to compact, the worst index first.
 
     params: those of the DAG's form. Suggests a rebuild if that costs no more: in the log, in the XCom `suggestions`, in
     the table `roir.event`. Raises AirflowFailException for input that no retry can help.

@@ -126,7 +126,7 @@ def reach(connection: Connection, lane: Lane, source: Source) -> str:
 
 
 def _send(connection: Connection, head: str, options: dict[str, str], before: Sequence[str] | None = None) -> None:
-    """With options, none of them a secret."""
+    """Sends a statement with options, none of them a secret."""
     parts = []
     for key, value in options.items():
         verb = "" if before is None else "SET " if key in before else "ADD "
@@ -200,7 +200,7 @@ def probe(database: Database, shard: Database, lane: Lane, server: str) -> None:
 
 
 def needs_by_server(index_server: Database, found: Survey) -> dict[str, list[str]]:
-    """For each shard what `roir announce --by server` needs there, as sentences. Changes nothing."""
+    """The requirements of `roir announce --by server` that each shard lacks, as sentences. Changes nothing."""
     return {one.shard.name: list(_needs(index_server, one)) for one in found.shards}
 
 

@@ -229,7 +229,7 @@ class ShardCopier:
         return _Cut(stretch, query, mark + 1)
 
     def _begin(self, side: _Side, relation: int) -> str | None:
-        """The settings that a batch is read with, and the relation's name as it is now."""
+        """Makes the settings for a batch; returns the relation's present name."""
         path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
         found = execute(
             side.connection,

@@ -32,7 +32,7 @@ def run(
     report: Callable[[str], None],
     also: Also,
 ) -> DryRun:
-    """As `engine.dry_run.run`. A shape table that is taken back holds a sample of all shards."""
+    """As `engine.dry_run.run`. A shape table, which is rolled back, gets a sample of all shards."""
     survey, _ = surveys.survey(database, definition, options, report)
     index = QualifiedName(definition.name.schema or survey.table.schema, definition.name.name)
     definition = replace(definition, name=index, source=survey.table, shard_column=survey.shard_column)

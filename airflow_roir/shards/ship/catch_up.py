@@ -70,7 +70,7 @@ class Waiting:
         self.lanes = int(execute(connection, counted, {"id": generation_id}).scalar_one())
 
     def doubt(self, connection: Connection) -> str | None:
-        """Why entries of a shard may be wrong, if they may."""
+        """Why entries of a shard may be wrong; None if they can't be."""
         query = "SELECT min(doubt) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
         found: str | None = execute(connection, query, {"id": self.generation_id}).scalar_one()
         return found

@@ -112,7 +112,7 @@ class LaneThread:
                 pause = FIRST_WAIT_S * 2 ** (failed - 1)
                 continue
             failed = 0
-            # Soon again while there is something to do.
+            # A short pause while there are rows to ship.
             pause = self._every_s / 10 if rows else min(max(2 * pause, 0.01), self._every_s)
 
     def _rest(self, seconds: float) -> bool:

@@ -28,7 +28,7 @@ from airflow_roir.shards.verify.sums import whole
 # The texts of an identity, in the order of the index server's entries, with the shard's name.
 Identity = tuple[str | None, ...]
 
-# A look under the lane's lock keeps it from being shipped: for this long at the most.
+# A look under the lane's lock stops its shipping, for this long at most.
 LOCKED_MS = 5_000
 
 

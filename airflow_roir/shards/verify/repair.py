@@ -150,7 +150,7 @@ class Mender:
         listed = identities(entry, wanted, values)
         with self.connection.begin():
             if lane is not None:
-                # After whatever is applied now.
+                # Waits for a visit that is being applied.
                 execute(self.connection, "SELECT FROM roir.lane WHERE id = %(lane)s FOR UPDATE", {"lane": lane.id})
             gone = f"DELETE FROM {base} b USING ({listed}) s WHERE {entry.equal('b.', 's.')} RETURNING b::text"
             texts = list(execute(self.connection, gone, values).scalars())
