@@ -118,6 +118,7 @@ def test_a_chart_keeps_its_points_within_its_frame(linear: bool) -> None:
     assert all(left <= x <= right and low <= y <= high for points in drawn.values() for x, y in points.items())
 
 
+@pytest.mark.sample(0)
 def test_every_picture_of_the_results_is_drawn_from_them(tmp_path: Path) -> None:
     for results in RESULTS.glob("*.json"):
         shutil.copy(results, tmp_path)

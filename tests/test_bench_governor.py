@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.governor import CALM, Bench, keep, table
 from benchmarks.governor_watch import Sample, lags
 from benchmarks.paced_load import PacedLog, over
@@ -36,6 +38,7 @@ def test_transactions_count_in_the_second_of_their_end(tmp_path: Path) -> None:
     assert over(found, 100.5, 102.9) == {}
 
 
+@pytest.mark.sample(0)
 def test_results_are_drawn_for_light_and_dark_pages(tmp_path: Path) -> None:
     row = {"p99_ms": 3.0, "lag_bytes": 1e6, "rows": 5, "granted": 0.5, "working": 1}
     results = {

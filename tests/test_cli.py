@@ -182,6 +182,7 @@ def test_partitions_go_and_come(dsn: str) -> None:
     assert "is no partition" in here(dsn, "detach-partition", "t", code=2).stderr
 
 
+@pytest.mark.sample(0)
 def test_what_the_server_refuses_is_said_with_its_remedy(dsn: str) -> None:
     """Found: a refused attach or detach didn't say the remedy. It holds: it does."""
     database = Database(dsn)

@@ -62,7 +62,7 @@ def begun(database: Database, ordinals: tuple[int, ...] = (1, 2, 3), **options: 
     return compaction.begin(database, "ix", actions, CompactOptions(**options), "test")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_what_is_chosen_is_done_on_spark_and_then_nothing_is_worth_it(dsn: str, aged: None, database: Database) -> None:
     before = segments(dsn)
     chosen: Any = as_json(dsn, "compact", "ix", "--dry-run")
@@ -136,6 +136,7 @@ def test_a_paused_compaction_is_shown_and_resumed(dsn: str, index: None, databas
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_an_unfinished_one_is_continued_and_others_wait_for_it(dsn: str, index: None, database: Database) -> None:
     found = begun(database)
     refused = here(dsn, "verify", "ix", "--without-spark", code=4).stderr

@@ -171,6 +171,7 @@ def test_the_plan_says_what_unique_means(database: Database, dsn: str) -> None:
         assert said in here(dsn, *make, *more, code=2).stderr
 
 
+@pytest.mark.sample(0)
 def test_who_asks_for_what_isnt_there_is_told_why(database: Database, dsn: str) -> None:
     steps.make_table(dsn)
     steps.make_index(database)

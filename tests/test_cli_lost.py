@@ -60,6 +60,7 @@ def test_what_was_lost_is_done_again_and_never_taken_for_done(dsn: str, lost: in
         assert ended.value.exit_code == 1
 
 
+@pytest.mark.sample(0)
 def test_who_waits_for_its_turn_outlives_a_server_that_is_away(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps.make_table(dsn)
     database = Database(dsn)

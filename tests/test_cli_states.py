@@ -175,6 +175,7 @@ def test_a_remedy_may_be_pasted_and_no_message_acts_on_the_terminal(database: Da
     assert "\\u6f22" in output_of(dsn, "roir status 漢", "latin-1").stderr
 
 
+@pytest.mark.sample(0)
 def test_after_a_verification_its_rate_is_called_that_of_a_comparison(database: Database, terminal: Terminal) -> None:
     steps.make_index(database)
     lifecycle.verify(database, "ix", VerifyOptions())

@@ -689,7 +689,7 @@ def test_a_spark_that_is_nowhere_fails_at_once_and_says_what_to_give(context: di
     assert operations.find_operation(shop.database, INDEX).status == "paused", "nobody drives it"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_no_verification_begins_that_has_no_spark(
     context: dict[str, Any], shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from tests.engine.test_partitions import make
 __all__ = ["context", "driver_code"]  # fixtures
 
 
+@pytest.mark.sample(0)
 def test_a_partition_is_detached_and_another_attached(context: dict[str, Any], database: Database, dsn: str) -> None:
     make(dsn)
     steps.make_index(database)

@@ -82,6 +82,7 @@ def test_tasks_wait_for_a_resume_where_rows_share_a_key(
     assert context["ti"].xcoms["duplicates"]["groups"] == 0
 
 
+@pytest.mark.sample(0)
 def test_a_census_is_skipped_where_it_would_publish(
     context: dict[str, Any], shop: Any, driver_code: Callable[[str], list[list[str]]]
 ) -> None:

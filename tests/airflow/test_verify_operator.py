@@ -187,6 +187,7 @@ def test_an_unfinished_verification_is_adopted_when_nobody_drives_it(
     assert verifications(shop) == [(begun.operation_id, "completed")]
 
 
+@pytest.mark.sample(0)
 def test_one_that_was_aborted_fails_the_task_and_is_forgotten(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_switch_that_is_off_when_the_window_opens_is_told_and_obeyed(
     assert SWITCH not in {event.actor for event in operations.events(shop.database, INDEX)}
 
 
+@pytest.mark.sample(0)
 def test_a_build_waits_for_its_place(context: dict[str, Any], shop: Any, driver_code: Any, dsn: str) -> None:
     asked = driver_code(SEALS)
     operation = prepare(context)

@@ -61,6 +61,7 @@ def test_time_never_goes_backwards_and_a_jump_counts_as_one_heartbeat_at_most(da
     assert all(0 <= step <= sign_of_life.HEARTBEAT_FRESH_S + 0.001 for step in steps_made), steps_made
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("seconds", [-86_400, 86_400])
 def test_after_a_jump_who_lives_beats_again_and_who_died_is_replaced(database: Database, seconds: int) -> None:
     _, first = steps.begin(database)

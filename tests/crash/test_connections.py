@@ -9,7 +9,7 @@ from tests.crash.scene import Scene, some
 from tests.crash.test_engine_process import PLACES
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", some(PLACES, "prepare", "fold"))
 def test_terminated_backends_are_replaced(scene: Scene, phase: str) -> None:
     runner = Runner(scene.dsn, PLACES[phase])
@@ -25,6 +25,7 @@ def test_terminated_backends_are_replaced(scene: Scene, phase: str) -> None:
     assert scene.read("SELECT count(*) FROM roir.event WHERE action IN ('pause', 'fail', 'abort')") == [(0,)]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", some(PLACES, "publish"))
 def test_a_server_that_dies_and_recovers_is_waited_for(scene: Scene, phase: str) -> None:
     runner = Runner(scene.dsn, PLACES[phase])

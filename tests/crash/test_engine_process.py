@@ -36,7 +36,7 @@ def test_a_killed_process_leaves_the_operation_to_the_next(scene: Scene, phase: 
     scene.finished()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", some(ASLEEP, "build", "publish"))
 def test_a_process_that_was_taken_for_dead_changes_nothing(scene: Scene, phase: str) -> None:
     zombie = Runner(scene.dsn, ASLEEP[phase])

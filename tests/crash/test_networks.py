@@ -26,6 +26,7 @@ def proxy(crash_server: Server) -> Iterator[Proxy]:
     proxy.close()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", some(ASLEEP, "build"))
 def test_a_worker_behind_a_stalled_network_comes_back_as_a_zombie(scene: Scene, proxy: Proxy, phase: str) -> None:
     cut_off = Runner(scene.server.dsn(scene.name, proxy.port), ASLEEP[phase])

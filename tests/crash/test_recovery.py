@@ -93,6 +93,7 @@ def test_an_error_of_any_kind_leaves_the_operation_paused_with_its_reason(databa
     assert (row.status, row.pause_reason) == ("paused", "Job aborted: Lost executor 7")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.usefixtures("table")
 def test_a_try_that_was_taken_for_dead_is_fenced_and_not_an_error_of_the_operation(database: Database) -> None:
     """Two tries of the same run: Spark starts a task again on another executor, while the first is only cut off."""

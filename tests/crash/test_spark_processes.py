@@ -8,6 +8,7 @@ from tests.crash.gate import PATIENCE_S
 from tests.crash.scene import BUILD, Scene, some, wait_until
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", some(["prepare", "build", "seal", "fold", "publish"], "publish"))
 def test_the_command_is_killed(scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)

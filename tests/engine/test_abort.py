@@ -66,6 +66,7 @@ def begin(database: Database, stage: str) -> operations.OperationRow:
 STAGES = ["building", "paused", "sealing", "folding", "switched", "publishing"]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("stage", [*STAGES, *(f"rebuild {stage}" for stage in STAGES)])
 def test_from_any_phase_source_and_active_generation_are_as_they_were(database: Database, dsn: str, stage: str) -> None:
     if stage.startswith("rebuild"):

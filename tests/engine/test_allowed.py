@@ -80,6 +80,7 @@ def test_a_window_that_closes_pauses_the_run_at_the_next_look(database: Database
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_window_that_closes_between_fold_and_publish_holds_the_comparison_but_not_the_publish(
     database: Database, dsn: str
 ) -> None:

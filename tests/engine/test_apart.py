@@ -13,7 +13,7 @@ from airflow_roir.shards.hooks import Shards
 from tests.engine import steps
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_core_without_the_package_builds_verifies_aborts_and_drops(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_given_up_it_leaves_nothing(database: Database, dsn: str) -> None:
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_lock_that_a_batch_does_not_get_is_named(database: Database, dsn: str) -> None:
     """Seen to fail: a bare "canceling statement due to lock timeout"."""
     published(database, dsn)

@@ -91,6 +91,7 @@ def written(dsn: str) -> str:
     return str(sql(session, query)[0][0])
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("by", ["command", "psql"])
 @pytest.mark.parametrize("meaning", MEANINGS)
 def test_bounds_mean_what_they_mean_to_their_user(dsn: str, server: str, meaning: str, by: str) -> None:

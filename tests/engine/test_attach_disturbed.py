@@ -80,7 +80,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_into_the_bounds_takes_no_entry_away(
@@ -196,6 +196,7 @@ def test_the_default_partition_is_attached_while_another_one_is_made(database: D
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_table_that_is_dropped_while_it_is_being_attached_leaves_no_trigger(database: Database, dsn: str) -> None:
     run_sql(dsn, *TABLES, REST)
     published(database)

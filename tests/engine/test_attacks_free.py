@@ -211,6 +211,7 @@ def test_names_are_swapped_in_the_middle_of_a_batch(database: Database, dsn: str
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_names_are_swapped_while_entries_of_a_partition_are_removed(database: Database, dsn: str) -> None:
     """Found: tables' names exchanged in the middle of a command: a batch copied the other table's rows, a rebuild
     didn't drain the source's writers, a removal and a repair removed right entries (`mended`). It holds: the name is

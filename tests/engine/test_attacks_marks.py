@@ -84,6 +84,7 @@ def test_a_child_that_has_gone_is_none(database: Database, dsn: str) -> None:
     steps.assert_exact(database, "other")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_batch_copies_no_row_of_a_child(
     database: Database, dsn: str, looks: bool, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,7 @@ def attempt(database: Database, patience_s: int = 30) -> list[str]:
     return [line for line in reports if not line.startswith("expected")]
 
 
+@pytest.mark.sample(0)
 def test_a_drain_cancels_an_autovacuum_and_names_it(vacuumed: tuple[str, Any]) -> None:
     """Found: autovacuum starved drains, as "unknown". It holds: cancelled, and named."""
     dsn, _ = vacuumed
@@ -140,6 +141,7 @@ def test_one_that_prevents_a_wraparound_is_left_alone_and_named(vacuumed: tuple[
     assert sql(watch, WORKER), "it goes on"
 
 
+@pytest.mark.sample(0)
 def test_an_attach_waits_for_no_autovacuum_of_another_table(vacuumed: tuple[str, Any]) -> None:
     """A vacuum's snapshot is old, but sees no view; one of a big table takes hours."""
     dsn, watch = vacuumed

@@ -199,7 +199,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
     return seen[0]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("at", range(1, 180, 3))
 def test_at_no_statement_sees_anybody_that_another_one_was_faster(dsn: str, beside: str, at: int) -> None:

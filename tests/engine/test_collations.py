@@ -232,7 +232,7 @@ def test_segments_and_partitions_by_icus_order(database: Database, dsn: str) -> 
     through_modes(database, write, include="v", ranges=6, segments=4, batch_rows=20)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("by", ["", "PARTITION BY HASH (id)"], ids=["plain", "partitioned"])
 def test_names_of_another_collation_than_that_of_their_type_are_written(database: Database, dsn: str, by: str) -> None:
     """A parameter of type name has its own collation: the capture's dynamic statements name the one that they need."""

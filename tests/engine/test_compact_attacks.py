@@ -134,6 +134,7 @@ def test_a_truncate_meets_the_segments_in_one_order(dsn: str) -> None:
 # -- the compaction's own state
 
 
+@pytest.mark.sample(0)
 def test_a_unit_that_begins_anew_is_compared_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The earlier comparison was of another copy."""
     database = scene(dsn, 3, 300)
@@ -273,6 +274,7 @@ def partitioned(dsn: str, **options: object) -> Database:
     return database
 
 
+@pytest.mark.sample(0)
 def test_a_partition_leaves_while_a_swap_waits_for_its_lock(dsn: str) -> None:
     """The removal would look for the partition's entries in segments that are gone."""
     database = partitioned(dsn)

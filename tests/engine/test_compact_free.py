@@ -90,6 +90,7 @@ ALTERED = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("when", ["waiting", "folding"])
 @pytest.mark.parametrize("what", ALTERED)
 def test_what_is_warned_of_is_not_hidden_by_new_segments(dsn: str, what: str, when: str) -> None:
@@ -379,6 +380,7 @@ PREPARED = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("what", PREPARED)
 @pytest.mark.parametrize("when", ["0 waiting", "0 copying", "0 indexing", "0 folding", "1 folding"])

@@ -76,6 +76,7 @@ def scene(dsn: str, **options: Any) -> Database:
     return database
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_a_statement_at_every_step(dsn: str, name: str) -> None:
     """One session sends the statements: its plans are of the earlier segments."""

@@ -32,6 +32,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_snapshot_that_is_older_than_a_swap(dsn: str, level: str) -> None:
     """Its reads and writes are refused, even once the publish's own guard is gone; a younger snapshot's aren't."""
@@ -85,6 +86,7 @@ def test_a_cursor_holds_up_a_swap_alone(dsn: str) -> None:
     assert left_over(dsn) == []
 
 
+@pytest.mark.sample(0)
 def test_a_swap_beside_a_look_alters_nothing(dsn: str) -> None:
     """A look for objects that users added to segments sees all or nothing of a unit that ends meanwhile."""
     database = scene(dsn)

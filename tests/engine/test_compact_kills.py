@@ -17,6 +17,7 @@ pytestmark = pytest.mark.sample(2)
 STATEMENTS = 420
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("at", range(1, STATEMENTS, 9))
 def test_killed_at_a_statement(dsn: str, at: int) -> None:
     """The worker dies at statement number `at`; then another run continues."""

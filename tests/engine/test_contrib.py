@@ -109,6 +109,7 @@ TRIGGERS = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", TRIGGERS)
 def test_triggers_that_extensions_add(database: Database, dsn: str, name: str) -> None:
     """They change rows before these are stored, write elsewhere, or notify; the index has the rows' last values."""

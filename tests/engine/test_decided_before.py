@@ -58,6 +58,7 @@ def test_a_copy_beside_a_cancel_whose_entries_a_clean_up_has_removed(indexed: Da
     steps.assert_exact(indexed)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("how", ["clean-up", "sync"])
 def test_a_leaf_that_is_attached_again_with_rows_before_it_is_registered(indexed: Database, dsn: str, how: str) -> None:
     """The leaf was empty at the command's look."""

@@ -139,6 +139,7 @@ def test_a_row_that_is_committed_while_the_removal_waits_keeps_its_entry(databas
     assert steps.assert_exact(database).rows == 205
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("store", ["base", "delta"])
 def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(dsn: str, store: str) -> None:
     """`VACUUM FULL` puts entries into blocks that the removal has passed."""

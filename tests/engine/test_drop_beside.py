@@ -22,7 +22,7 @@ BEGIN: dict[str, Callable[[Database], object]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("what", BEGIN)
 def test_nothing_begins_over_a_generation_that_a_drop_has_looked_at(database: Database, dsn: str, what: str) -> None:
     """Seen to begin, and to leave an operation of a dropped index that only an abort could end."""

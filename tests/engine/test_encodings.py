@@ -41,6 +41,7 @@ def in_encoding(server: str) -> Iterator[Callable[[str], str]]:
 ENCODINGS = {"LATIN1": ("é", "UTF8"), "WIN1251": ("ж", "UTF8"), "EUC_JP": ("あ", "UTF8"), "SQL_ASCII": ("é", "LATIN1")}
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("default", [None, "SQL_ASCII"])
 def test_an_operation_goes_its_way_in_any_encoding(

@@ -124,6 +124,7 @@ def test_a_build_that_was_paused_or_changed_tells_nothing(database: Database, ds
     assert expected(database, 20_000).work.by == "the plan's sample"
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("lost", "tells"), [(4, True), (30, False)])
 def test_a_build_that_was_throttled_for_long_tells_nothing(
     database: Database, dsn: str, lost: int, tells: bool

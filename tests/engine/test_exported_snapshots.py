@@ -101,6 +101,7 @@ def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(
         exporter.close()
 
 
+@pytest.mark.sample(0)
 def test_a_reader_that_begins_after_the_publish_is_refused_and_keeps_the_guard(database: Database, dsn: str) -> None:
     """The snapshot is handed on twice, as in a parallel pg_dump, and the last session alone holds it."""
     exporter, name = exported(dsn)
@@ -146,6 +147,7 @@ def test_a_snapshot_that_a_replication_slot_exports_keeps_the_guard(
     reader.close()
 
 
+@pytest.mark.sample(0)
 def test_a_consumer_of_changes_is_no_standby(
     database: Database, dsn: str, decoder: psycopg2.extensions.connection
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from airflow_roir.engine import apply_delta, fold, lifecycle, switch
 from airflow_roir.engine.apply_delta import Folded, Folding
 from airflow_roir.engine.control.job import load_job
@@ -45,6 +47,7 @@ def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) 
         assert apply_delta.left_in_delta(connection, job.generation_id) == 0
 
 
+@pytest.mark.sample(0)
 def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Database, dsn: str) -> None:
     """A step folds its blocks and moves its worker's place in one transaction."""
     run_sql(

@@ -59,6 +59,7 @@ def foreseen(database: Database, definition: IndexDefinition, options: BuildOpti
         return space.foresee(connection, dry.plan, options, dry.trial, RATE, dry.index_id)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("analyzed", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_entries_their_tree_and_wal_are_as_announced(

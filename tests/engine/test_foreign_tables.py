@@ -53,6 +53,7 @@ def test_a_source_with_a_foreign_leaf_is_refused(database: Database, dsn: str) -
         steps.begin(database, table="t1")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("guarded", [False, True], ids=["", "guarded"])
 def test_no_foreign_leaf_comes_to_a_source(database: Database, dsn: str, guarded: bool) -> None:
     """At any level, while building and afterwards, with the guard and without."""

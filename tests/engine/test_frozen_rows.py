@@ -72,6 +72,7 @@ def test_a_writer_that_sees_frozen_rows_and_not_their_entries_is_exact_or_refuse
     assert refused == ([] if write == "insert" else ["capture", "direct", "active"])
 
 
+@pytest.mark.sample(0)
 def test_a_verification_calls_no_frozen_row_damaged(database: Database, dsn: str) -> None:
     """The last look at both sides waits for such a COPY, and must see the rows as they are after it."""
     verifying.build_index(dsn, database, include="v")

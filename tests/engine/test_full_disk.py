@@ -147,6 +147,7 @@ def test_users_and_builds_fail_and_go_on(disk: Disk, dsn: str, phase: str) -> No
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_server_that_stops_for_want_of_wal_loses_nothing(small: Server, disk: Disk, dsn: str) -> None:
     """A server without room for WAL stops, whichever session wrote the WAL. Committed writes are there afterwards."""
     database = Database(dsn)

@@ -48,7 +48,7 @@ def guarded(dsn: str) -> str:
     return dsn
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("statement", IN_TWO)
 @pytest.mark.parametrize("state", ["building", "active"])
 def test_what_takes_rows_in_two_transactions_is_refused_with_the_way_to_do_it(
@@ -69,7 +69,7 @@ def test_what_takes_rows_in_two_transactions_is_refused_with_the_way_to_do_it(
     assert steps.assert_exact(database).rows == 100
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("statement", TAKES_ROWS)
 @pytest.mark.parametrize("state", ["building", "active", "rebuilt"])
 def test_what_takes_rows_is_taken_over(database: Database, guarded: str, statement: str, state: str) -> None:
@@ -102,7 +102,7 @@ def test_what_takes_rows_is_taken_over(database: Database, guarded: str, stateme
     run_sql(guarded, "DROP TABLE t")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "way", ["ALTER TABLE t DETACH PARTITION t0", "DROP TABLE t0", "SELECT roir.detach_partition('t0')"]
 )
@@ -279,6 +279,7 @@ def test_a_level_that_is_attached_is_looked_at_to_its_leaves(
     assert steps.assert_exact(database).rows == 301
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -104,6 +104,7 @@ def test_a_verification_says_what_it_found_and_of_what_part(database: Database, 
         assert (found.part, found.missing, found.outcome) == (part, 0, f"exact in a {part}")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("deleted", [0, 70])
 def test_the_bloat_is_what_a_rebuild_wins(database: Database, dsn: str, deleted: int) -> None:
     """With several shapes of rows, the forecast is compared with the bytes that a rebuild then wins."""
@@ -195,6 +196,7 @@ def test_who_holds_a_table_for_itself_holds_up_no_status(database: Database, dsn
     assert only(database).warnings == ()
 
 
+@pytest.mark.sample(0)
 def test_what_is_gone_is_told_and_the_rest_shown(database: Database, dsn: str) -> None:
     """With hostile names: the source is gone, then the entries, and at last the control schema."""
     run_sql(

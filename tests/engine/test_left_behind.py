@@ -133,6 +133,7 @@ def is_closed(database: Database) -> bool:
         session.close()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", WALKED)
 def test_what_a_failed_statement_leaves(

@@ -162,6 +162,7 @@ def pid_of(connection: psycopg2.extensions.connection) -> int:
     return connection.info.backend_pid
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_who_waits_between_two_attempts_is_shown_with_who_holds_the_lock(
     database: Database, dsn: str, name: str

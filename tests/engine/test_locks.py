@@ -164,6 +164,7 @@ def test_a_writer_that_queues_behind_an_attempt_is_let_go_while_the_blocker_stil
     locking.finish()
 
 
+@pytest.mark.sample(0)
 def test_the_status_names_the_blocker_for_as_long_as_it_blocks(database: Database, dsn: str) -> None:
     locking = Locking(database, "switch", patience_s=60)
     assert locking.run is not None

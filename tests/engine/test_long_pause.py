@@ -75,6 +75,7 @@ def test_a_big_delta_is_warned_of_at_once(dsn: str, database: Database) -> None:
     assert settle(small) == []
 
 
+@pytest.mark.sample(0)
 def test_big_lists_of_a_compaction_are_warned_of_at_once(dsn: str, database: Database) -> None:
     """While it is paused, each write adds to the list of the current unit."""
     steps.make_index(database, segments=2)

@@ -39,6 +39,7 @@ def told(connection: Connection) -> set[str]:
 CASES = [(scene, command) for command in COMMANDS for scene in scenes(command)]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("scene", "command"), CASES, ids=["-".join(case) for case in CASES])
 def test_a_look_beside_a_command_tells_nothing_else(
     server: str, templates: dict[str, str], scene: str, command: str

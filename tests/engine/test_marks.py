@@ -386,6 +386,7 @@ def test_a_column_that_is_generated_no_longer_is_told_if_its_table_was_rewritten
     assert warned(database) == []
 
 
+@pytest.mark.sample(0)
 def test_what_happens_during_a_verification_is_not_forgotten_by_it(database: Database, dsn: str) -> None:
     run_sql(dsn, *PLAIN, ROWS)
     Stage(database, "active", include="v").connection.close()

@@ -263,6 +263,7 @@ def test_what_the_governor_read_and_granted(dsn: str, database: Database, table:
     assert Scrape(database).values("roir_signal_value") == []
 
 
+@pytest.mark.sample(0)
 def test_each_metric_is_printed_by_some_scrape(dsn: str, database: Database, table: None) -> None:
     steps.make_index(database, unique=True, keys="id")
     compacting.compact(database, compacting.act("rewrite", 1))
@@ -397,6 +398,7 @@ def test_a_monitoring_role_sees_what_the_owner_sees(dsn: str, database: Database
         sql(steps.session(stranger), "SELECT * FROM roir.scan_range")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("held", ["t", "delta", "roir.operation", "roir.throttle_time"])
 def test_a_scrape_never_waits_behind_a_lock(dsn: str, database: Database, table: None, held: str) -> None:
     steps.make_index(database)

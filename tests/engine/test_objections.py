@@ -144,6 +144,7 @@ def test_an_index_has_no_name_in_a_schema_of_roir_or_the_server(dsn: str, schema
     assert f"schema {schema} is roir's or the server's own" in refused
 
 
+@pytest.mark.sample(0)
 def test_nothing_speaks_against_what_can_be_built(database: Database, dsn: str) -> None:
     steps.make_table(dsn)
     assert not of(dsn, IndexDefinition.parse("ix", "t", "k"))

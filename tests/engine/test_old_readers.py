@@ -128,6 +128,7 @@ def test_a_snapshot_that_was_handed_on_keeps_the_guard(database: Database, dsn: 
     assert clean_up.clean_up(database).guards_removed == 1
 
 
+@pytest.mark.sample(0)
 def test_sessions_of_other_databases_do_not_keep_the_guard(database: Database, dsn: str, server: str) -> None:
     other = steps.old_session(database_dsn(server, "postgres"))
     publish(database)

@@ -79,7 +79,7 @@ GROUNDS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("kind", GROUNDS)
 @pytest.mark.parametrize("taken", [moment for moment in steps.MOMENTS if moment != "after seal"])

@@ -311,7 +311,7 @@ FAULTS = {
 MOMENTS = ("SELECT r.id, r.claim_token", "WITH rows AS", "UPDATE roir.scan_range p")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_happens_to_one_does_not_hurt_the_others(database: Database, table: str, fault: str, moment: str) -> None:
@@ -332,6 +332,7 @@ def test_what_happens_to_one_does_not_hurt_the_others(database: Database, table:
         finish(database, "b")
 
 
+@pytest.mark.sample(0)
 def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: Database, table: str) -> None:
     """A batch for three operations: the one at fault is found, and the rows are copied for the other ones again."""
     a, b, c = (begin(database, index) for index in INDEXES)

@@ -37,7 +37,7 @@ def owners(dsn: str) -> Iterator[None]:
     run_sql(dsn, f"DROP OWNED BY {roles} CASCADE", f"DROP ROLE {roles}")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_build_whose_table_gets_another_owner_goes_on_after_a_clean_up(
     database: Database, dsn: str, guarded: bool
@@ -108,7 +108,7 @@ def owner_now(dsn: str) -> str:
         return str(owner)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_verification_goes_on_under_another_owner(dsn: str, working: Database) -> None:
     """Seen to fail for good, so that it could only be aborted."""
     run_sql(dsn, "SELECT roir.guard()")

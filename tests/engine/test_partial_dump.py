@@ -97,6 +97,7 @@ def test_a_view_whose_index_no_table_of_ours_knows_says_how_to_end_that(
     assert failures(there) == []
 
 
+@pytest.mark.sample(0)
 def test_a_table_with_its_entries_and_without_the_control_schema_needs_one_statement(restore: Restore) -> None:
     """The table's capture function is restored, and calls functions that are missing."""
     there = restore("--exclude-schema=roir")

@@ -114,7 +114,7 @@ def test_prepared_in_one_phase_and_ended_in_another(
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("drain", DRAINS)

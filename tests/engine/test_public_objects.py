@@ -199,6 +199,7 @@ HIS = ("status", "paused_at", "paused_by", "pause_reason", "queued_at", "queued_
        "ticked_at", "heartbeat_at", "working_since", *LIVE_OPTIONS, "granted", "granted_at")  # fmt: skip
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("grants", ["documented", "old"])
 def test_a_pauser_changes_of_an_operation_what_a_pause_changes(world: World, grants: str) -> None:
     """Sets each column to each value. Another generation's id, a later phase and a former epoch are refused."""

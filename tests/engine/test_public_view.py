@@ -153,6 +153,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("how", "by"), [(how, by) for how in BROKEN for by in ("init", "verify") if by == "verify" or how[:2] != "re"]
 )

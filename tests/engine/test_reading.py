@@ -281,7 +281,7 @@ TYPES = {name: values for name, values in {**ORDERED, **ARRAYS}.items() if name 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["plain", "partitioned"])
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_every_type_is_a_key_and_a_primary_key(database: Database, dsn: str, name: str, partitioned: bool) -> None:
     """As key beside another one, each NULL or not, and as primary key: by a list of values, the plainest pruning."""
     run_sql(dsn, *SETUP)

@@ -213,6 +213,7 @@ ALL = [
 ]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("name", "writes", "by_hand"), ALL)
 def test_the_remedy_of_a_warning_helps(
     database: Database, dsn: str, stranger: str, name: str, writes: str, by_hand: bool

@@ -138,6 +138,7 @@ def refused(scene: Scene, case: Case) -> str:
     return scene.refused(case.refused, re.split("%|{}", case.says)[-1 if "{}" in case.says else 0])
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", CASES)
 def test_the_remedy_of_a_refusal_helps(scene: Scene, name: str) -> None:
     """Found: refusals named commands that can't be run as they are: `roir resume`, `roir abort`, `roir build` without

@@ -118,6 +118,7 @@ READERS = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_older_snapshot_sees_no_entry_that_no_row_has(

@@ -196,6 +196,7 @@ def test_entries_that_were_leaving_stay_hidden(database: Database, dsn: str, res
     steps.assert_exact(there)
 
 
+@pytest.mark.sample(0)
 def test_a_dump_without_the_triggers_is_not_taken_for_the_source(
     database: Database, dsn: str, restore: Restore
 ) -> None:

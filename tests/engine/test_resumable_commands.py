@@ -214,6 +214,7 @@ def test_a_drop_without_the_lock_for_its_triggers_says_what_is_left(server: str,
             drop.drop_index(database, "ix", "test")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("spoil", "bounds", "said"),
     [

@@ -124,6 +124,7 @@ class Disturbance:
         self.user.close()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("at", [1, 3, 6, 10, 15, 21, 28])
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE", "READ COMMITTED"])
 @pytest.mark.parametrize("rewrite", REWRITES)

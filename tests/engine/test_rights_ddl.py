@@ -196,6 +196,7 @@ def test_the_owner_of_a_partition_gains_nothing_by_the_owner_of_its_table(scene:
     assert f'ALTER TABLE evil.t1 OWNER TO "{user}"' in warning
 
 
+@pytest.mark.sample(0)
 def test_a_partition_of_another_owner_is_not_attached(scene: Scene) -> None:
     published(scene, *LOADED)
     run_sql(scene.dsn, f"ALTER TABLE evil.t3 OWNER TO {scene.victim}")

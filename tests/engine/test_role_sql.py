@@ -41,7 +41,7 @@ def empty(dsn: str) -> Iterator[str]:
     run_sql(dsn, f"DROP DATABASE {name} WITH (FORCE)", f"DROP ROLE owner_{name}")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", ["builder", HOSTILE])
 def test_the_role_builds_a_table_of_others_and_is_none_of_the_mighty(empty: str, name: str) -> None:
     name = f"{name} {empty.rpartition('/')[2]}"

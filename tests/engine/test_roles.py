@@ -154,6 +154,7 @@ def test_settings_that_a_users_trigger_changes_change_nothing_for_the_capture(
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_the_public_has_no_right_to_anything_of_ours(database: Database, dsn: str, stranger: str) -> None:
     steps.make_index(database, include="v")
     user = steps.session(stranger)

@@ -32,7 +32,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return naps
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("offset", range(STRIDE))
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("scene", SCENES)
@@ -52,7 +52,7 @@ def test_each_statement_may_fail_once(dsn: str, hasty: list[float], scene: str, 
     assert not [said for said in life.failed if said.startswith("drive") and cause in RAISED]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("offset", range(STRIDE))
 @pytest.mark.parametrize("cause", [*RAISED, "terminated"])
 def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[float], cause: str, offset: int) -> None:
@@ -83,7 +83,7 @@ def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[floa
 PLACES = {"build": "INSERT INTO roir_data", "seal": "VACUUM", "fold": "WITH gone"}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("cause", RAISED)
 def test_what_does_not_pass_pauses_with_its_reason(dsn: str, hasty: list[float], cause: str, place: str) -> None:
@@ -132,7 +132,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("place", ["INSERT INTO roir_data", "VACUUM", "WITH gone", "CREATE OR REPLACE VIEW"])
 @pytest.mark.parametrize("way", ["role", "database", "reload"])
 def test_settings_that_change_meanwhile_change_nothing_for_us(dsn: str, server: str, way: str, place: str) -> None:
@@ -239,6 +239,7 @@ def test_the_heart_beats_where_no_connection_is_left(kept: str, server: str) -> 
         sql(user, LIMITS["role"][1])
 
 
+@pytest.mark.sample(0)
 def test_a_clean_up_without_room_says_so(dsn: str) -> None:
     """Nothing is wrong with the index, so no message advises to rebuild it."""
     run_sql(dsn, *SCENES["plain"])

@@ -148,6 +148,7 @@ def test_a_rewritten_table_stops_a_scan_by_blocks(table: str, database: Database
     finish(database, run)
 
 
+@pytest.mark.sample(0)
 def test_a_rewritten_index_stops_a_scan_of_it(table: str, database: Database) -> None:
     _, worker, claim = begun(database, "index", 1)
     assert claim is not None

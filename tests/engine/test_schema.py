@@ -97,6 +97,7 @@ def test_a_newer_schema_is_refused(database: Database) -> None:
             call()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("revision", "lacks"),
     [

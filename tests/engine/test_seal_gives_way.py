@@ -109,6 +109,7 @@ def test_a_truncate_gets_by_an_index_build_that_then_comes_to_its_end(
     assert steps.assert_exact(database).rows > 0
 
 
+@pytest.mark.sample(0)
 def test_a_truncate_gets_by_a_vacuum(database: Database, dsn: str, built: Run) -> None:
     # The vacuum's ANALYZE compares.
     with database.connect() as connection:

@@ -485,6 +485,7 @@ def test_functions_that_users_call_pin_what_ours_sessions_pin(dsn: str) -> None:
             assert pinned.get(setting, "").lower() == ours[setting].lower(), (name, setting)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 def test_two_prepares_of_one_source_both_are_captured(dsn: str, server: str, isolation: str) -> None:
     """The second transaction has begun, with a snapshot, before the first one commits."""

@@ -78,7 +78,12 @@ def run_machine(
 
 
 @pytest.mark.parametrize(
-    "machine", [Machine, *(pytest.param(other, marks=pytest.mark.sample(0)) for other in (BlockMachine, IndexMachine))]
+    "machine",
+    [
+        pytest.param(Machine, marks=pytest.mark.slow),
+        pytest.param(BlockMachine, marks=pytest.mark.sample(0)),
+        IndexMachine,
+    ],
 )
 def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
     reached = run_machine(dsn, EXAMPLES or (7 if machine is Machine else 3), machine=machine)

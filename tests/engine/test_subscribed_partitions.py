@@ -82,6 +82,7 @@ def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
         primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("source", ["t", "t2"])
 def test_parallel_workers_that_would_stop_at_the_capture_are_refused_and_told(
     primary: Server, dsn: str, pg: int, source: str

@@ -53,7 +53,7 @@ RAW = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", RAW)
 def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, mode: str) -> None:
@@ -131,6 +131,7 @@ def test_a_level_that_was_dropped_with_all_below(database: Database, dsn: str) -
     assert not indexes(database, "ix")[0].warnings
 
 
+@pytest.mark.sample(0)
 def test_a_level_that_was_out_for_a_while(database: Database, dsn: str) -> None:
     published(database, dsn, "two levels")
     run_sql(

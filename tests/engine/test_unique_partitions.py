@@ -54,7 +54,7 @@ def test_a_table_is_attached_in_each_mode(database: Database, dsn: str, mode: st
     assert clean_up.clean_up(database).waiting == []
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_colliding_rows_are_refused_with_their_groups(dsn: str, mode: str) -> None:
     database = Database(dsn, limits=Limits(attach_rows=15))
@@ -101,7 +101,7 @@ def test_nulls(database: Database, dsn: str, mode: str, nulls: bool) -> None:
     standing.finish()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_key_that_is_written_meanwhile_is_the_users(database: Database, dsn: str, mode: str) -> None:
     """Seen to lose the user's entry, or the joining row's, without the note, the switch's and the fold's care."""
@@ -123,7 +123,7 @@ def test_a_key_that_is_written_meanwhile_is_the_users(database: Database, dsn: s
     standing.finish()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("first", ["joining", "user"])
 def test_the_switch_between_copy_and_attach(database: Database, dsn: str, first: str) -> None:
     """The delta has the key for both rows, of which one is live. Seen to take over that one's entry in the fold."""
@@ -165,7 +165,7 @@ def test_a_pair_that_only_the_attach_makes_is_found_after_a_look(database: Datab
     standing.finish()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", ["prepared", "mid-build", "built", "sealed", "mid-fold", "published", "rebuild"])
 @pytest.mark.parametrize("how", ["roir", "natively"])
 def test_entries_of_a_partition_that_left_hold_no_key(database: Database, dsn: str, phase: str, how: str) -> None:
@@ -218,7 +218,7 @@ def test_a_collision_is_told_though_a_reader_holds_the_table(database: Database,
     reader.close()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_partition_that_is_attached_natively(database: Database, dsn: str, mode: str) -> None:
     standing = stage(database, dsn, mode)

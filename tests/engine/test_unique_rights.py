@@ -174,6 +174,7 @@ def test_the_note_of_a_taken_entry_reads_no_table_but_ours(database: Database, d
     run_sql(dsn, "DROP SCHEMA keepers CASCADE")
 
 
+@pytest.mark.sample(0)
 def test_only_a_write_to_the_table_notes_that_an_entry_was_taken_over(database: Database, dsn: str) -> None:
     """The owner of an indexed table may call the function. Seen to make another owner's attach begin again."""
     run_sql(dsn, "CREATE TABLE t9 (id int, day int, k text, v int, PRIMARY KEY (id, day))")

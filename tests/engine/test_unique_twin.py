@@ -45,7 +45,7 @@ def available(dsn: str, kind: Kind) -> bool:
     return True
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", [*KINDS, CITEXT, CASELESS], ids=lambda kind: kind.name)
 def test_the_same_statements_succeed_as_with_a_constraint(dsn: str, kind: Kind, layout: str) -> None:
@@ -95,7 +95,7 @@ TRIGGERS = (
 )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_the_same_statements_succeed_with_triggers(dsn: str) -> None:
     """Without partitions: a row that moves to another partition fires BEFORE triggers twice."""
     play(Twins(dsn, KINDS[0], PLAIN, SEED, TRIGGERS), EXAMPLES or TRANSACTIONS)

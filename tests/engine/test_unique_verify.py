@@ -60,7 +60,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("nulls", ["distinct", "not distinct"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_is_found_and_mended(database: Database, dsn: str, wrong: str, nulls: str) -> None:
@@ -171,6 +171,7 @@ def test_what_the_tree_of_a_unique_index_has_lost_is_damage_and_left_alone(
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_two_entries_of_one_key_that_the_tree_lets_in_are_mended(database: Database, dsn: str) -> None:
     base = build_index(dsn, database, TABLE_OF_TEXTS, UNIQUE_FILL, "ANALYZE t", include="v", unique=True)
     with broken(dsn, base, "tree twice"):

@@ -140,7 +140,7 @@ def _write(
         assert not (later and level == "READ COMMITTED")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("kind", "write", "level"), MEETINGS)
 def test_a_writer_and_a_repair_meet_in_each_order(
     database: Database, dsn: str, kind: str, write: str, level: str
@@ -163,7 +163,7 @@ def test_a_writer_and_a_repair_meet_in_each_order(
     assert ids(dsn, ("missing", "different", "duplicate", "extra")) == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("kind", "write", "level"), MEETINGS)
 def test_a_writer_that_began_before_the_repair_writes_after_it(
     database: Database, dsn: str, kind: str, write: str, level: str

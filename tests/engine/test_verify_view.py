@@ -95,6 +95,7 @@ def test_what_is_wrong_with_the_view_is_found_and_repaired(database: Database, d
     assert verify(database, "ix").damaged == 0
 
 
+@pytest.mark.sample(0)
 def test_a_guard_that_is_lost_while_older_snapshots_live_is_found(database: Database, dsn: str) -> None:
     """Found: the view showed another generation, or entries of a partition that had left, or had got another query: the
     verification compared the entries and called the index exact, and `roir status` was silent. It holds: the

@@ -168,6 +168,7 @@ def right(session: Any) -> bool:
         sql(session, "ROLLBACK TO s")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("first", "at", "second"), list(members()))
 def test_two_who_change_what_readers_see(
     template: Callable[[bool], str], server: str, first: str, at: int, second: str

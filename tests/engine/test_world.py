@@ -100,6 +100,7 @@ def test_a_prepared_transaction_over_an_abort(database: Database, dsn: str, phas
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("ended", ["COMMIT", "ROLLBACK"])
 def test_a_prepared_transaction_over_a_drop(database: Database, dsn: str, ended: str) -> None:
     run_sql(dsn, *ROWS)

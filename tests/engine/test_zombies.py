@@ -153,6 +153,7 @@ SCENES: dict[str, Callable[[Database], Scene]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scene", SCENES)
 def test_it_is_fenced_and_changes_nothing(dsn: str, scene: str) -> None:
     steps.make_table(dsn, 200)

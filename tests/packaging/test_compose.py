@@ -135,6 +135,7 @@ def references(service: dict[str, Any]) -> set[tuple[str, int]]:
     return found
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("text", [*TEXTS, yaml.safe_dump(COMPOSE)], ids=[*FILES, "together"])
 def test_it_follows_the_compose_specification(text: str) -> None:
     schema = json.loads((files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json").read_text())
@@ -305,6 +306,7 @@ def airflow_commands() -> list[list[str]]:
     return [command[1:] for command in words if command[0] == "airflow"]
 
 
+@pytest.mark.sample(0)
 def test_every_airflow_command_is_accepted_by_the_installed_airflow(tmp_path: Path) -> None:
     """With the auth manager of the file, which brings `users create`."""
     commands = airflow_commands()

@@ -22,7 +22,7 @@ MADE = (
 )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("type_", ["mood", "mine", "pair"])
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_a_null_of_a_users_type(contrib_shards: Make, by: str, type_: str) -> None:

@@ -30,6 +30,7 @@ def made(shards: Make) -> Shards:
     return made
 
 
+@pytest.mark.sample(0)
 def test_a_published_index_is_dropped_with_its_shape_table_and_its_captures(made: Shards) -> None:
     _, run = apart.begin(made)
     apart.finish_all(made, run)

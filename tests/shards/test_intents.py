@@ -331,7 +331,7 @@ def judged(reading: Reading) -> str | None:
     return None
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("seed", range(40))
 def test_strict_reads_miss_nothing_and_make_nothing_up(shards: Make, seed: int) -> None:
     found = scene(shards(2, *TABLE), "client")

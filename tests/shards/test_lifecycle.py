@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from airflow_roir.engine import abort, drop, revert
 from airflow_roir.engine.snapshot import details, index
 from airflow_roir.engine.snapshot.operation import status
@@ -40,6 +42,7 @@ def published(made: Shards) -> int:
     return int(generation)
 
 
+@pytest.mark.sample(0)
 def test_from_the_build_to_the_drop(shards: Make) -> None:
     made = apart.add_all(shards(3, TABLE, ROWS))
     prepared, run = apart.begin(made, shards="s0,s1")

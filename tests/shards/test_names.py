@@ -28,7 +28,7 @@ def renamed(made: Shards, *names: str) -> Shards:
     return Shards(made.index, dict(zip(names, made.dsns.values(), strict=True)))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shard_may_be_called_anything(shards: Make, name: str) -> None:
     plain = shards(2, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)", "INSERT INTO t VALUES (1, 'a', 1)")

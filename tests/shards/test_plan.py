@@ -62,6 +62,7 @@ def test_each_line_is_of_shards(shards: Make) -> None:
     assert [any("ROIR_INDEX_DSN" in one for one in needs[name]) for name in needs] == [True, True, False]
 
 
+@pytest.mark.sample(0)
 def test_partitions_keep_an_index_from_strict_reads(shards: Make) -> None:
     made = apart.add_all(
         shards(

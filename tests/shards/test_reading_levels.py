@@ -122,6 +122,7 @@ BETWEEN: dict[str, tuple[Callable[[Ground], None], set[tuple[Any, ...]], set[tup
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("change", BETWEEN)
 @pytest.mark.parametrize("pending", [False, True], ids=["settled", "pending"])
 def test_what_was_there_before_and_after_is_found_and_nothing_that_never_was(

@@ -113,6 +113,7 @@ def test_a_shard_that_comes_back_after_it_was_forgotten(contrib_shards: Make) ->
     apart.assert_exact(made, prepared.generation_id)
 
 
+@pytest.mark.sample(0)
 def test_what_is_another_index_servers_is_left(contrib_shards: Make) -> None:
     made = contrib_shards(1, TABLE)
     enforced(made)

@@ -179,6 +179,7 @@ def test_unique_indexes_that_will_do(contrib_shards: Make, what: str) -> None:
         uniqueness.check(connection, Shard(1, "s0", made.dsns["s0"]), source, IndexDefinition.parse("ix", "t", "k"))
 
 
+@pytest.mark.sample(0)
 def test_options_that_it_cannot_have(contrib_shards: Make) -> None:
     made = contrib_shards(1, *TABLE)
     with pytest.raises(InvalidInput, match="over shards NULLs are distinct"):

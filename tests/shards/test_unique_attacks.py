@@ -38,6 +38,7 @@ def enforced(made: Shards, **options: Any) -> int:
     return prepared.generation_id
 
 
+@pytest.mark.sample(0)
 def test_writers_of_a_dropped_index_are_refused_nothing_while_a_shard_is_away(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

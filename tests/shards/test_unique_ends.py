@@ -192,6 +192,7 @@ def test_a_revert_ends_none_and_the_clean_up_after_it_that_of_the_other(contrib_
     assert_nothing_is_left(made, second)
 
 
+@pytest.mark.sample(0)
 def test_a_clean_up_that_a_revert_was_faster_than_ends_none(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     first = enforced(made)

@@ -110,6 +110,7 @@ def test_a_shard_that_is_gone_for_good_keeps_the_rest_from_nothing(contrib_shard
     assert problem(made, first) is not None
 
 
+@pytest.mark.sample(0)
 def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make) -> None:
     """The new shard has a key of the others; those are enforced all the while."""
     made = contrib_shards(3, TABLE)

@@ -218,6 +218,7 @@ def test_a_key_is_not_free_before_what_was_announced_has_ended(
         made.run(OWN, only="s1")
 
 
+@pytest.mark.sample(0)
 def test_keys_are_not_looked_over_beside_a_put_in_flight(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     generation_id = built(made)

@@ -69,6 +69,7 @@ def rows_of(database: Database) -> list[int]:
     return [unit["rows"] for unit in report.units]
 
 
+@pytest.mark.sample(0)
 def test_it_fails_where_readers_see_another_generation(database: Database, generation: int) -> None:
     run = steps.make_index(database, include="v", ranges=4, segments=3)
     begun(database)

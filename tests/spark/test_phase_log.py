@@ -69,6 +69,7 @@ def test_many_ranges_are_counted_each_time_that_a_tenth_of_them_is_done(database
     assert told.new(last=True) == ["build: 9 of 50 ranges done, 36,009 rows"]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("ranges", [10, 11, 39, 100])
 def test_a_phase_tells_of_its_pieces_in_ten_lines_at_most(database: Database, ranges: int) -> None:
     told = Told(database, ranges)
