@@ -29,7 +29,13 @@ SETTINGS = {
     # A second copy of a worker would only fence the first one, over and over: a worker's task is long by design.
     "spark.speculation": "false",
 }
-LOCAL_SETTINGS = {"spark.python.daemon.module": "airflow_roir.spark.worker_daemon"}
+# Spark's pages ask for no password.
+PAGES = {"spark.ui.killEnabled": "false"}
+LOCAL_PAGES = {"spark.ui.enabled": "false"}
+DAEMON = {"spark.python.daemon.module": "airflow_roir.spark.worker_daemon"}
+# The address on which Spark listens. In local mode no other machine has to reach it.
+LISTEN = "SPARK_LOCAL_IP"
+LOOPBACK = "127.0.0.1"
 # If the user has set one of these, Spark must be stopped, not killed: it reports the application's end.
 LISTENING = ("spark.eventLog.enabled", "spark.extraListeners", "spark.plugins", "spark.metrics.conf")
 OPTIONS = "SPARK_SUBMIT_OPTS"
@@ -68,8 +74,10 @@ class Java:
             os.environ["PYSPARK_PYTHON"] = python
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         self.conf = SparkConf()
-        # Another interpreter may not have this package.
-        own = SETTINGS | (LOCAL_SETTINGS if self.is_local and os.environ["PYSPARK_PYTHON"] == sys.executable else {})
+        own = SETTINGS | ({} if is_submitted() else PAGES) | (LOCAL_PAGES if self.is_local else {})
+        if self.is_local and os.environ["PYSPARK_PYTHON"] == sys.executable:
+            # Another interpreter may not have this package.
+            own |= DAEMON
         for key, value in {**own, **options.conf}.items():
             self.conf.set(key, value)
         if not is_submitted():
@@ -88,6 +96,8 @@ class Java:
 
         if self._unwanted.is_set():
             raise SparkFailed("ended before it was up")
+        if self.is_local:
+            os.environ.setdefault(LISTEN, LOOPBACK)
         given = os.environ.get(OPTIONS)
         # The user's options come last, and so take precedence.
         os.environ[OPTIONS] = " ".join([QUICK, f"-Djava.io.tmpdir={quoted(self.folder)}", given or ""])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(1)]
 def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(database: Database, tmp_path: Path) -> None:
     operation = prepared(database, rate=10_000)
     log = tmp_path / "spark.log"
-    driver = Running(database, log=log)
+    driver = Running(database, conf={"spark.ui.enabled": "true", "spark.ui.port": "0"}, log=log)
     # The range is reported when it is done, and not when its worker leaves.
     driver.wait_for(lambda: " done, 1 of 8: 5,000 rows in " in driver.said)
     assert f"roir: Spark's pages: {one(database, 'SELECT spark_ui FROM roir.operation')}" in driver.lines
@@ -159,7 +160,7 @@ def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, 
     shut = Gate(dsn, "build")
     secretive = Database(dsn.replace("postgres:@", f"postgres:{secret}@"))
     log = tmp_path / "spark.log"
-    driver = Running(secretive, "local[2]", {"spark.ui.port": "0"}, log=log)
+    driver = Running(secretive, "local[2]", {"spark.ui.enabled": "true", "spark.ui.port": "0"}, log=log)
     driver.wait_for(shut.waiting)
     tree = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
     shown = [" ".join(child.cmdline()) for child in tree if child.status() != psutil.STATUS_ZOMBIE]
@@ -172,6 +173,35 @@ def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, 
     shown += [*driver.lines, log.read_text()]
     assert len(shown) > 8
     assert not [text for text in shown if secret in text]
+
+
+@pytest.mark.parametrize("conf", [{}, {"spark.ui.enabled": "true", "spark.ui.port": "0"}], ids=["", "with pages"])
+def test_no_other_machine_reaches_a_spark_in_local_mode(database: Database, dsn: str, conf: dict[str, str]) -> None:
+    """Spark's pages were on every interface, without a password, and could end jobs."""
+    prepared(database)
+    gate.install(dsn)
+    shut = Gate(dsn, "build")
+    driver = Running(database, "local[2]", conf)
+    driver.wait_for(shut.waiting)
+    tree = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
+    listening = {
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
+        for process in tree
+        if process.status() != psutil.STATUS_ZOMBIE
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {address for address, _ in listening} == {"127.0.0.1"}
+    pages = one(database, "SELECT spark_ui FROM roir.operation")
+    if conf:
+        assert urllib.parse.urlsplit(pages).hostname in ("127.0.0.1", "localhost")
+        application = json.loads(fetch(f"{pages}/api/v1/applications"))[0]["id"]
+        environment = fetch(f"{pages}/api/v1/applications/{application}/environment")
+        assert ["spark.ui.killEnabled", "false"] in json.loads(environment)["sparkProperties"]
+    else:
+        assert pages is None
+    shut.open()
+    assert driver.wait() == 0, driver.said
 
 
 def fetch(url: str) -> str:
