@@ -9,7 +9,7 @@ from __future__ import annotations
 class RoirError(Exception):
     """Base of all errors that this package raises on purpose.
 
-    `exit_code` is what the `roir` command and the Spark driver return for it.
+    `exit_code`: the exit code of the `roir` command and of the Spark driver after it.
     """
 
     exit_code = 1

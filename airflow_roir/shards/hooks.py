@@ -1,4 +1,6 @@
-"""Answers what the core asks of indexes over shards (`engine/apart.py`, `verify/apart.py`, `generation/lanes.py`)."""
+"""Implements the engine's interfaces for indexes over shards (`engine/apart.py`, `verify/apart.py`,
+`generation/lanes.py`).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from airflow_roir.shards.verify.compare import ApartWorker
 
 
 class Shards(ComparedApart):
-    """Each method is described where it is asked."""
+    """The implementations. Each method is described in its interface."""
 
     def dry_run(
         self,

@@ -124,7 +124,7 @@ def add(
                 f"an index may have. Remove the shard first: roir shard remove {quote(name)}"
             )
     with database.transaction() as connection:
-        # Two at once: the second one finds what the first one has written.
+        # One call at a time: a second one then finds the first one's row.
         execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir'), hashtext('shard'))")
         _check_home(connection, name, token)
         secret = {key: value for key, value in {"dsn": dsn, "index_dsn": index_dsn}.items() if value is not None}

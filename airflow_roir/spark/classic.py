@@ -143,7 +143,7 @@ class ClassicSession(Session):
         self._context = context
         self._java = java
         if not is_local(context.master):
-            # Session-wide. It comes before what executors have installed.
+            # Session-wide. It takes precedence over packages that executors have installed.
             name = f"{airflow_roir.__name__}-{airflow_roir.__version__}.zip"
             context.addPyFile(str(write_package(java.folder / name)))
 

@@ -45,7 +45,7 @@ class ConnectSession(Session):
         mark("session")
         try:
             with tempfile.TemporaryDirectory(prefix="roir-spark-") as folder:
-                # Session-wide. It comes before what executors have installed.
+                # Session-wide. It takes precedence over packages that executors have installed.
                 archive = write_package(Path(folder) / f"{airflow_roir.__name__}-{airflow_roir.__version__}.zip")
                 self._spark.addArtifacts(str(archive), pyfile=True)
         except BaseException:

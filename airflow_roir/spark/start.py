@@ -96,7 +96,7 @@ class SparkStart:
         mark("stopped")
 
     def _break_off(self) -> None:
-        """Ends the JVM that PySpark still waits for, so that PySpark removes what it has made for it.
+        """Ends the JVM that PySpark still waits for, so that PySpark removes its temporary files for it.
 
         PySpark doesn't return its process id. The process group of a driver with its own session is the driver and its
         JVM.

@@ -47,7 +47,7 @@ class LiveOptions:
         self._tell_refused = refused
 
     def settle(self, stored: Mapping[str, Any], row: Mapping[str, int | str], apply: Apply) -> dict[str, Any]:
-        """Compares both sides; returns what has to be written to the store, by key.
+        """Compares both sides; returns the values to write to the store, by key.
 
         stored: the store's values; a missing or empty one changes nothing. row: the operation's, of the options that
             may change; no limit is 0, no text `off`. apply: called once per change of the store, with

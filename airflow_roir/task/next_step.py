@@ -62,7 +62,7 @@ def decide(
     done_phases: phases in which this task has nothing left to do.
     switch: the name under which this DAG's switch pauses; such a pause ends as soon as the DAG isn't paused.
     driver: the other run that drives the operation now; None if there is none.
-    aborted: who has aborted the operation, and why, as far as that is known.
+    aborted: the actor who aborted the operation, with the reason, if they are known.
     window_opens: go on also if a window has paused the operation: the caller then checks its windows, and waits if none
         is open.
 
@@ -95,5 +95,5 @@ def decide(
 
 
 def was_aborted(operation_id: int, who: str | None) -> str:
-    """A message about an aborted operation. who: and why, as far as that is known."""
+    """A message about an aborted operation. who: the actor, with the reason, if they are known."""
     return f"operation {operation_id} was aborted{f' by {who}' if who else ''}; trigger a new run to start again"

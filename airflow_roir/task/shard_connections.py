@@ -40,7 +40,7 @@ def connections_of(postgres_conn_id: str) -> dict[str, str]:
 def add_shards(database: Database, postgres_conn_id: str, names: Sequence[str]) -> None:
     """Adds the shards that aren't known yet, each by the connection that the index server's own one names for it.
 
-    Raises NotFound for a name that is neither, InvalidInput, and what `registry.add` raises.
+    Raises NotFound for a name that is neither, InvalidInput, and the errors of `registry.add`.
     """
     known = {one.name for one in registry.listed(database)}
     for name in names:

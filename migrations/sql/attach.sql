@@ -366,7 +366,7 @@ BEGIN
         UPDATE roir.source_partition p SET status = 'leaving'
          WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
         DELETE FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = partition::oid::bigint;
-        -- A default partition's bounds are others where a sibling was made.
+        -- A default partition's bounds have changed if a sibling was created.
         EXECUTE format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS roir_bounds', partition);
         RETURN false;
     END IF;

@@ -1,5 +1,5 @@
--- What each table and column of the control schema means: `\d+` shows it, and docs/reference/control-schema.md is made
--- from it. Without one: ids, references, and the claim_… columns, which every table of claimed pieces has alike.
+-- Describes the tables and columns of the control schema: `\d+` shows it, and docs/reference/control-schema.md is made
+-- of it. Not described: ids, references, and the claim_… columns, which are alike in every table of claimed pieces.
 
 COMMENT ON TABLE roir.home IS
     'One row: where this control schema is at home. Other oids show a restored dump or a pg_upgrade (restore.py).';

@@ -210,7 +210,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                SELECT t.typowner FROM pg_type t
                 WHERE d.refclassid = 'pg_type'::regclass AND t.oid = roir.type_of_others(d.refobjid)) a),
     compared (classid, objid, refclassid, refobjid, author) AS (
-        -- By a cast of one of the types, where they aren't the same.
+        -- If the types differ, values are compared by a cast of one of them.
         SELECT 'pg_constraint'::regclass, k.oid, 'pg_type'::regclass, t.oid, t.typowner
           FROM pg_constraint k
          CROSS JOIN LATERAL unnest(k.conkey, k.confkey) AS c (one, other)

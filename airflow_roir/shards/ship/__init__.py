@@ -1,1 +1,1 @@
-"""Ships what was written in the shards to the index."""
+"""Ships the writes of the shards to the index."""

@@ -1,4 +1,4 @@
-"""Applies what a visit found to the generation, in one transaction of its server (docs/architecture-shards.md)."""
+"""Applies a visit's findings to the generation, in one transaction of its server (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def distrust(connection: Connection, route: Route, claim: Claim, problem: str) -
 
 
 def advance(claim: Claim, visit: Visit) -> None:
-    """Keeps in the claim, after the commit, what it must know for the next visit."""
+    """Updates the claim for the next visit, after the commit."""
     if visit.ticked:
         claim.known = visit.tick
         claim.emptied = max(claim.emptied, visit.emptied)

@@ -137,7 +137,7 @@ class LaneShipper:
         return found
 
     def apply(self, found: Visit) -> Applied:
-        """Applies what a visit found. Raises Fenced."""
+        """Applies a visit's findings. Raises Fenced."""
         assert self.claimed is not None
         connection = self._on_index()
         begun = time.monotonic()

@@ -87,9 +87,9 @@ class Route:
 class Claim:
     """A shipper's hold on a lane.
 
-    known: the tick of the last visit that was applied; visits: how many were made under this token; step, emptied: as
-    the index server has them; evidence: a hash of that. start: of the index server, since which what it has is to
-    be proved; horizon: a transaction id that the shard gave after it, 0 until the next visit has drawn one.
+    known: the tick of the last visit that was applied; visits: the number of visits under this token; step, emptied: as
+    on the index server; evidence: a hash of that. start: the index server's start, if strict reads wait for a proof
+    since; horizon: a transaction id that the shard assigned after it, 0 until the next visit has drawn one.
     """
 
     owner: str
