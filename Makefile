@@ -66,7 +66,7 @@ java:  ## Find Java 17+, or install it where that needs no question
 	@scripts/ensure-java
 
 .PHONY: lint
-lint: $(STAMP)  ## ruff, mypy (tests and benchmarks, too), the import contracts, the English of pages and messages
+lint: $(STAMP)  ## ruff, mypy (tests and benchmarks, too), the import contracts, the English of pages, messages and comments
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

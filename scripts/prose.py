@@ -1,7 +1,8 @@
 """Finds sentences that a reader has to read twice, in the pages and in what programs say: a part of `make lint`.
 
-It looks at README, docs and the other pages; at the texts of errors, helps and forms in Python; and at messages and
-hints in SQL. It needs no package: proselint, write-good, codespell and Harper found next to nothing here that is true.
+It looks at README, docs and the other pages; at the texts of errors, helps and forms in Python; at messages and hints
+in SQL; and at docstrings and comments. It needs no package: proselint, write-good, codespell and Harper found next to
+nothing here that is true.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import re
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# Where code is.
+FOLDERS = ("airflow_roir", "benchmarks", "dags", "demo", "deploy", "docs", "migrations", "scripts", "servers", "tests")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ RULES = (
     _rule("he", r"he|his|him|himself", "you, they, or the noun"),
     _rule("anew", r"anew", "again"),
     _rule("nobody", r"nobody(?!'s)", "say who doesn't, or what is refused"),
-    _rule("so many", r"so many", "this many, or the parameter's name"),
+    _rule("so many", r"so man(?:y|ieth)", "this many, or the parameter's name"),
     _rule("go on with", r"g(?:o|oes|oing|one) on with|went on with", "continue"),
     _rule("put right", r"put(?:s|ting)? (?:\w+ )?right", "repair"),
     _rule("mend", r"mends?|mending", "repair"),
@@ -218,7 +221,7 @@ def words_by_hand(page: str) -> int:
 
 
 def check() -> list[Finding]:
-    """All findings."""
+    """All findings in pages, texts and messages."""
     found: list[Finding] = []
     for path in pages():
         found += findings_in(str(path.relative_to(ROOT)), sentences_of_page(path.read_text()))
@@ -229,12 +232,12 @@ def check() -> list[Finding]:
     return found
 
 
-def check_notes(folders: list[str]) -> list[Finding]:
+def check_notes(folders: Sequence[str]) -> list[Finding]:
     """All findings in docstrings and comments below these folders."""
     found: list[Finding] = []
     for path in sorted(one for folder in folders for one in (ROOT / folder).rglob("*.*")):
         notes = {".py": notes_of_code, ".sql": notes_of_sql}.get(path.suffix)
-        if notes is not None:
+        if notes is not None and "_build" not in path.parts:
             found += findings_in(str(path.relative_to(ROOT)), notes(path), page=False)
     return found
 
@@ -252,7 +255,7 @@ def main() -> int:
         _show(*(f"{number:6,} {path}" for path, number in words.items()), f"{sum(words.values()):6,}")
         return 0
     folders = sys.argv[sys.argv.index("--notes") + 1 :] if "--notes" in sys.argv else []
-    found = check_notes(folders) if folders else check()
+    found = check_notes(folders) if folders else check() + check_notes(FOLDERS)
     if "--count" in sys.argv:
         for what in ([one.rule for one in found], [one.place.split(":")[0] for one in found]):
             _show(*(f"{number:5} {name}" for name, number in Counter(what).most_common()), "")

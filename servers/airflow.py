@@ -57,7 +57,7 @@ class StandaloneAirflow:
 
     home: an empty directory; its logs stay there. dags: the DAGs folder, read in place. metadata: DSN of a PostgreSQL
     superuser, where Airflow gets a database of its own: on a busy machine its processes find SQLite locked, and answer
-    500. environment: more variables, such as `AIRFLOW_CONN_…`. everyone_is_admin: the UI and the API ask nobody for a
+    500. environment: more variables, such as `AIRFLOW_CONN_…`. everyone_is_admin: the UI and the API ask for no
     password; it listens on the loopback interface only.
     """
 
@@ -218,8 +218,8 @@ class StandaloneAirflow:
     ) -> Any:
         """Call Airflow's REST API; the decoded answer, None for an empty one.
 
-        user: `admin` or `viewer`. Raises AirflowError with the status and text of a refusal, URLError where
-        nobody listens.
+        user: `admin` or `viewer`. Raises AirflowError with the status and text of a refusal, URLError if
+        no server listens.
         """
         request = Request(
             self.url + path,
@@ -411,7 +411,7 @@ def processes_of(home: Path) -> list[psutil.Process]:
 
 
 def wait_until(condition: Callable[[], T], seconds: float, what: str, every: float = 0.5) -> T:
-    """Ask until the answer is true, and return it. Raises AirflowError after so many seconds, naming `what`."""
+    """Ask until the answer is true, and return it. Raises AirflowError after `seconds`, naming `what`."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
         if time.monotonic() > deadline:
@@ -469,7 +469,7 @@ def _database_of_airflow(superuser: str) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; held together, so that they differ."""
+    """Ports on which no process listens now; held together, so that they differ."""
     held = [socket.socket() for _ in range(count)]
     try:
         for one in held:

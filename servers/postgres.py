@@ -24,15 +24,15 @@ with warnings.catch_warnings():
 
 PACKAGED = Path("/usr/lib/postgresql")
 
-# Two-phase commit and logical replication are off by default. What a killed server has written is the system's to
-# keep; only a machine that loses its power loses what wasn't flushed.
+# Two-phase commit and logical replication are off by default. The system keeps all that a killed server has written;
+# only a machine that loses its power loses writes that weren't flushed.
 FOR_TESTS = "max_prepared_transactions = 16\nwal_level = logical\nfsync = {}\n"
 
 # A test's database is some 300 new files: in memory they cost a tenth of the time that they cost on a disk.
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 4 << 30
 SMALL = "max_wal_size = 128MB\n"
-# Of CREATE DATABASE: there it takes half of the time that writing the copy to the WAL takes.
+# An option of CREATE DATABASE. It takes half the time of a copy that is written to the WAL.
 COPIED = "STRATEGY FILE_COPY"
 
 

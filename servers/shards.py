@@ -71,7 +71,7 @@ def make_databases(server: str, prefix: str, count: int, template: str | None = 
 
 
 def drop_databases(server: str, shards: Shards) -> None:
-    """Drop them again, whoever is connected."""
+    """Drop their databases, also if sessions are connected."""
     for dsn in (shards.index, *shards.dsns.values()):
         run_sql(server, f"DROP DATABASE IF EXISTS {urlsplit(dsn).path[1:]} WITH (FORCE)")
 
