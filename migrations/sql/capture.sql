@@ -178,7 +178,7 @@ DECLARE
     named record;
     message text := format('duplicate key value violates unique constraint "%s"', index_name);
 BEGIN
-    -- In a restored database the old oid may be another table's.
+    -- In a restored database the old oid may be another table's. COLLATE: text variables have the key's collation here.
     SELECT n.nspname, c.relname, c.oid, NOT EXISTS (
                SELECT FROM pg_class s
                 WHERE s.oid IN (c.oid, relation) AND s.relrowsecurity
