@@ -157,7 +157,7 @@ class BuildOptions(WorkOptions):
     ignore_publications: build although a publication contains the index's own tables. A PostgreSQL subscriber that
         lacks them stops; others may skip them.
     verify: `after` compares the new generation with the source, and publishes it only if they match. `before` compares
-    the index that a rebuild replaces, to know what the rebuild repairs. `both`, or `none`.
+        the index that a rebuild replaces, to know what the rebuild repairs. `both`, or `none`.
     on_duplicate: for a unique index. `pause` builds on, lists all duplicates, and pauses before the switch. `stop`
         pauses at the first one.
     census: list the duplicates of a unique index that doesn't exist, then remove all that was built.
