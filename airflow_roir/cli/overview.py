@@ -193,7 +193,7 @@ def operation_notes(seen: Overview, one: OperationStatus) -> Iterator[str]:
         if one.compaction.at_hand:
             yield f"at hand: {'; '.join(one.compaction.at_hand)}"
     held = one.held_up.text if one.held_up is not None and one.held_up.by in WORTH_SAYING else None
-    if held is not None and state.name != "undriven":
+    if held is not None and state.name not in ("undriven", "abandoned"):
         yield printable(held)
     if one.notice and lives and one.notice != held:
         yield printable(one.notice)

@@ -16,13 +16,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
+from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.ending import SIGNALS
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import lifecycle, prepare
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import expected, operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import RoirError
 from airflow_roir.options import VERIFY_BEFORE, BuildOptions
@@ -30,6 +32,8 @@ from airflow_roir.spark import guard
 
 # The worst first.
 EXIT_CODES = (1, 2, 4, 3, 0)
+# An operation that is prepared is kept from looking abandoned for so long, again and again.
+KEPT_S = 60
 
 
 def build_together(
@@ -46,26 +50,35 @@ def build_together(
 
     spark_of(without_spark, database.dsn, master, conf).check()
     codes: list[int] = []
-    prepared: list[str] = []
-    for definition in definitions:
-        name = str(definition.name)
-        try:
-            if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
-                _compare(database, name, options, without_spark, master, conf)
-            found = lifecycle.prepare(database, definition, options, report=_said_of(name))
-        except RoirError as error:
-            say(f"{name}: {error}")
-            codes.append(error.exit_code)
-            continue
-        if found.adopted:
-            say(f"{name}: continuing unfinished operation {found.operation_id}")
-        prepared.append(found.index)
+    prepared: dict[int, str] = {}
+
+    def keep() -> None:
+        # Those that are prepared wait for the others.
+        for operation in list(prepared):
+            with suppress(SQLAlchemyError):
+                expected.expect(database, operation, operations.default_actor(), KEPT_S)
+
+    with meanwhile(keep, KEPT_S / 3, "roir-prepared"):
+        for definition in definitions:
+            name = str(definition.name)
+            try:
+                if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
+                    _compare(database, name, options, without_spark, master, conf)
+                found = lifecycle.prepare(database, definition, options, report=_said_of(name))
+            except RoirError as error:
+                say(f"{name}: {error}")
+                codes.append(error.exit_code)
+                continue
+            if found.adopted:
+                say(f"{name}: continuing unfinished operation {found.operation_id}")
+            prepared[found.operation_id] = found.index
+        keep()
     given = [
         *(["--without-spark"] if without_spark else []),
         *(["--master", master] if master else []),
         *(part for one in conf or () for part in ("--conf", one)),
     ]
-    with _all(database, [[name, *given, *(["--json"] if as_json else [])] for name in prepared]) as children:
+    with _all(database, [[name, *given, *(["--json"] if as_json else [])] for name in prepared.values()]) as children:
         for child in children:
             child.hear_out()
     codes += [child.code for child in children]

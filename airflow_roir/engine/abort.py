@@ -115,6 +115,8 @@ def settle_pauses(
 ) -> list[LongPause]:
     """Warns of long pauses, of one operation or of all, and aborts operations whose time is over. Returns all pauses.
 
+    An abandoned operation counts as paused since a run has driven it last, or since its runs are known to have ended.
+
     tell: called for each pause that this call has written an event of: first once, then once a day, and for an abort.
     """
     with database.transaction() as connection:
@@ -139,14 +141,16 @@ def _settle_pause(
         is_due = row.abort_after_s is not None and pause.aborts_in == 0.0
         if is_due:
             pause = LongPause(**{**asdict(pause), "aborts_in": None, "aborted": True})
-            reason = f"paused for {duration(row.seconds)}, longer than abort_after_s ({duration(row.abort_after_s)})"
+            how = long_pause.OF_ABANDONED if row.abandoned else "paused"
+            reason = f"{how} for {duration(row.seconds)}, longer than abort_after_s ({duration(row.abort_after_s)})"
             name = str(operations.index_name(row))
             values = {"index": name, "reason": reason, "actor": actor}
             execute(connection, "SELECT roir.abort(%(index)s, %(reason)s, %(actor)s)", values)
         is_new = row.warned_at is None or (row.now - row.warned_at).total_seconds() >= long_pause.AGAIN_S
         if is_new and not is_due:
             index_id = operations.read_operation(connection, operation_id).index_id
-            operations.record_event(connection, index_id, operation_id, actor, long_pause.EVENT, pause.text)
+            action = long_pause.OF_ABANDONED if row.abandoned else long_pause.EVENT
+            operations.record_event(connection, index_id, operation_id, actor, action, pause.text)
     if is_due:
         report(pause.text)
         try:

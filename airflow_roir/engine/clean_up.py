@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument
 from airflow_roir.engine import abort, drop, upkeep
 from airflow_roir.engine.compact import leftovers
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import long_pause, operations
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.generation.lanes import ends
@@ -198,7 +198,11 @@ def _settle_pauses(
     report: Callable[[str], None],
 ) -> None:
     found = abort.settle_pauses(database, actor, None, tell, report)
-    result.warnings += [pause.text for pause in found]
+    told = {pause.operation_id for pause in found}
+    with database.transaction() as connection:
+        # Young ones are named, too: no user has asked for that state.
+        others = [one for one in long_pause.abandoned(connection) if one.operation_id not in told]
+    result.warnings += [pause.text for pause in [*found, *others]]
     result.operations_aborted += sum(pause.aborted for pause in found)
 
 

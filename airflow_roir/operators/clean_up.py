@@ -9,8 +9,10 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_roir.engine import clean_up
+from airflow_roir.engine.control.expected import settle_runs
 from airflow_roir.engine.schema import schema
 from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.task.fates import fates
 from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
@@ -24,7 +26,8 @@ class CleanUpIndexesOperator(BaseOperator):
     database (docs/architecture.md#phases); returns counters of the removed things.
 
     It never touches a generation that is building, and any run of it may be killed and repeated. If the database has no
-    control schema, the task is skipped.
+    control schema, the task is skipped. It also finds out which operations Airflow's runs have left for
+    good: these are abandoned, and get the warnings of long pauses.
 
     postgres_conn_id: the Airflow connection of the database (templated).
     on_long_pause_callback: called with the context for each operation that has been paused for long, once and then once
@@ -56,6 +59,8 @@ class CleanUpIndexesOperator(BaseOperator):
                         f"nothing to clean up: the database of connection {self.postgres_conn_id} has no control "
                         "schema yet; `roir init` creates it"
                     )
+            # A command can't know of Airflow's runs.
+            settle_runs(database, fates(context["ti"]))
             report = clean_up.clean_up(
                 database,
                 owner_of(context["ti"]),

@@ -103,7 +103,7 @@ class CompactIndexOperator(WholeOperationOperator):
             actions = self._chosen(context, database)
             begun = compaction.begin(database, self.index, actions, options, owner_of(context["ti"]), self.log.info)
         except OperationRunning as reason:
-            raise self.waiting(reason) from None
+            raise self.waiting(context, database, reason) from None
         self.keep(context, begun.operation_id)
         what = "Continuing unfinished compaction" if begun.adopted else "Began compaction"
         self.log.info("%s %s of index %s", what, begun.operation_id, begun.index)

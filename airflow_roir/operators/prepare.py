@@ -14,6 +14,7 @@ from airflow_roir.links.buttons import IndexBuildLink
 from airflow_roir.operation import Kind
 from airflow_roir.options import BuildOptions
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
+from airflow_roir.task.fates import await_turn, look_at_others
 from airflow_roir.task.form_values import optional_text, yes_or_no
 from airflow_roir.task.given import given_to, names_of, takes
 from airflow_roir.task.open_database import open_database
@@ -109,7 +110,9 @@ class PrepareIndexBuildOperator(RoirOperator):
                 prepared = lifecycle.prepare(database, definition, options, owner_of(ti), report=self.log.info)
             except OperationRunning as reason:
                 self.log.info("Waiting: %s", reason)
+                look_at_others(database, self.index, ti, self.log)
                 raise leave(LOOK_AGAIN_S) from None
+            await_turn(database, prepared.operation_id, self, ti)
         self.log.info(
             "%s operation %s on index %s",
             "Adopted" if prepared.adopted else "Prepared",

@@ -110,7 +110,7 @@ class VerifyIndexOperator(WholeOperationOperator):
                 raise AirflowSkipException(
                     f"not verified, since the build continues an unfinished one: {reason}"
                 ) from None
-            raise self.waiting(reason) from None
+            raise self.waiting(context, database, reason) from None
         self.keep(context, begun.operation_id)
         if begun.adopted:
             with database.transaction() as connection:

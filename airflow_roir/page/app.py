@@ -18,15 +18,16 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine.snapshot.words import undriven
+from airflow_roir.engine.snapshot.operation import ABANDONED
 from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaMissing
 from airflow_roir.hooks.allowed import allowed_connections
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page import access, databases, lookups, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
+from airflow_roir.page.continuing import continuation
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
-from airflow_roir.page.targets import read_run
+from airflow_roir.page.targets import Found, read_run
 
 Text250 = Annotated[str, Query(min_length=1, max_length=250)]
 STATIC = {
@@ -187,17 +188,25 @@ def _reads(app: FastAPI) -> None:
             )
         except DBAPIError as error:
             raise NoAnswerYet(databases.trouble(one.connection, error)) from None
-        if (left := run.left_behind(one)) is not None:
-            held = content["progress"]["held_up"]
-            if one.status == "paused":
-                more = {"held_up": {**held, "text": f"{held['text']}. {left}"}}
-            else:
-                more = {"held_up": {"by": "no run", "text": left}, "state": lookups.shown_state(undriven(left))}
+        progress = content["progress"]
+        left = run.left_behind(one)
+        if left and progress["held_up"]["by"] in ("pause", "no run"):
+            held = progress["held_up"]
+            text = f"{held['text']}. {run.how_to_go_on(one)}" if one.status == "paused" else run.how_to_go_on(one)
             # A copy: other requests share the result of the look.
-            content["progress"] = {**content["progress"], **more}
+            content["progress"] = {**progress, "held_up": {**held, "text": text}}
+        content["continues"] = None
+        if progress["status"] == ABANDONED or (left and progress["status"] == "paused"):
+            content["continues"] = await continues(user, one)
         by = next((one["by"] for one in content["progress"]["pauses"] if one["until"] is None), None)
         content["paused_by_switch"] = is_paused_by_switch(run, by)
         return answer(request, content)
+
+    async def continues(user: BaseUser, one: Found) -> dict[str, Any] | None:
+        """The run that would continue an operation, if the user may trigger it."""
+        asked = (one.connection, one.index, one.kind, one.created_by)
+        wish = await looks.look(AIRFLOW, ("continues", *asked), lambda: continuation(*asked))
+        return wish if await run_in_threadpool(access.is_allowed, user, "POST", wish["dag_id"]) else None
 
     @app.get("/api/run/duplicates", dependencies=[Depends(access.dag_access("GET", DagAccessEntity.RUN))])
     async def read_duplicates(
@@ -259,7 +268,15 @@ def _reads(app: FastAPI) -> None:
         rights = {
             name: await run_in_threadpool(access.is_allowed, user, "POST", dag_id) for name, dag_id in dags.items()
         }
-        return answer(request, {"databases": found, "dags": dags, "may": rights})
+        shown = [one | {"indexes": [await of_user(user, index) for index in one["indexes"]]} for one in found]
+        return answer(request, {"databases": shown, "dags": dags, "may": rights})
+
+    async def of_user(user: BaseUser, index: dict[str, Any]) -> dict[str, Any]:
+        """An index as a user may see it: the values of a run are for those alone who may trigger it again."""
+        wish = index["continues"]
+        if wish is None or await run_in_threadpool(access.is_allowed, user, "POST", wish["dag_id"]):
+            return index
+        return index | {"continues": None}
 
 
 def _changes(app: FastAPI) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.compact.segment import Segment, worst_first
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.snapshot.operation import ABANDONED, rows
 from airflow_roir.engine.snapshot.words import State, state_of
 from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
 from airflow_roir.page import databases
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
+from airflow_roir.page.continuing import continuation
+from airflow_roir.page.fates import settle_runs
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
 
 # If one of several databases doesn't answer in this time, the others are shown without it.
@@ -40,7 +44,11 @@ async def operations_found(looks: Looks, run: Run) -> tuple[list[Found], list[st
     async def look(connection_id: str) -> None:
         def work() -> list[Found]:
             with databases.reading(connection_id) as database:
-                return operations_of(database, connection_id, run)
+                seen = operations_of(database, connection_id, run)
+                for one in seen:
+                    if one.drives and one.status == "running" and not one.at_work:
+                        settle_runs(connection_id, database, one.operation)
+                return seen
 
         key = ("operations", run.dag_id, run.run_id, run.adopted)
         try:
@@ -89,13 +97,39 @@ def duplicates_of(connection_id: str, operation: int, after: int) -> dict[str, A
 
 
 def indexes_of(connection_id: str) -> list[dict[str, Any]]:
-    """All indexes of a connection's database, with the runs of their operations."""
+    """All indexes of a connection's database, with the runs and the states of their operations.
+
+    continues: the run that would continue an abandoned operation.
+    """
     from airflow_roir.engine.snapshot.index import indexes
 
     with databases.reading(connection_id) as database:
+        settle_runs(connection_id, database)
         found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
-        runs = runs_of(database, [one["operation"] for one in found if one["operation"] is not None])
-    return [one | {"run": runs.get(one["operation"])} for one in found]
+        unfinished = [one["operation"] for one in found if one["operation"] is not None]
+        runs = runs_of(database, unfinished)
+        states = states_of(database, connection_id, unfinished)
+    nothing: dict[str, Any] = {"state_of_operation": None, "continues": None}
+    return [one | {"run": runs.get(one["operation"])} | states.get(one["operation"], nothing) for one in found]
+
+
+def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """The states of unfinished operations, and what continues those that are abandoned."""
+    if not ids:
+        return {}
+    created = "SELECT id, created_by FROM roir.operation WHERE id = ANY (%(ids)s)"
+    with database.transaction() as connection:
+        shown = rows(connection, ids)
+        by = {row.id: row.created_by for row in execute(connection, created, {"ids": list(ids)})}
+    return {
+        one.operation_id: {
+            "state_of_operation": shown_state(state_of(one)) | {"kind": one.kind},
+            "continues": continuation(connection_id, one.index, one.kind, by[one.operation_id])
+            if one.status == ABANDONED
+            else None,
+        }
+        for one in shown
+    }
 
 
 def shown_segments(found: Sequence[Segment]) -> dict[str, Any] | None:

@@ -51,8 +51,8 @@ class Change:
         """Lifts the pause. Raises as `pause`."""
         one = self._found()
         requests.resume(self.database, one.index, self.actor, self.operation)
-        if (left := self.run.left_behind(one)) is not None:
-            return f"Resumed. {left}."
+        if self.run.left_behind(one):
+            return f"Resumed. {self.run.how_to_go_on(one)}."
         if self.run.switch_off:
             return f"Resumed. Turn the switch of {self.run.dag_id} on: until then Airflow starts no task of it."
         return "Resumed. The task continues within half a minute."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +20,11 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.page.databases import connection_of
 from airflow_roir.page.settings import COMPACT_DAG, CONTROL_DAG, VERIFY_DAG, our_dags
+from airflow_roir.task.fates import OVER, OWNER
 
 # The most operations shown of one run; a DAG of groups has one per index.
 MOST_OPERATIONS = 50
 PREPARE = "prepare"
-ENDED = ("success", "failed")
-# As `Run.owner` returns it; a DAG's id has no space. `airflow user NAME` is a user who has aborted it.
-OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[(\d+)\])?")
 
 OPERATIONS = """
 SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
@@ -53,7 +50,10 @@ SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
 
 @dataclass(frozen=True)
 class Run:
-    """A DAG run as Airflow knows it. switch_off: its DAG is paused. form: the values that it was triggered with."""
+    """A DAG run as Airflow knows it. switch_off: its DAG is paused. form: the values that it was triggered with.
+
+    stale: its DAG is in no file any more.
+    """
 
     dag_id: str
     run_id: str
@@ -62,6 +62,12 @@ class Run:
     form: dict[str, Any]
     # The results of its tasks `prepare`, by group and map index; '': no group.
     prepared: dict[tuple[str, int], int]
+    stale: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether Airflow starts none of its tasks any more, unless somebody clears one."""
+        return self.state in OVER or self.stale
 
     @property
     def adopted(self) -> tuple[int, ...]:
@@ -84,21 +90,21 @@ class Run:
                 return {"task_id": f"{group}.build" if group else "build", "map_index": map_index}
         return None
 
-    def left_behind(self, one: Found) -> str | None:
-        """The advice if this run has ended but its operation hasn't, after a mark or a timeout; None otherwise."""
+    def left_behind(self, one: Found) -> bool:
+        """Whether this run has ended and its operation hasn't, after a mark or a timeout."""
         is_ours = one.drives and not one.at_work and not one.elsewhere
-        if self.state not in ENDED or not is_ours or one.status not in ("running", "paused"):
-            return None
-        task = self.task_of(one)
-        clear = f"clear its task {task['task_id']} with those that follow it (Downstream), or " if task else ""
-        return (
-            f"This run has ended, and no run drives the operation: {clear}trigger a run for the index, and it continues"
-        )
+        return self.has_ended and is_ours and one.status in ("running", "paused")
+
+    def how_to_go_on(self, one: Found) -> str:
+        """What to do with an operation that was left behind."""
+        task = self.task_of(one) if not self.stale else None
+        clear = f", or clear its task {task['task_id']} with those that follow it (Downstream)" if task else ""
+        return f"This run has ended, and no run drives the operation. Continue it: that triggers a run for it{clear}"
 
     @property
     def missed(self) -> str | None:
         """The index that a run which has ended should have worked on, if no operation is its own."""
-        is_over = self.state in ENDED and self.dag_id != CONTROL_DAG
+        is_over = self.state in OVER and self.dag_id != CONTROL_DAG
         return str(self.index) if is_over and self.index is not None else None
 
     @property
@@ -131,7 +137,7 @@ class Found:
     """An operation that a run is about. drives: the run drives it, or would continue it.
 
     at_work: a run drives it now. map_index: of the task that drives it, or did last; -1 if it isn't mapped. elsewhere:
-    another run has driven it last.
+    another run has driven it last. created_by: the run or user that has begun it.
     """
 
     connection: str
@@ -143,6 +149,7 @@ class Found:
     at_work: bool
     map_index: int = -1
     elsewhere: bool = False
+    created_by: str = ""
 
 
 def read_run(dag_id: str, run_id: str) -> Run:
@@ -171,6 +178,7 @@ def read_run(dag_id: str, run_id: str) -> Run:
                 for one in values
                 if (number := _number(one.value)) is not None
             },
+            bool(dag is None or dag.is_stale),
         )
 
 
@@ -216,6 +224,7 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             bool(row.alive),
             _map_index(row.owner),
             not (row.owns or row.owner is None),
+            row.created_by,
         )
         for row in rows
     ]

@@ -19,8 +19,10 @@ from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.buttons import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind, Phase, Status
+from airflow_roir.task.background import Background
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
 from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
+from airflow_roir.task.fates import START_S, expect, leaves
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.next_step import Done, Fail, Go, Wait, decide, was_aborted
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 # A task that waits for a window looks again after this time at the latest, since the windows may change.
 WINDOW_S = 300
+# So long may it take to write down whether a task that ends comes back.
+SAID_S = 0.5
 
 
 class DrivingOperator(RoirOperator):
@@ -200,6 +204,7 @@ class DrivingOperator(RoirOperator):
                 self.wait_for(database, why, LEAVE_S if by_switch else LOOK_AGAIN_S)
             case Go():
                 self._await_admission(database, row)
+                expect(database, row.id, self, ti, START_S)
                 turn = self.read(database)
         return turn
 
@@ -222,6 +227,8 @@ class DrivingOperator(RoirOperator):
     def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
         """Ends this stretch; logs the reason and the operation's progress."""
         row = self.read(database)
+        if "ti" in self._context:
+            expect(database, row.id, self, self._context["ti"], max(seconds, LEAVE_S))
         if row.status == Status.PAUSED:
             actor = owner_of(self._context["ti"]) if "ti" in self._context else "airflow"
             abort.settle_pauses(database, actor, row.id, self._tell_long_pause, self.log.info)
@@ -279,7 +286,14 @@ class DrivingOperator(RoirOperator):
                 "Airflow has ended this task: the work leaves, and keeps all that is committed. Unless somebody marked "
                 "or cleared the task, it continues by itself when Airflow is up"
             )
+            self._say_whether_it_returns(database, ti)
             raise leave(LEAVE_S) from None
+
+    def _say_whether_it_returns(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
+        """Write that this run looks again, or that somebody has ended it. Not for long: Airflow sends SIGKILL soon."""
+        operation = whole_number("operation_id", self.operation_id)
+        assert operation is not None, "settle_operation comes before"
+        Background(lambda: leaves(database, operation, self, ti, LEAVE_S)).wait(SAID_S)
 
     def leave_or_fail(
         self, database: Database, ti: RuntimeTaskInstanceProtocol, failure: str, asked_to: bool

@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_roir.operation import Phase
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
+from airflow_roir.task.fates import look_at_others
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator, spark_of
@@ -66,9 +67,10 @@ class WholeOperationOperator(SparkDrivingOperator):
         """Keeps the id of the operation that has begun, for the next stretch or try."""
         context["task_state_store"].set(OPERATION, operation_id, retention=NEVER_EXPIRE)
 
-    def waiting(self, reason: OperationRunning) -> AirflowRescheduleException:
+    def waiting(self, context: Context, database: Database, reason: OperationRunning) -> AirflowRescheduleException:
         """Logs the reason why the task waits before it can begin; returns the exception to raise."""
         self.log.info("Waiting: %s", reason)
+        look_at_others(database, self.index, context["ti"], self.log)
         return leave(LOOK_AGAIN_S)
 
     def drive_to_end(self, context: Context, database: Database, operation_id: int) -> None:

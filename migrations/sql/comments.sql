@@ -181,6 +181,12 @@ COMMENT ON COLUMN roir.operation.throttled_since IS 'since when';
 COMMENT ON COLUMN roir.operation.working_since IS 'begin of the present stretch of work, for max_duration_s';
 COMMENT ON COLUMN roir.operation.queued_at IS 'since when it waits for other operations';
 COMMENT ON COLUMN roir.operation.queued_seen_at IS 'when it asked last; after two minutes its place is passed over';
+COMMENT ON COLUMN roir.operation.awaited_by IS 'the run that has said that it will drive it, or look again';
+COMMENT ON COLUMN roir.operation.awaited_until IS
+    'until when; or when a run left it. infinity: that run waits for its turn, and only its end tells that it won''t';
+COMMENT ON COLUMN roir.operation.grace_s IS 'seconds of silence after which its run is taken to be gone for good';
+COMMENT ON COLUMN roir.operation.run_ended_at IS
+    'when it was found that its runs have ended; null: they haven''t, as far as is known';
 COMMENT ON COLUMN roir.operation.scan_of IS 'the operation whose ranges these are a copy of: one scan serves both';
 COMMENT ON COLUMN roir.operation.parallelism IS 'workers';
 COMMENT ON COLUMN roir.operation.batch_rows IS 'most rows of a batch';

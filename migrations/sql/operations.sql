@@ -225,6 +225,7 @@ BEGIN
     -- Without a heartbeat, so that a command or a DAG run can take the operation up with a run of its own.
     UPDATE roir.operation
        SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL,
+           awaited_until = greatest(awaited_until, clock_timestamp()), run_ended_at = NULL,
            -- A task's next try after a failure belongs to the same stretch: max_duration_s counts on.
            working_since = CASE WHEN o.paused_by = o.owner AND actor = o.owner THEN working_since
                                 ELSE clock_timestamp() END

@@ -286,7 +286,8 @@ CREATE FUNCTION roir.refuse_change() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     free text[] := ARRAY['status', 'paused_at', 'paused_by', 'pause_reason', 'queued_at', 'queued_seen_at', 'notice',
-                         'phase_seconds', 'ticked_at', 'heartbeat_at', 'working_since', 'granted', 'granted_at'];
+                         'phase_seconds', 'ticked_at', 'heartbeat_at', 'working_since', 'granted', 'granted_at',
+                         'awaited_until', 'run_ended_at'];
     changed text;
 BEGIN
     IF has_schema_privilege('roir_data', 'CREATE') THEN

@@ -9,6 +9,18 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM (SELECT to_jsonb(o) AS of OFFSET 0) r, roir.live_options() l
 $$;
 
+-- Since when an operation is abandoned: its row says that it runs, but no run drives it, and none will. NULL: it isn't.
+-- A run says how long its silence may last (grace_s); one that waits says until when it looks again. That time, and the
+-- hours in which a run waits for its turn, count as driven.
+CREATE FUNCTION roir.abandoned_since(o roir.operation) RETURNS timestamptz
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN o.status = 'running'
+                 AND NOT coalesce(abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < 30, false)
+                 AND (o.run_ended_at IS NOT NULL OR clock_timestamp() > s.seen + make_interval(secs => o.grace_s))
+                THEN least(s.seen, o.run_ended_at) END
+      FROM (SELECT greatest(o.heartbeat_at, o.awaited_until, o.queued_seen_at) AS seen) s
+$$;
+
 -- An operation with all columns that any display needs, by the names of its document (`engine/snapshot/operation.py`),
 -- and those only for users' queries. A role that may read this view needs no right on the tables below. OFFSET 0: its
 -- parts are planned separately. Otherwise PostgreSQL tries all orders of the joins, which takes four times as long as
@@ -22,7 +34,8 @@ SELECT clock_timestamp() AS now,
                      WHERE l.generation_id = (SELECT max(x.id) FROM roir.generation x
                                                WHERE x.index_id = i.id AND x.status <> 'dropped')), ''),
                 i.source_oid::oid::regclass::text) AS source,
-       o.id AS operation_id, o.kind, o.status, o.phase,
+       o.id AS operation_id, o.kind,
+       CASE WHEN b.abandoned_since IS NULL THEN o.status ELSE 'abandoned' END AS status, o.phase,
        w.percent::float8 AS percent_complete, w.rows, o.rows_estimate,
        round(CASE WHEN o.kind IN ('verify', 'compact') THEN w.rows / nullif(w.worked, 0)
                   ELSE w.rows / nullif(CASE o.phase WHEN 'build' THEN w.in_phase
@@ -42,9 +55,10 @@ SELECT clock_timestamp() AS now,
        -- A run that has left in order has no heartbeat; then the last event says why it left.
        coalesce(b.heartbeat_age, extract(epoch FROM clock_timestamp() - (
            SELECT max(e.at) FROM roir.event e WHERE e.operation_id = o.id)))::float8 AS silent_seconds,
-       o.started_at, o.paused_at, o.finished_at, o.pause_reason, o.paused_by,
+       o.started_at, o.paused_at, b.abandoned_since, o.finished_at, o.pause_reason, o.paused_by,
        q.actor AS ended_by, q.detail AS end_reason,
-       o.error, o.notice,
+       -- The notice of a run that is gone is void.
+       o.error, CASE WHEN b.abandoned_since IS NULL THEN o.notice END AS notice,
        i.is_unique AS unique,
        coalesce((o.options ->> 'census')::boolean, false) AS census,
        EXISTS (SELECT FROM roir.duplicate d WHERE d.operation_id = o.id) AS has_duplicates,
@@ -85,6 +99,7 @@ SELECT clock_timestamp() AS now,
   JOIN roir.operation_work w ON w.operation_id = o.id
  CROSS JOIN LATERAL (
        SELECT extract(epoch FROM clock_timestamp() - o.heartbeat_at)::float8 AS heartbeat_age,
+              CASE WHEN o.status = 'running' THEN roir.abandoned_since(o) END AS abandoned_since,
               coalesce(pg_stat_get_live_tuples(to_regclass(format('roir_data.g%s_delta', o.generation_id))), 0)
                   AS delta_rows) b
  CROSS JOIN LATERAL (
@@ -121,6 +136,7 @@ SELECT operation_id,
        phase,
        started_at AS start_time,
        paused_at AS last_pause_time,
+       abandoned_since,
        finished_at AS finish_time,
        total_execution_time::numeric AS total_execution_time,
        round(percent_complete::numeric, 1) AS percent_complete,

@@ -71,12 +71,15 @@ def left(
     index: str = "building",
     why: str = "None",
 ) -> End:
-    """The end of a run that leaves its operation without a driver: the page says so, and what to do."""
+    """The end of a run that leaves its operation without a driver: the page says so, and what to do.
+
+    status: of its row; `running` is shown as abandoned.
+    """
     held = f"paused by airflow RUN: {why}. " if status == "paused" else ""
-    held += "This run has ended, and no run drives the operation: "
-    held += "" if task is None else f"clear its task {task} with those that follow it (Downstream), or "
-    held += "trigger a run for the index, and it continues"
-    return End(run, f"{status} {phase}", f"{status} {phase}: {held}", f"{index}; {status} {phase}: {why}")
+    held += "This run has ended, and no run drives the operation. Continue it: that triggers a run for it"
+    held += "" if task is None else f", or clear its task {task} with those that follow it (Downstream)"
+    shown = "abandoned" if status == "running" else status
+    return End(run, f"{status} {phase}", f"{shown} {phase}: {held}", f"{index}; {shown} {phase}: {why}")
 
 
 DONE = End("success", "completed done", "completed done: ", "published; completed done: None")

@@ -79,7 +79,8 @@ def asked(shop: Any, monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 def context() -> Any:
     """A task's context, with the parts that are read."""
-    task = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, xcom_push=lambda **_: None)
+    task = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, try_number=1)
+    task.xcom_push = lambda **_: None
     task.get_dag = lambda _dag_id: SimpleNamespace(is_paused=False)
     store: dict[str, Any] = {}
     kept = SimpleNamespace(

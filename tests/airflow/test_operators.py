@@ -16,8 +16,11 @@ from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowRescheduleException,
+    AirflowRuntimeError,
     AirflowSkipException,
+    ErrorType,
 )
+from airflow.sdk.execution_time.comms import ErrorResponse
 
 from airflow_roir.assets import index_asset, published_alias
 from airflow_roir.engine import lifecycle
@@ -64,15 +67,27 @@ class Task:
 
     dag_id, task_id, run_id = "rebuild_index", "build", "run_1"
     map_index = -1
+    try_number = 1
 
     def __init__(self) -> None:
         self.paused = False
+        # The states of runs by their ids, this one's and others'; a run that isn't named is gone.
+        self.runs = {"run_1": "running"}
+        self.states: dict[str, str] = {}
         self.meanwhile: Callable[[], None] = lambda: None
         self.xcoms: dict[str, Any] = {}
 
     def get_dag(self, dag_id: str) -> Any:
         self.meanwhile()
         return SimpleNamespace(is_paused=self.paused)
+
+    def get_dagrun_state(self, dag_id: str, run_id: str) -> str:
+        if run_id not in self.runs:
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 404}))
+        return self.runs[run_id]
+
+    def get_task_states(self, dag_id: str, run_ids: list[str]) -> dict[str, dict[str, str]]:
+        return {one: self.states for one in run_ids if one in self.runs}
 
     def xcom_push(self, key: str, value: Any) -> None:
         self.xcoms[key] = value

@@ -149,6 +149,7 @@ def test_each_user_reads_and_changes_what_airflow_allows(
             "drives": True,
             "map_index": -1,
             "elsewhere": False,
+            "created_by": f"airflow {DAG} {run}",
         }
         assert read["progress"]["operation_id"] == named["operation"]
         assert read["may_change"] is (user != "viewer")
@@ -203,6 +204,77 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     assert shop.run("SELECT status FROM roir.operation") == [("aborted",)]
     assert shop.run("SELECT 1 FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace") == []
     assert page.change("user", "workers", run, named | {"parallelism": 3}).status_code in (404, 409)
+
+
+ENDS = ["failed", "success", "deleted", "switch off", "clear"]
+
+
+@pytest.mark.sample(0, 2)
+@pytest.mark.parametrize("way", ENDS)
+def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
+    page: Page, shop: Any, build: tuple[str, dict[str, Any]], way: str
+) -> None:
+    """Found: a build whose run was over, and that no run drove, was *Running* for two hours; *Indexes* said
+    "under way", and nothing helped but to know the command.
+    """
+    run, named = build
+    server, where = page.server, f"/api/v2/dags/{DAG}/dagRuns/{quote(run, safe='')}"
+    shop.run("UPDATE roir.operation SET awaited_until = 'infinity'")
+
+    def shown(user: str = "user") -> dict[str, Any]:
+        time.sleep(1.1)
+        found: dict[str, Any] = page.ask(user, "GET", "/api/run", params={"dag_id": DAG, "run_id": run}).json()
+        return found
+
+    def listed(user: str) -> dict[str, Any]:
+        time.sleep(4.1)
+        page.ask(user, "GET", "/api/indexes")
+        time.sleep(4.1)
+        found = page.ask(user, "GET", "/api/indexes").json()["databases"]
+        [index] = [one for of in found if of["connection"] == named["connection"] for one in of["indexes"]]
+        return dict(index)
+
+    shown()
+    assert (shown()["progress"]["status"], shown()["continues"]) == ("running", None)
+    if way == "deleted":
+        # Another run's form names the connection still.
+        server.trigger("verify_index", {"index": INDEX, "postgres_conn_id": named["connection"]})
+        server.call("DELETE", where)
+    elif way == "switch off":
+        server.pause(DAG)
+    else:
+        server.call("PATCH", where, {"state": way if way != "clear" else "failed"})
+    try:
+        conf = {"index": INDEX, "postgres_conn_id": named["connection"], "table": "public.item"}
+        if way == "deleted":
+            # Its first run is gone, and with it what it was triggered with.
+            del conf["table"]
+        wish = {"dag_id": DAG, "conf": conf}
+        if way == "switch off":
+            shown()
+            assert shown()["progress"]["status"] == "paused"
+            assert listed("user")["state_of_operation"]["name"] == "paused"
+            return
+        if way != "deleted":
+            shown()
+            seen = shown()
+            assert seen["progress"]["status"] == "abandoned"
+            assert (seen["progress"]["state"]["word"], seen["continues"]) == ("Abandoned", wish)
+            assert "Continue it: that triggers a run for it" in seen["progress"]["held_up"]["text"]
+            assert shown("viewer")["continues"] is None
+        index = listed("user")
+        assert (index["state_of_operation"]["word"], index["continues"]) == ("Abandoned", wish)
+        assert listed("viewer")["continues"] is None
+        if way == "clear":
+            server.call("PATCH", where, {"state": "queued"})
+            shown()
+            assert shown()["progress"]["status"] == "running"
+        # The run that goes on is found by what it was triggered with.
+        again = server.trigger(wish["dag_id"], wish["conf"])
+        about = {"dag_id": DAG, "run_id": again}
+        assert page.ask("user", "GET", "/api/run", params=about).json()["chosen"]["operation"] == named["operation"]
+    finally:
+        server.unpause(DAG)
 
 
 @pytest.mark.sample(0)

@@ -105,18 +105,23 @@ def test_a_run_that_has_ended_before_its_operation_says_what_to_do(shop: Any) ->
     ended = replace(run_of(_0=begun), state="failed")
     [found] = operations_of(shop.database, "shop", ended)
     left = (
-        "This run has ended, and no run drives the operation: clear its task rebuild.build with those that follow it "
-        "(Downstream), or trigger a run for the index, and it continues"
+        "This run has ended, and no run drives the operation. Continue it: that triggers a run for it, or clear its "
+        "task rebuild.build with those that follow it (Downstream)"
     )
-    assert (ended.left_behind(found), run_of(_0=begun).left_behind(found)) == (left, None)
+    assert ended.how_to_go_on(found) == left
+    assert (ended.left_behind(found), run_of(_0=begun).left_behind(found)) == (True, False)
+    # Its DAG is in no file any more: Airflow starts nothing of it, and nothing of it can be cleared.
+    stale = replace(run_of(_0=begun), stale=True)
+    assert stale.left_behind(found)
+    assert "clear" not in stale.how_to_go_on(found)
     change = Change(shop.database, "shop", ended, begun, "ann")
     change.pause("month-end")
     assert change.resume() == f"Resumed. {left}."
     start_run(shop.database, "public.i", OWNER)
     [found] = operations_of(shop.database, "shop", ended)
-    assert ended.left_behind(found) is None, "somebody drives it"
-    assert ended.left_behind(replace(found, at_work=False)) == left
-    assert ended.left_behind(replace(found, at_work=False, elsewhere=True)) is None, "another run may continue it"
+    assert not ended.left_behind(found), "somebody drives it"
+    assert ended.left_behind(replace(found, at_work=False))
+    assert not ended.left_behind(replace(found, at_work=False, elsewhere=True)), "another run may continue it"
 
 
 @pytest.mark.parametrize(

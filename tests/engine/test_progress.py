@@ -82,6 +82,7 @@ CONTRACT: dict[str, Any] = {
     "silent_seconds": MAYBE_NUMBER,
     "started_at": str,
     "paused_at": MAYBE_TEXT,
+    "abandoned_since": MAYBE_TEXT,
     "finished_at": MAYBE_TEXT,
     "pause_reason": MAYBE_TEXT,
     "paused_by": MAYBE_TEXT,

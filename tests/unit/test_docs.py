@@ -20,7 +20,7 @@ from airflow_roir.engine.control import long_pause, sign_of_life
 from airflow_roir.engine.generation import entry
 from airflow_roir.engine.retry.trouble import Trouble
 from airflow_roir.engine.snapshot.index import Generation, IndexFacts, Verified
-from airflow_roir.engine.snapshot.operation import DETAILS, INTERNAL, OperationStatus
+from airflow_roir.engine.snapshot.operation import ABANDONED, DETAILS, INTERNAL, OperationStatus
 from airflow_roir.engine.snapshot.shards import ShardLag
 from airflow_roir.entry_state import ENTRY_STATES
 from airflow_roir.generation_state import ARROWS
@@ -250,6 +250,10 @@ NOT_FOR_USERS = {
     "compact.compaction.report_of",
     "compact.ranking.suggest",
     "control.admission.ask",
+    "control.expected.apply",
+    "control.expected.expect",
+    "control.expected.has_ended",
+    "control.expected.settle_runs",
     "control.live_options.check_throttle",
     "control.live_options.refuse_option",
     "control.operations.find_operation",
@@ -343,7 +347,7 @@ def test_every_field_and_value_of_the_status_is_described() -> None:
     behind = ShardLag("i", "s", "active", None, None, None, None, 0, None, None, None, 1, 1)
     assert described["shard"].keys() == behind.as_dict().keys()
     values = described["operation"]
-    assert re.findall(r"\w+", values["status"]) == [status.value for status in Status]
+    assert re.findall(r"\w+", values["status"]) == ["running", ABANDONED, *[one.value for one in Status][1:]]
     assert re.findall(r"\w+", values["phase"]) == [phase.value for phase in Phase]
 
 
@@ -353,7 +357,13 @@ def test_every_action_of_an_event_is_described() -> None:
     code = "".join(file.read_text() for file in (ROOT / "airflow_roir").rglob("*.py"))
     by_code = re.findall(r'record_event\([^"()]*(?:"governor", )?"([a-z ]+)"', code)
     assert len(by_code) > 20
-    named = {*by_code, *by_sql} - {"change "} | {"change …", "start", "resume", long_pause.EVENT}
+    named = {*by_code, *by_sql} - {"change "} | {
+        "change …",
+        "start",
+        "resume",
+        long_pause.EVENT,
+        long_pause.OF_ABANDONED,
+    }
     named |= {one.value for one in (*Kind, Trouble.EXHAUSTED, Trouble.CANCELLED)}
     assert shown == named
 

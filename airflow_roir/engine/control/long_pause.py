@@ -1,4 +1,4 @@
-"""Operations that have been paused for long: a paused build still captures, and its delta grows.
+"""Operations that have been paused, or abandoned, for long: such a build still captures, and its delta grows.
 
 roir warns of them. It aborts them only if they have `abort_after`, and never without a warning before.
 """
@@ -20,24 +20,28 @@ from airflow_roir.one_line import one_line
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind
 from airflow_roir.quantity import counted, duration, size
 
-# The action of a warning's event, and the least time between two warnings.
+# The actions of a warning's event, and the least time between two warnings.
 EVENT = "long pause"
+OF_ABANDONED = "abandoned"
 AGAIN_S = 86_400
 # The least time between the first warning and an abort, or a quarter of abort_after_s if that is less.
 NOTICE_S = 3600
 
 # The rows are from the statistics: no table is read.
 PAUSED = """
-SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.paused_by, o.pause_reason, o.paused_at,
-       o.warn_after_s, o.abort_after_s, clock_timestamp() AS now,
-       extract(epoch FROM clock_timestamp() - o.paused_at)::float8 AS seconds,
+SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.owner, o.paused_by, o.pause_reason, a.since,
+       a.abandoned, o.warn_after_s, o.abort_after_s, clock_timestamp() AS now,
+       extract(epoch FROM clock_timestamp() - a.since)::float8 AS seconds,
        coalesce((SELECT sum(pg_stat_get_live_tuples(n)) FROM unnest(d.oids) n), 0)::bigint AS delta_rows,
-       d.oids::bigint[] AS deltas,
-       (SELECT max(e.at) FROM roir.event e
-         WHERE e.operation_id = o.id AND e.action = %(event)s AND e.at >= o.paused_at) AS warned_at,
-       (SELECT min(e.at) FROM roir.event e
-         WHERE e.operation_id = o.id AND e.action = %(event)s AND e.at >= o.paused_at) AS first_warned_at
+       d.oids::bigint[] AS deltas, w.last AS warned_at, w.first AS first_warned_at
   FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ CROSS JOIN LATERAL (
+       SELECT o.status = 'running' AS abandoned,
+              CASE o.status WHEN 'paused' THEN o.paused_at ELSE roir.abandoned_since(o) END AS since OFFSET 0) a
+ CROSS JOIN LATERAL (
+       SELECT max(e.at) AS last, min(e.at) AS first FROM roir.event e
+        WHERE e.operation_id = o.id AND e.at >= a.since
+          AND e.action = CASE WHEN a.abandoned THEN %(abandoned)s ELSE %(event)s END) w
  CROSS JOIN LATERAL (
        SELECT array_remove(
               CASE WHEN o.kind IN ('create', 'rebuild')
@@ -47,14 +51,17 @@ SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.paused_by, o.pause
                                 FROM roir.compaction_unit u
                                WHERE u.operation_id = o.id AND u.status IN ('copying', 'indexing', 'folding'))
               END, NULL) AS oids) d
- WHERE o.status = 'paused' AND (%(operation)s IS NULL OR o.id = %(operation)s) ORDER BY o.id
+ WHERE o.status IN ('running', 'paused') AND a.since IS NOT NULL
+   AND (%(operation)s IS NULL OR o.id = %(operation)s) ORDER BY o.id
 """
 
 
 @dataclass(frozen=True)
 class LongPause:
-    """A pause that needs a warning, or that has ended in an abort. seconds: since the operation was paused.
+    """A pause that needs a warning, or that has ended in an abort. seconds: since the operation was paused, or
+    driven last.
 
+    abandoned: it isn't paused, but no run drives it, and none will; paused_by and reason are '' then.
     delta_rows, delta_bytes: about how much writers have put into the delta, or into a compaction's lists. aborts_in:
     seconds until the abort; None: there will be none.
     """
@@ -69,21 +76,26 @@ class LongPause:
     delta_bytes: int
     aborts_in: float | None = None
     aborted: bool = False
+    abandoned: bool = False
 
     @property
     def text(self) -> str:
         """The warning for the user: by whom, since when, how much, what to do."""
-        name = argument(self.index)
-        lasting = f"index {self.index}: operation {self.operation_id} has been paused for {duration(self.seconds)} by "
-        lasting += f"{one_line(self.paused_by)} ({one_line(self.reason)})"
+        name, lasts = argument(self.index), duration(self.seconds)
+        lasting = f"index {self.index}: operation {self.operation_id} "
+        if self.abandoned:
+            lasting += f"is abandoned: no run has driven it for {lasts}"
+        else:
+            lasting += f"has been paused for {lasts} by {one_line(self.paused_by)} ({one_line(self.reason)})"
         if self.kind in BUILDS or self.kind == Kind.COMPACT:
             grows = "its lists of what was touched have" if self.kind == Kind.COMPACT else "its delta has"
             much = f"about {counted(self.delta_rows, 'row')} ({size(self.delta_bytes)})"
-            lasting += f" and captures all the while: {grows} {much}"
+            lasting += f"{',' if self.abandoned else ''} and captures all the while: {grows} {much}"
         if self.aborted:
             return f"{lasting}; aborted, as its abort_after_s says"
         ending = f"; it is aborted in {duration(self.aborts_in)}" if self.aborts_in is not None else ""
-        return f"{lasting}{ending}. Resume it: roir resume {name}, or abort it: roir abort {name}"
+        again = "Continue" if self.abandoned else "Resume"
+        return f"{lasting}{ending}. {again} it: roir resume {name}, or abort it: roir abort {name}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, and for a notifier's templates."""
@@ -91,43 +103,57 @@ class LongPause:
 
 
 def long_pauses(connection: Connection, operation_id: int | None = None) -> list[LongPause]:
-    """The pauses that need a warning now, of one operation or of all. Changes nothing, waits for nothing."""
+    """The pauses that need a warning now, of one operation or of all; abandoned operations count. Changes nothing."""
     return [found for row in paused(connection, operation_id) if (found := warning(connection, row)) is not None]
 
 
 def paused(connection: Connection, operation_id: int | None) -> list[Row[Any]]:
-    """The paused operations, for long or not."""
-    return list(execute(connection, PAUSED, {"operation": operation_id, "event": EVENT}).all())
+    """The operations that are paused or abandoned, for long or not."""
+    values = {"operation": operation_id, "event": EVENT, "abandoned": OF_ABANDONED}
+    return list(execute(connection, PAUSED, values).all())
+
+
+def abandoned(connection: Connection) -> list[LongPause]:
+    """The abandoned operations, for long or not."""
+    found = (row for row in paused(connection, None) if row.abandoned)
+    return [_lasting(row, _delta_bytes(connection, row)) for row in found]
 
 
 def warning(connection: Connection, row: Row[Any]) -> LongPause | None:
     """The warning of a pause; None if the pause is short and its delta small, or no warning is wanted."""
     aborts_in = _aborts_in(row)
-    captures = row.kind != Kind.VERIFY
-    delta_bytes = sum(one.total for one in relation_sizes(connection, row.deltas).values())
-    is_long = row.warn_after_s is not None and captures and row.seconds >= row.warn_after_s
-    is_big = row.warn_after_s is not None and captures and delta_bytes >= limits_of(connection).paused_delta_bytes
+    # An abandoned verification captures nothing, but keeps builds out.
+    counts = row.kind != Kind.VERIFY or row.abandoned
+    delta_bytes = _delta_bytes(connection, row)
+    is_long = row.warn_after_s is not None and counts and row.seconds >= row.warn_after_s
+    is_big = row.warn_after_s is not None and counts and delta_bytes >= limits_of(connection).paused_delta_bytes
     # The warning leaves half of the time to act.
     is_ending = aborts_in is not None and row.seconds >= row.abort_after_s / 2
-    if not (is_long or is_big or is_ending):
-        return None
-    name = str(operations.index_name(row))
+    return _lasting(row, delta_bytes, aborts_in) if is_long or is_big or is_ending else None
+
+
+def _delta_bytes(connection: Connection, row: Row[Any]) -> int:
+    return sum(one.total for one in relation_sizes(connection, row.deltas).values())
+
+
+def _lasting(row: Row[Any], delta_bytes: int, aborts_in: float | None = None) -> LongPause:
     return LongPause(
-        name,
+        str(operations.index_name(row)),
         row.operation_id,
         row.kind,
-        row.paused_by or "",
-        row.pause_reason or "",
-        row.seconds,
+        "" if row.abandoned else row.paused_by or "",
+        "" if row.abandoned else row.pause_reason or "",
+        max(0.0, row.seconds),
         row.delta_rows,
         delta_bytes,
         aborts_in,
+        abandoned=row.abandoned,
     )
 
 
 def _aborts_in(row: Row[Any]) -> float | None:
     """The seconds until the abort; None if there will be none. A pause by the windows is planned, and never aborts."""
-    if row.abort_after_s is None or row.paused_by == BY_WINDOW:
+    if row.abort_after_s is None or (row.paused_by == BY_WINDOW and not row.abandoned):
         return None
     notice = min(row.abort_after_s / 4, NOTICE_S)
     warned: datetime | None = row.first_warned_at

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine.control import admission, operations, requests, sign_of_life
+from airflow_roir.engine.control import admission, expected, operations, requests, sign_of_life
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.generation.lanes import ends
@@ -41,6 +41,8 @@ FATAL = (SourceChanged, OperationFailed)
 BEGUN = """
 owner = %(owner)s, heartbeat_at = clock_timestamp(), ticked_at = NULL, pause_reason = NULL, paused_by = NULL,
        queued_at = NULL, queued_seen_at = NULL,
+       grace_s = CASE WHEN awaited_by = %(owner)s THEN grace_s ELSE %(grace)s END,
+       awaited_by = NULL, awaited_until = NULL, run_ended_at = NULL,
        notice = CASE WHEN NOT starts_with(notice, %(queue_notice)s) THEN notice END,
        working_since = CASE WHEN %(begins_anew)s THEN clock_timestamp() ELSE working_since END
 """.strip()
@@ -48,7 +50,9 @@ NEXT_EPOCH = """
 UPDATE roir.operation SET epoch = roir.next_epoch(epoch) WHERE id = %(operation)s RETURNING epoch
 """
 END_RUN = """
-UPDATE roir.operation SET heartbeat_at = NULL, ticked_at = NULL WHERE id = %(operation)s AND epoch = %(epoch)s
+UPDATE roir.operation
+   SET heartbeat_at = NULL, ticked_at = NULL, awaited_until = greatest(awaited_until, clock_timestamp())
+ WHERE id = %(operation)s AND epoch = %(epoch)s
 """
 IS_KNOWN = """
 SELECT EXISTS (
@@ -146,6 +150,7 @@ def _start(
         epoch=row.epoch,
         also=BEGUN,
         owner=owner,
+        grace=expected.GRACE_S,
         begins_anew=admission.begins_anew(row),
         queue_notice=QUEUED,
     )

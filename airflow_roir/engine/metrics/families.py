@@ -145,8 +145,15 @@ FAMILIES: dict[str, Family] = {
         OPERATION,
         lambda one: max(0.0, one.seconds_since(one.paused_at)) if one.status == Status.PAUSED else 0,
     ),
+    "roir_operation_abandoned_seconds": Family(
+        "How long no run has driven it, and none will; 0 unless it is abandoned.",
+        OPERATION,
+        lambda one: max(0.0, one.seconds_since(one.abandoned_since)),
+    ),
     "roir_operation_pause_warning_seconds": Family(
-        "After so long a pause there is a warning.", OPERATION, lambda one: one.options["warn_after_s"]
+        "After so long a pause, or so long without a run, there is a warning.",
+        OPERATION,
+        lambda one: one.options["warn_after_s"],
     ),
     "roir_operation_queued_seconds": Family(
         "How long it has waited for others to end; 0: no wait.",

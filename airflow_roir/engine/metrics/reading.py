@@ -29,7 +29,7 @@ from airflow_roir.engine.metrics.families import FAMILIES, Samples
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot import shards
 from airflow_roir.engine.snapshot.index import GONE, verifications
-from airflow_roir.engine.snapshot.operation import OperationStatus, rows
+from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.operation import BUILDS, Phase, Status
@@ -298,8 +298,8 @@ class _Look:
 
     def _operation(self, one: OperationStatus, delta: tuple[int, int] | None) -> None:
         labels = _labels(one)
-        for state in Status:
-            self._samples.add("roir_operation_state", one.status == state, *labels, state.value)
+        for state in (*(status.value for status in Status), ABANDONED):
+            self._samples.add("roir_operation_state", one.status == state, *labels, state)
         for phase in Phase:
             self._samples.add("roir_operation_phase", one.phase == phase, *labels, phase.value)
         for name, family in FAMILIES.items():

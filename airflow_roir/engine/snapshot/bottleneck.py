@@ -15,7 +15,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.locks.locks import WAITING
 from airflow_roir.engine.snapshot.bars import Bars
-from airflow_roir.engine.snapshot.operation import OperationStatus, cut
+from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, cut
 from airflow_roir.engine.snapshot.parts import HeldUp, Worker, Workers
 from airflow_roir.engine.snapshot.words import paused_by, state_of
 from airflow_roir.operation import Phase, Status
@@ -100,9 +100,11 @@ def held_up(connection: Connection, one: OperationStatus, work: AtWork) -> HeldU
     """The cause that holds an operation up; the most certain cause goes first."""
     if one.status == Status.PAUSED:
         return HeldUp("pause", cut(paused_by(one)))
+    state = state_of(one)
+    if one.status == ABANDONED:
+        return HeldUp("no run", cut(f"no run drives it, and none will; {state.remedy}"))
     if one.status != Status.RUNNING:
         return HeldUp("nothing", "")
-    state = state_of(one)
     if state.name == "queued":
         return HeldUp("another run", cut(one.notice or ""))
     if state.name == "undriven":

@@ -32,8 +32,10 @@ from airflow_roir.options import LIVE_OPTIONS
 
 # The status of a paused operation until its run and its workers have left.
 PAUSING = "pausing"
+# The status of an operation whose row says that it runs, but which no run drives, and none will.
+ABANDONED = "abandoned"
 # The values of `OperationStatus.status` for an operation that can still continue.
-LIVE = (Status.RUNNING.value, PAUSING, Status.PAUSED.value)
+LIVE = (Status.RUNNING.value, ABANDONED, PAUSING, Status.PAUSED.value)
 # The most characters of a database's text that are shown.
 MOST_SAID = 500
 # A killed task has five seconds left.
@@ -48,7 +50,7 @@ class OperationStatus:
 
     index, source, operation_id: the index, its source table, and the number of the operation.
     kind: `create`, `rebuild`, `verify` or `compact`.
-    status: `running`, `paused`, `completed`, `failed`, `aborting`, `aborted`.
+    status: `running`, `abandoned`, `paused`, `completed`, `failed`, `aborting`, `aborted`.
     phase: `build`, `seal`, `fold`, `publish`, `sum`, `check`, `compact`, `done`.
     percent_complete: how much of the work is done, 0 to 100; never falls. In a build copying counts 60, sealing
         25, the comparison 12.
@@ -70,6 +72,7 @@ class OperationStatus:
     driven: whether that run has given a sign of life in the last half minute.
     silent_seconds: how long ago the last sign of life was.
     started_at, paused_at, finished_at: when it began, was last paused, ended.
+    abandoned_since: since when no run drives it, and none will; null unless it is abandoned.
     paused_by: the user or run that paused it; or `duplicates` (rows share keys of a unique index), `governor` (a signal
         can't be read), `window` or `max_duration` (docs/throttle.md#windows).
     pause_reason: why it is paused.
@@ -115,6 +118,7 @@ class OperationStatus:
     silent_seconds: float | None
     started_at: datetime
     paused_at: datetime | None
+    abandoned_since: datetime | None
     finished_at: datetime | None
     pause_reason: str | None
     paused_by: str | None
@@ -251,7 +255,7 @@ def read(connection: Connection, ids: Sequence[int]) -> list[OperationStatus]:
     """The operations with these ids, by the names of their indexes, without details; in the caller's transaction."""
     found = rows(connection, ids)
     building = [one.operation_id for one in found if one.status == Status.RUNNING and one.phase == Phase.BUILD]
-    paused = [one.operation_id for one in found if one.status == Status.PAUSED]
+    paused = [one.operation_id for one in found if one.status in (Status.PAUSED, ABANDONED)]
     compactions = [one.operation_id for one in found if one.kind == Kind.COMPACT]
     # Only for operations that can have them: a look at a build once a second must stay cheap.
     shared = sharing.others(connection, building) if building else {}

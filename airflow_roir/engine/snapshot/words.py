@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_roir.definition import argument
-from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus
+from airflow_roir.engine.snapshot.operation import ABANDONED, PAUSING, OperationStatus
 from airflow_roir.operation import BY_DUPLICATES, PLACED, QUEUED, Kind, Status
 from airflow_roir.quantity import counted, duration, left, rate
 
@@ -15,7 +15,7 @@ OF_ROWS = tuple(phase.value for phase, one in PLACED.items() if one.copies)
 
 @dataclass(frozen=True)
 class State:
-    """The state of an operation. name: for programs, a status, `queued` or `undriven`. word: on a chip.
+    """The state of an operation. name: for programs, a status, `abandoned`, `queued` or `undriven`. word: on a chip.
 
     note: what the state means for the user. text: the run that drives it, the cause of its pause, or its end. remedy:
     what the user can do, '' for nothing.
@@ -36,6 +36,11 @@ def state_of(one: OperationStatus) -> State:
     name = argument(one.index)
     if one.status == Status.RUNNING:
         return _running(one, name)
+    if one.status == ABANDONED:
+        lasts = duration(max(0.0, one.seconds_since(one.abandoned_since)))
+        text = f"abandoned: no run has driven it for {lasts}, and none will"
+        remedy = f"continue it with: roir resume {name}, or abort it with: roir abort {name}"
+        return State(ABANDONED, "Abandoned", "No run drives it, and none will; nothing is lost", text, remedy)
     if one.status == PAUSING:
         alive = one.workers.alive if one.workers is not None else 0
         rest = f"{counted(alive, 'worker')} still to commit" if alive else "its run is still to leave"
@@ -59,15 +64,11 @@ def _running(one: OperationStatus, name: str) -> State:
         note = "It begins once others have ended"
         return State("queued", "Waiting", note, "waits for its turn", "roir queue shows all that do")
     if one.heartbeat_age is None:
-        text, who = "running, but no run drives it yet", "a waiting task begins within half a minute"
+        text, who = "running, but no run drives it yet", "its run's task begins when its turn comes"
     else:
         text = f"running, but no run has driven it for {duration(one.silent_seconds or 0)}"
         who = "its task's next try will"
-    return undriven(text, f"{who}, or: roir resume {name}")
-
-
-def undriven(text: str, remedy: str = "") -> State:
-    """The state of an operation whose row says `running`, but which no run drives."""
+    remedy = f"{who}, or: roir resume {name}"
     return State("undriven", "Not driven", "No run drives it; nothing is lost", text, remedy)
 
 

@@ -148,13 +148,16 @@ class Card {
 
   show(index, connection, content) {
     put(this.name, index.index);
-    mark(this.chip, "data-status", { published: "completed", building: "running" }[index.state] ?? "aborted");
-    put(this.chip, STATE[index.state] ?? index.state);
+    // A first build is all that there is of an index: its state is the index's.
+    const doing = index.state_of_operation;
+    const first = index.state === "building" ? doing : null;
+    mark(this.chip, "data-status", first?.name ?? { published: "completed", building: "running" }[index.state] ?? "aborted");
+    put(this.chip, first && first.name !== "running" ? first.word : (STATE[index.state] ?? index.state));
     put(this.source, index.source ? `on ${index.source}` : "its table was dropped");
-    const key = JSON.stringify([index.run, index.operation]);
+    const key = JSON.stringify([index.run, index.operation, doing?.word]);
     if (this.linked !== key) {
       this.linked = key;
-      this.now.replaceChildren(...(index.operation ? [`Operation ${index.operation} isn’t finished yet. `, runOf(index)].filter(Boolean) : []));
+      this.now.replaceChildren(...(index.operation ? [doing ? `Operation ${index.operation} (${doing.kind}): ${doing.word.toLowerCase()}. ` : `Operation ${index.operation} isn’t finished yet. `, runOf(index)].filter(Boolean) : []));
       this.now.hidden = !index.operation;
     }
     this.showButtons(index, connection, content);
@@ -191,8 +194,22 @@ class Card {
   showButtons(index, connection, { may, dags }) {
     const conf = { index: index.index, postgres_conn_id: connection };
     const busy = Boolean(index.operation);
+    const abandoned = index.state_of_operation?.name === "abandoned";
     const published = index.state === "published" || (index.generations ?? []).some((one) => one.status === "active");
     const actions = [
+      index.continues && {
+        verb: "Continue",
+        title: "Continue this operation?",
+        text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered as its first run was, and goes on with what is committed.`,
+        yes: () => trigger(index.continues.dag_id, index.continues.conf),
+      },
+      may.control && abandoned && {
+        verb: "Abort",
+        danger: true,
+        title: "Abort this operation?",
+        text: `What operation ${index.operation} has built so far is lost. The table and the published index stay as they are.`,
+        yes: () => trigger(dags.control, { ...conf, action: "abort", reason: "on the page Indexes" }),
+      },
       may.rebuild && published && {
         verb: "Rebuild",
         off: busy,

@@ -33,7 +33,7 @@ const poll = new Poll({
   every: (content) => {
     const status = content.progress?.status;
     if (status === "running" || status === "pausing" || status === "aborting") return 1;
-    if (status === "paused") return 3;
+    if (status === "paused" || status === "abandoned") return 3;
     return content.run.state === "running" || content.run.state === "queued" ? 3 : 30;
   },
   show: (content) => {
@@ -115,6 +115,7 @@ class Build {
     this.notes = el("div", { class: "notes" });
     this.pauseButton = el("button", { type: "button", class: "main", text: "Pause", onclick: () => this.askPause() });
     this.resumeButton = el("button", { type: "button", class: "main", text: "Resume", onclick: () => this.change("resume") });
+    this.continueButton = el("button", { type: "button", class: "main", text: "Continue", title: "Triggers a run that goes on with the operation", onclick: () => this.goOn() });
     this.abortButton = el("button", { type: "button", class: "quiet-danger", text: "Abort", onclick: () => this.askAbort() });
     this.cleanUpButton = el("button", { type: "button", text: "Clean up now", onclick: () => this.cleanUp() });
     this.fewer = el("button", { type: "button", "aria-label": "One worker fewer", text: "−", onclick: () => this.step(-1) });
@@ -140,7 +141,7 @@ class Build {
         "header",
         { class: "head" },
         el("div", { class: "title" }, this.eyebrow, el("div", { class: "row" }, this.name, this.chip), this.source),
-        (this.controls = el("div", { class: "controls" }, this.pauseButton, this.resumeButton, this.limitButton, this.abortButton, this.cleanUpButton)),
+        (this.controls = el("div", { class: "controls" }, this.pauseButton, this.resumeButton, this.continueButton, this.limitButton, this.abortButton, this.cleanUpButton)),
       ),
       this.said,
       this.asks,
@@ -210,7 +211,7 @@ class Build {
     put(this.left, note);
     this.showHeld(content);
     this.showTiles(p);
-    this.pieces.show(p.bars, ["paused", "queued", "undriven"].includes(state) && !p.workers?.alive);
+    this.pieces.show(p.bars, ["paused", "queued", "undriven", "abandoned"].includes(state) && !p.workers?.alive);
     this.chart.show(p.samples, p.rows_per_second);
     this.delta.show(p.delta);
     this.throttle.show(p, this.mayThrottle(content));
@@ -295,15 +296,19 @@ class Build {
 
   showControls({ progress: p, may_change: may, may_clean_up: mayCleanUp, chosen: one, paused_by_switch: bySwitch, run }) {
     const can = may && one.drives;
+    // Its run has ended: a resume alone would lift the pause for nobody.
+    const paused = p.status === "paused" || p.status === "pausing";
+    const goesOn = Boolean(this.content.continues) && (!paused || can);
     // An aborted operation has no driver any more; who may clean up need not be who may edit the run.
     this.cleanUpButton.hidden = p.status !== "aborting" || !mayCleanUp;
-    this.controls.hidden = !can && this.cleanUpButton.hidden;
+    this.controls.hidden = !can && !goesOn && this.cleanUpButton.hidden;
     this.pauseButton.hidden = !can || p.status !== "running";
-    this.resumeButton.hidden = !can || (p.status !== "paused" && p.status !== "pausing");
+    this.resumeButton.hidden = !can || !paused || goesOn;
+    this.continueButton.hidden = !goesOn;
     // The switch that paused it would pause it again.
     this.resumeButton.disabled = this.busy || (bySwitch && run.switch_off);
     this.abortButton.hidden = !can || ["completed", "aborting", "aborted"].includes(p.status);
-    this.pauseButton.disabled = this.abortButton.disabled = this.cleanUpButton.disabled = this.busy;
+    this.pauseButton.disabled = this.continueButton.disabled = this.abortButton.disabled = this.cleanUpButton.disabled = this.busy;
     const live = this.mayThrottle(this.content);
     // Where there is a throttle, its panel has the button.
     this.limitButton.hidden = !live || Boolean(p.governor);
@@ -392,7 +397,7 @@ class Build {
   }
 
   mayThrottle({ progress: p, may_change: may, chosen: one }) {
-    return may && one.drives && ["running", "pausing", "paused"].includes(p.status);
+    return may && one.drives && ["running", "abandoned", "pausing", "paused"].includes(p.status);
   }
 
   askLimits() {
@@ -465,6 +470,24 @@ class Build {
     }
   }
 
+  /** Trigger a run that goes on with the operation, as its first one was triggered, by the user's own rights. */
+  async goOn() {
+    const { continues: wish, progress: p } = this.content;
+    if ((p.status === "paused" || p.status === "pausing") && !(await this.change("resume"))) return;
+    this.busy = true;
+    this.showControls(this.content);
+    try {
+      const run = await send(`../api/v2/dags/${part(wish.dag_id)}/dagRuns`, { logical_date: null, conf: wish.conf });
+      this.tell(`${wish.dag_id} is triggered, and goes on with the operation. `, false, link("See its run", `dags/${part(wish.dag_id)}/runs/${part(run.dag_run_id)}/plugin/index-build`));
+    } catch (refusal) {
+      this.tell(`No run of ${wish.dag_id} could be triggered: ${refusal.message}`, true);
+    } finally {
+      this.busy = false;
+      this.showControls(this.content);
+      poll.now();
+    }
+  }
+
   /** Have the DAG that cleans up do so for this database: its own schedule may be of another one. */
   async cleanUp() {
     const { clean_up: dag, chosen: one } = this.content;
@@ -481,8 +504,8 @@ class Build {
     }
   }
 
-  tell(text, wrong) {
-    put(this.said, text);
+  tell(text, wrong, ...more) {
+    this.said.replaceChildren(text, ...more);
     mark(this.said, "data-wrong", wrong ? "true" : null);
     clearTimeout(this.telling);
     this.telling = setTimeout(() => put(this.said, ""), wrong ? 20000 : 8000);

@@ -1,0 +1,143 @@
+"""The fates of DAG runs: which of them have ended, wait or are switched off, as a running task can know it.
+
+A task asks Airflow's server for the state of any run; the pages read Airflow's database (`page/targets.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.configuration import conf
+from airflow.sdk.exceptions import AirflowRuntimeError
+
+from airflow_roir.engine import abort
+from airflow_roir.engine.control import expected, operations
+from airflow_roir.engine.control.expected import COMES, ENDED, Fate, FateOf, Unknown
+from airflow_roir.errors import NotFound
+from airflow_roir.task.dag_switch import actor_of_switch
+from airflow_roir.task.roir_operator import owner_of
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol
+
+    from airflow_roir.engine.database import Database
+
+# As `owner_of` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
+OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[(\d+)\])?")
+OVER = ("success", "failed")
+# Airflow is about to start them, and has no free slot.
+ABOUT_TO_START = ("scheduled", "queued")
+# A task that begins has a driver that gives signs of life within that: Spark takes its time on a busy machine.
+START_S = 180
+# The longest delay of a retry, as Airflow bounds it.
+MOST_DELAY_S = 86_400.0
+# Beside what Airflow takes: its scheduler's turns, and a process that starts.
+SPARE_S = 90
+
+
+def fate(state: str | None, switch_off: bool, tasks: Callable[[], list[str]], dag_id: str) -> Fate:
+    """What is to be expected of a run. state: None if it is gone; tasks: the states of its tasks, if they matter."""
+    if state is None or state in OVER:
+        return ENDED
+    if switch_off:
+        return Fate(switch=actor_of_switch(dag_id))
+    return Fate(waits=True) if any(one in ABOUT_TO_START for one in tasks()) else COMES
+
+
+def fates(ti: RuntimeTaskInstanceProtocol) -> FateOf:
+    """Finds out what became of the run of that name; asks of each run once."""
+    known: dict[tuple[str, str], Fate] = {}
+
+    def fate_of(owner: str) -> Fate | None:
+        named = OWNER.fullmatch(owner)
+        if named is None:
+            return None
+        run = (named[1], named[2])
+        if run not in known:
+            known[run] = _asked(ti, *run)
+        return known[run]
+
+    return fate_of
+
+
+def _asked(ti: RuntimeTaskInstanceProtocol, dag_id: str, run_id: str) -> Fate:
+    state = _if_there(lambda: ti.get_dagrun_state(dag_id, run_id))
+    dag = None if state is None else _if_there(lambda: ti.get_dag(dag_id))
+    if state is None or dag is None:
+        return ENDED
+
+    def tasks() -> list[str]:
+        found = _if_there(lambda: ti.get_task_states(dag_id, run_ids=[run_id])) or {}
+        return [str(getattr(one, "value", one)) for one in found.get(run_id, {}).values()]
+
+    return fate(str(getattr(state, "value", state)), bool(dag.is_paused), tasks, dag_id)
+
+
+def _if_there(ask: Callable[[], Any]) -> Any:
+    """None for what isn't there. Raises Unknown."""
+    try:
+        return ask()
+    except AirflowRuntimeError as error:
+        if (error.error.detail or {}).get("status_code") == 404:
+            return None
+        raise Unknown(str(error)) from None
+    except (EOFError, OSError) as error:
+        raise Unknown(str(error)) from None
+
+
+def expect(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol, within_s: int) -> None:
+    """Write that this task drives the operation within these seconds, or looks again."""
+    expected.expect(database, operation_id, owner_of(ti), within_s, grace_s(task, ti.try_number))
+
+
+def leaves(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol, within_s: int) -> None:
+    """As `expect`, of a task that is ended from outside: if its run was, too, it won't look again."""
+    try:
+        found = fates(ti)(owner_of(ti))
+    except Unknown:
+        found = None
+    if found is not None and found.ended:
+        expected.has_ended(database, operation_id, owner_of(ti))
+    else:
+        expect(database, operation_id, task, ti, within_s)
+
+
+def await_turn(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol) -> None:
+    """Write that a later task of this run drives the operation, whenever its turn comes."""
+    expected.expect(database, operation_id, owner_of(ti), None, grace_s(task, ti.try_number))
+
+
+def look_at_others(database: Database, index: str, ti: RuntimeTaskInstanceProtocol, log: Any) -> None:
+    """A task waits for an operation of others: find out whether a run still drives that, and warn if none does.
+
+    If its options say so, an operation that was abandoned for long is aborted.
+    """
+    try:
+        operation = operations.find_operation(database, index).id
+    except NotFound:
+        return
+    expected.settle_runs(database, fates(ti), operation)
+    abort.settle_pauses(database, owner_of(ti), operation, lambda pause: log.warning("%s", pause.text), log.info)
+
+
+def grace_s(task: Any, tries: int) -> int:
+    """How long a run may be silent before it is gone for good: Airflow finds a task dead, waits, and tries again.
+
+    task: with Airflow's own `retry_delay` and so on. tries: how many there were, this one included.
+    """
+    noticed = conf.getint("scheduler", "task_instance_heartbeat_timeout", fallback=300)
+    looks = conf.getfloat("scheduler", "task_instance_heartbeat_timeout_detection_interval", fallback=10.0)
+    delay = _seconds(task.retry_delay)
+    if grows := task.retry_exponential_backoff:
+        # As Airflow has it, up to twice for its spread. True is of former versions.
+        delay *= 2 * (2.0 if grows is True else float(grows)) ** min(max(tries - 1, 0), 20)
+    if task.max_retry_delay is not None:
+        delay = min(delay, _seconds(task.max_retry_delay))
+    return int(noticed + looks + min(delay, MOST_DELAY_S) + SPARE_S)
+
+
+def _seconds(delay: timedelta | float) -> float:
+    return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
