@@ -9,7 +9,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from airflow_roir.page.settings import COMPACT_DAG, VERIFY_DAG, build_dag
-from airflow_roir.task.fates import OWNER
+from airflow_roir.task.run_state import OWNER
 
 
 def continuation(connection_id: str, index: str, kind: str, created_by: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.errors import RoirError
 from airflow_roir.one_line import one_line
 from airflow_roir.page.databases import open_database
-from airflow_roir.task.fates import OWNER, fate
+from airflow_roir.task.run_state import OWNER, fate
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.page.databases import connection_of
 from airflow_roir.page.settings import COMPACT_DAG, CONTROL_DAG, VERIFY_DAG, our_dags
-from airflow_roir.task.fates import OVER, OWNER
+from airflow_roir.task.run_state import OVER, OWNER
 
 # The most operations shown of one run; a DAG of groups has one per index.
 MOST_OPERATIONS = 50

@@ -5,7 +5,6 @@ A task asks Airflow's server for the state of any run; the pages read Airflow's 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,36 +14,22 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 
 from airflow_roir.engine import abort
 from airflow_roir.engine.control import expected, operations
-from airflow_roir.engine.control.expected import COMES, ENDED, Fate, FateOf, Unknown
+from airflow_roir.engine.control.expected import ENDED, Fate, FateOf, Unknown
 from airflow_roir.errors import NotFound
-from airflow_roir.task.dag_switch import actor_of_switch
 from airflow_roir.task.roir_operator import owner_of
+from airflow_roir.task.run_state import OWNER, fate
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
     from airflow_roir.engine.database import Database
 
-# As `owner_of` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
-OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[(\d+)\])?")
-OVER = ("success", "failed")
-# Airflow is about to start them, and has no free slot.
-ABOUT_TO_START = ("scheduled", "queued")
 # A task that begins has a driver that gives signs of life within that: Spark takes its time on a busy machine.
 START_S = 180
 # The longest delay of a retry, as Airflow bounds it.
 MOST_DELAY_S = 86_400.0
 # Beside what Airflow takes: its scheduler's turns, and a process that starts.
 SPARE_S = 90
-
-
-def fate(state: str | None, switch_off: bool, tasks: Callable[[], list[str]], dag_id: str) -> Fate:
-    """What is to be expected of a run. state: None if it is gone; tasks: the states of its tasks, if they matter."""
-    if state is None or state in OVER:
-        return ENDED
-    if switch_off:
-        return Fate(switch=actor_of_switch(dag_id))
-    return Fate(waits=True) if any(one in ABOUT_TO_START for one in tasks()) else COMES
 
 
 def fates(ti: RuntimeTaskInstanceProtocol) -> FateOf:

@@ -153,7 +153,7 @@ def test_every_surface_says_it_and_what_helps(database: Database, dsn: str, kind
     assert looked.held_up is not None
     assert (looked.status, looked.held_up.by) == (ABANDONED, "no run")
     assert "none will; continue it with: roir resume public.ix" in looked.held_up.text
-    # Whoever watches doesn't wait for what won't move.
+    # A view doesn't wait for an operation that won't move.
     assert not overview(database, "ix").moves
     [as_json] = overview(database, "ix").as_dict()["operations"]
     assert (as_json["status"], as_json["driven"]) == (ABANDONED, False)
@@ -166,7 +166,7 @@ def test_every_surface_says_it_and_what_helps(database: Database, dsn: str, kind
     [warning] = [line for line in clean_up.clean_up(database).warnings if ABANDONED in line]
     assert warning.startswith(f"index public.ix: operation {run.operation_id} is abandoned: no run has driven it for 2")
     assert warning.endswith("Continue it: roir resume public.ix, or abort it: roir abort public.ix")
-    # Who takes it up is all that is needed.
+    # Any run may take it up.
     assert take(database, COMMAND).operation_id == run.operation_id
     assert is_now(database, run.operation_id) == "running"
 
@@ -181,7 +181,7 @@ def measured(database: Database) -> Mapping[Any, float]:
 
 
 def test_a_stale_notice_of_a_run_that_is_gone_is_not_shown(database: Database, dsn: str) -> None:
-    """Whoever waited in the queue, and died there, was shown as *Waiting* for ever."""
+    """A command that waited in the queue, and died there, was shown as *Waiting* for ever."""
     _, run = steps.begin(database)
     put(dsn, notice=f"'{QUEUED}place 2 of 2; 1 running'", heartbeat_at="NULL", queued_seen_at=ago(20))
     assert state_of(operation_status(database, run.operation_id)).name == "queued"
@@ -205,7 +205,7 @@ def test_a_command_is_gone_after_a_minute_and_a_run_after_what_it_has_said(datab
     assert is_now(database, run.operation_id) == "running"
     silent(dsn, 705)
     assert is_now(database, run.operation_id) == ABANDONED
-    # Who takes it over says nothing, and is a command.
+    # A command takes it over, and promises nothing.
     take(database, COMMAND)
     silent(dsn, GRACE_S + 5)
     assert is_now(database, run.operation_id) == ABANDONED
@@ -301,7 +301,7 @@ def test_one_that_waits_for_its_turn_is_abandoned_by_the_end_of_its_run_alone(da
 def test_of_two_runs_one_is_enough(
     database: Database, dsn: str, owner: str, awaited: str | None, a: Fate, b: Fate, state: str
 ) -> None:
-    """Who has driven it, and another one that waits for it. A run whose DAG is paused looks no more: it is paused."""
+    """The run that has driven it, and another one that waits for it. A run whose DAG is paused looks no more: it is paused."""
     prepared, _ = steps.begin(database)
     put(dsn, owner=f"'{owner}'", grace_s="400")
     if awaited:
