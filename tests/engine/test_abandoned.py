@@ -301,7 +301,7 @@ def test_one_that_waits_for_its_turn_is_abandoned_by_the_end_of_its_run_alone(da
 def test_of_two_runs_one_is_enough(
     database: Database, dsn: str, owner: str, awaited: str | None, a: Fate, b: Fate, state: str
 ) -> None:
-    """The run that has driven it, and another one that waits for it. A run whose DAG is paused looks no more: it is paused."""
+    """A run has driven it, and another one waits for it. A run whose DAG is paused looks no more: then it is paused."""
     prepared, _ = steps.begin(database)
     put(dsn, owner=f"'{owner}'", grace_s="400")
     if awaited:
