@@ -27,7 +27,7 @@ from airflow_roir.engine.control import admission, operations, requests, sign_of
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry.repeat import meanwhile
-from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
+from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, operation_status
 from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.engine.snapshot.words import done, paused_by, speed, time_left
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
@@ -230,7 +230,7 @@ def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
         if ended.paused_by != BY_DUPLICATES:
             say(f"{printable(paused_by(ended))}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)
-    if ended.status == Status.RUNNING:
+    if ended.status in (Status.RUNNING, ABANDONED):
         # The end of the work was reported, but the commit of it is lost.
         say(f"the operation isn't finished; continue with: roir resume {argument(index)}")
         raise typer.Exit(1)

@@ -34,7 +34,7 @@ from tests.engine import steps
 pytestmark = pytest.mark.by_hand("sweeps")
 
 # The DAG as it is shipped, and a user's own copy, which has both of Airflow's timeouts and tries once.
-DAG, ONCE = "rebuild_index", "rebuild_once"
+DAG, ONCE, CLEAN_UP = "rebuild_index", "rebuild_once", "clean_up_indexes"
 LIMITS = '"execution_timeout": timedelta(hours=1),\n        "retries": 0,'
 # Long beside what is waited for: nothing here is a measurement.
 PATIENCE_S = 300
@@ -139,6 +139,8 @@ TABLE = [
     Row("build", "while", "marked failed", BUILT, "build"),
     Row("build", "while", "run marked success", replace(BUILT, run="success"), "build"),
     Row("build", "while", "run marked failed", BUILT, "trigger"),
+    Row("build", "while", "everything killed, run marked failed", left("running", "build"), "trigger"),
+    Row("build", "while", "everything killed, run marked success", left("running", "build", run="success"), "build"),
     Row("build", "failed", "marked success", BUILT, "build", ONCE),
     Row("build", "while", "XCom gone"),
     Row("build", "while", "XCom gone, killed"),
@@ -236,8 +238,10 @@ class Case:
             case ["marked", state]:
                 self.airflow.set_task_state(self.dag, self.run, task, state)
             case ["run", "marked", state]:
-                run = f"/api/v2/dags/{self.dag}/dagRuns/{quote(self.run, safe='')}"
-                self.airflow.call("PATCH", run, {"state": state})
+                self.mark_run(state)
+            case ["everything", "killed,", "run", "marked", state]:
+                self.kill_everything()
+                self.mark_run(state)
             case ["cleared", *how]:
                 self.clear(task, downstream=not how)
             case ["timed", "out"]:
@@ -251,6 +255,25 @@ class Case:
                 supervisor = self.process().parent()
                 assert supervisor is not None
                 supervisor.kill()
+
+    def mark_run(self, state: str) -> None:
+        run = f"/api/v2/dags/{self.dag}/dagRuns/{quote(self.run, safe='')}"
+        self.airflow.call("PATCH", run, {"state": state})
+
+    def kill_everything(self) -> None:
+        """As if the machine had lost its power: whatever could write something is gone."""
+        process = self.process()
+        supervisor = process.parent()
+        assert supervisor is not None
+        # The drivers' guards are of their sessions.
+        sessions = {os.getsid(one.pid) for one in self.drivers()}
+        drivers = [one for one in psutil.process_iter() if _session(one) in sessions]
+        for one in (supervisor, process, *drivers):
+            with suppress(psutil.Error):
+                one.suspend()
+        for one in (supervisor, process, *drivers):
+            with suppress(psutil.Error):
+                one.kill()
 
     def process(self) -> psutil.Process:
         """The process that runs the task."""
@@ -325,6 +348,12 @@ class Case:
         assert asdict(self.seen()) == asdict(end), tasks
 
 
+def _session(process: psutil.Process) -> int:
+    with suppress(OSError, psutil.Error):
+        return os.getsid(process.pid)
+    return -1
+
+
 def is_alive(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
@@ -341,6 +370,7 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     assert '"retries": 6,' in once
     (dags / f"{DAG}.py").write_text(text)
     (dags / f"{ONCE}.py").write_text(once.replace('"retries": 6,', LIMITS))
+    (dags / f"{CLEAN_UP}.py").write_text((dags_folder / f"{CLEAN_UP}.py").read_text())
     more = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__ROIR__CONNECTIONS": CONNECTION}
     more |= {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3"}
     # The DAGs stay as they are.
@@ -349,7 +379,7 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata, environment=more) as running:
         address = running.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]
         running.environment["METADATA"] = address.replace("+psycopg2", "")
-        running.wait_until_ready([DAG, ONCE])
+        running.wait_until_ready([DAG, ONCE, CLEAN_UP])
         yield running
 
 
@@ -387,3 +417,39 @@ def test_what_its_user_sees_and_does_next(row: Row, case: Case) -> None:
         case.clear(row.then)
     case.shows(DONE)
     steps.assert_exact(Database(case.dsn), case.index)
+
+
+GONE = Row("build", "while", "everything killed", conf={"warn_after_s": 20, "abort_after_s": 60})
+
+
+@pytest.mark.parametrize("row", [GONE], ids=str)
+@pytest.mark.parametrize("fate", ["marked failed", "marked success", "deleted"])
+def test_the_clean_up_warns_of_what_no_run_drives_and_ends_it(row: Row, case: Case, fate: str) -> None:
+    """Found: with `warn_after_s` 20 and `abort_after_s` 60 such builds were running, undriven and unwarned after eight
+    minutes, whether their task had been killed or their run marked. No page looks here, only the DAG that cleans up.
+    """
+    go_on = case.to_the_moment()
+    case.kill_everything()
+    case.mark_run(fate.removeprefix("marked ") if fate != "deleted" else "failed")
+    if fate == "deleted":
+        case.airflow.call("DELETE", f"/api/v2/dags/{case.dag}/dagRuns/{quote(case.run, safe='')}")
+    go_on()
+    wait_until(lambda: not case.drivers(), PATIENCE_S, "the end of its drivers")
+    # As if the last sign of life were half a minute ago, and no more: its grace isn't over.
+    earlier = "clock_timestamp() - interval '40 s'"
+    run_sql(case.dsn, f"UPDATE roir.operation SET heartbeat_at = {earlier}, awaited_until = {earlier}")
+    assert case.status() == "building; running build: None"
+    clean_up(case)
+    assert case.status() == "building; abandoned build: None"
+    assert case.read("SELECT count(*) FROM roir.event WHERE action = 'abandoned'") == [(1,)]
+    for table, columns in (("operation", ("heartbeat_at", "awaited_until", "run_ended_at")), ("event", ("at",))):
+        moved = ", ".join(f"{one} = {one} - interval '5 min'" for one in columns)
+        run_sql(case.dsn, f"UPDATE roir.{table} SET {moved}")
+    clean_up(case)
+    assert case.operation() == "aborted build"
+
+
+def clean_up(case: Case) -> None:
+    """A run of the DAG that cleans up, to its end."""
+    run = case.airflow.trigger(CLEAN_UP, {"postgres_conn_id": CONNECTION})
+    wait_until(lambda: case.airflow.run_state(CLEAN_UP, run) == "success", PATIENCE_S, "the clean-up")

@@ -206,7 +206,14 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     assert page.change("user", "workers", run, named | {"parallelism": 3}).status_code in (404, 409)
 
 
-ENDS = ["failed", "success", "deleted", "switch off", "clear"]
+ENDS = ["failed", "success", "deleted", "switch off", "clear", "renamed"]
+STALE = """
+import sys
+from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
+with create_session() as session:
+    session.get(DagModel, "rebuild_index").is_stale = sys.argv[1] == "stale"
+"""
 
 
 @pytest.mark.sample(0, 2)
@@ -242,6 +249,9 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
         server.call("DELETE", where)
     elif way == "switch off":
         server.pause(DAG)
+    elif way == "renamed":
+        # No file has a DAG of that name any more; its runs stay as they are for ever.
+        server.run_python("-c", STALE, "stale")
     else:
         server.call("PATCH", where, {"state": way if way != "clear" else "failed"})
     try:
@@ -254,6 +264,11 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
             shown()
             assert shown()["progress"]["status"] == "paused"
             assert listed("user")["state_of_operation"]["name"] == "paused"
+            return
+        if way == "renamed":
+            # A DAG that isn't there can't be triggered.
+            shown()
+            assert (shown()["progress"]["status"], shown()["continues"]) == ("abandoned", None)
             return
         if way != "deleted":
             shown()
@@ -274,6 +289,8 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
         about = {"dag_id": DAG, "run_id": again}
         assert page.ask("user", "GET", "/api/run", params=about).json()["chosen"]["operation"] == named["operation"]
     finally:
+        if way == "renamed":
+            server.run_python("-c", STALE, "fresh")
         server.unpause(DAG)
 
 

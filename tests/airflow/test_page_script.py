@@ -211,6 +211,70 @@ def test_an_operation_that_no_run_drives_is_not_said_to_run(airflow: Airflow, ta
     tab.locator(".cell[data-state=waiting]").wait_for()
 
 
+WISH = {"dag_id": "rebuild_index", "conf": {"index": "public.i", "table": "public.t", "postgres_conn_id": "c"}}
+
+
+@pytest.mark.parametrize("status", ["abandoned", "paused"])
+def test_an_operation_whose_run_is_over_is_continued_as_it_was_begun(airflow: Airflow, tab: Any, status: str) -> None:
+    """Its run has ended: a resume alone would lift the pause, and nothing would go on."""
+    airflow.progress["status"] = status
+    airflow.progress["state"] = {"name": status, "word": status.title(), "note": "No run drives it, and none will"}
+    airflow.more["continues"] = WISH
+    tab.locator(f".chip[data-status={status}]", has_text=status.title()).wait_for()
+    tab.get_by_role("button", name="Continue").wait_for()
+    for name in ("Pause", "Resume"):
+        assert not tab.get_by_role("button", name=name, exact=True).is_visible()
+    assert tab.get_by_role("button", name="Abort").is_visible()
+    tab.get_by_role("button", name="Continue").click()
+    tab.get_by_text("rebuild_index is triggered, and goes on with the operation.").wait_for()
+    tab.get_by_role("link", name="See its run").wait_for()
+    trigger = ("/api/v2/dags/rebuild_index/dagRuns", {"logical_date": None, "conf": WISH["conf"]})
+    resume = ("/roir/api/run/resume", {"connection": "c", "operation": 7})
+    assert airflow.sent == ([resume] if status == "paused" else []) + [trigger]
+
+
+def test_who_may_not_trigger_the_dag_has_no_continue(airflow: Airflow, tab: Any) -> None:
+    airflow.progress["status"] = "abandoned"
+    airflow.progress["state"] = {"name": "abandoned", "word": "Abandoned", "note": "No run drives it, and none will"}
+    airflow.more["continues"] = None
+    tab.locator(".chip[data-status=abandoned]").wait_for()
+    tab.get_by_role("button", name="Abort").wait_for()
+    assert not tab.get_by_role("button", name="Continue").is_visible()
+
+
+ABANDONED_INDEX: dict[str, Any] = {
+    "index": "public.i",
+    "source": "public.t",
+    "state": "building",
+    "unique": False,
+    "operation": 7,
+    "state_of_operation": {"name": "abandoned", "word": "Abandoned", "note": "", "kind": "create"},
+    "continues": WISH,
+    "run": None,
+    "generations": [],
+    "warnings": [],
+}
+
+
+def test_indexes_says_that_an_operation_is_abandoned_and_continues_it(airflow: Airflow, tab: Any) -> None:
+    """Found: the page said of such a build that it was under way."""
+    names = {"rebuild": "rebuild_index", "verify": "verify_index", "control": "control_index", "clean_up": "clean"}
+    database = {"connection": "c", "indexes": [ABANDONED_INDEX], "trouble": None}
+    may = {"rebuild": True, "verify": True, "control": True, "clean_up": False}
+    airflow.pages["api/indexes"] = {"databases": [database], "dags": names, "may": may}
+    tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
+    tab.locator(".chip[data-status=abandoned]", has_text="Abandoned").wait_for()
+    tab.get_by_text("Operation 7 (create): abandoned.").wait_for()
+    tab.get_by_role("button", name="Continue public.i").click()
+    tab.get_by_role("button", name="Continue", exact=True).click()
+    tab.get_by_text("rebuild_index is triggered.").wait_for()
+    tab.get_by_role("button", name="Abort public.i").click()
+    tab.get_by_role("button", name="Abort", exact=True).click()
+    tab.get_by_text("control_index is triggered.").wait_for()
+    abort = {"index": "public.i", "postgres_conn_id": "c", "action": "abort", "reason": "on the page Indexes"}
+    assert [body["conf"] for _, body in airflow.sent] == [WISH["conf"], abort]
+
+
 def test_a_run_that_ended_before_it_began_says_with_which_index(airflow: Airflow, tab: Any) -> None:
     """Found: the page of a run that had ended before its operation: "Running", "about 1 s left", a range "being worked
     on"; of one that had ended before *prepare* was done: "This run builds and verifies no index". It holds: *Not
