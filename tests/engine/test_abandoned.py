@@ -266,13 +266,20 @@ def test_what_became_of_the_runs_is_written_and_taken_back(database: Database, d
     assert is_now(database, run.operation_id) == "running"
 
 
+def promised(dsn: str) -> str:
+    [(until,)] = sql(steps.session(dsn), "SELECT awaited_until::text FROM roir.operation")
+    return str(until)
+
+
 def test_one_that_waits_for_its_turn_is_abandoned_by_the_end_of_its_run_alone(database: Database, dsn: str) -> None:
     """A mapped group prepares all its indexes, and builds one after the other: for hours nothing drives the last."""
     prepared, _ = steps.begin(database)
     put(dsn, owner="NULL", created_by=f"'{A}'", heartbeat_at="NULL", epoch="0")
     expected.expect(database, prepared.operation_id, A, None, 400)
     run_sql(dsn, "UPDATE roir.operation SET started_at = started_at - interval '9 h'")
-    expected.settle_runs(database, fates(a=COMES))
+    for fate in (COMES, SWITCHED_OFF, Fate(waits=True)):
+        expected.settle_runs(database, fates(a=fate))
+        assert promised(dsn) == "infinity"
     assert is_now(database, prepared.operation_id) == "running"
     assert "its run's task begins when its turn comes" in str(state_of(operation_status(database, 1)))
     expected.settle_runs(database, fates(a=ENDED))
@@ -322,6 +329,9 @@ def test_a_run_that_waits_for_a_free_slot_is_waited_for(database: Database, dsn:
     assert is_now(database, prepared.operation_id) == ABANDONED
     expected.settle_runs(database, fates(a=Fate(waits=True)))
     assert is_now(database, prepared.operation_id) == "running"
+    until = promised(dsn)
+    expected.settle_runs(database, fates(a=Fate(waits=True)))
+    assert promised(dsn) == until, "a page that looks each second doesn't write each second"
     put(dsn, awaited_until="awaited_until - interval '3700 s'")
     assert is_now(database, prepared.operation_id) == "running", "till the next clean-up"
 

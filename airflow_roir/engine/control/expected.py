@@ -27,9 +27,11 @@ UPDATE roir.operation
                             ELSE clock_timestamp() + make_interval(secs => %(seconds)s) END
  WHERE id = %(operation)s AND status IN ('running', 'paused')
 """
-# Those that no run drives, and that wait for no place. runs: those that may continue it.
+# Those that no run drives, and that wait for no place. runs: those that may continue it. lapses: unless one of them
+# comes back soon, it will be abandoned.
 UNDRIVEN = """
 SELECT o.id, o.epoch, o.awaited_by, o.run_ended_at IS NOT NULL AS has_ended,
+       coalesce(o.awaited_until < clock_timestamp() + make_interval(secs => %(waits)s / 2), true) AS lapses,
        array_remove(ARRAY[coalesce(o.awaited_by, CASE WHEN o.owner IS NULL THEN o.created_by END), o.owner], NULL)
            AS runs
   FROM roir.operation o
@@ -104,7 +106,7 @@ def has_ended(database: Database, operation_id: int, by: str) -> None:
 
 def changes(connection: Connection, fate_of: FateOf, operation_id: int | None = None) -> list[Change]:
     """Find the statements for operations that no run drives, for one or for all; changes nothing itself."""
-    values = {"operation": operation_id, "fresh": HEARTBEAT_FRESH_S, "queue": QUEUE_S}
+    values = {"operation": operation_id, "fresh": HEARTBEAT_FRESH_S, "queue": QUEUE_S, "waits": WAITS_S}
     found = (_change(row, fate_of) for row in execute(connection, UNDRIVEN, values).all())
     return [one for one in found if one is not None]
 
@@ -118,10 +120,10 @@ def _change(row: Row[Any], fate_of: FateOf) -> Change | None:
     coming = {run: fate for run, fate in fates.items() if not fate.ended}
     if not coming:
         return Change(row, NOTE_END, seen) if fates and not row.has_ended else None
-    if all(fate.switch for fate in coming.values()):
+    if row.lapses and all(fate.switch for fate in coming.values()):
         actor = next(fate.switch for fate in coming.values())
         return Change(row, PAUSE, {**seen, "actor": actor, "reason": SWITCHED_OFF})
-    if waiting := [run for run, fate in coming.items() if fate.waits]:
+    if row.lapses and (waiting := [run for run, fate in coming.items() if fate.waits]):
         return Change(row, EXPECT, {"operation": row.id, "by": waiting[0], "seconds": WAITS_S, "grace": None})
     return Change(row, NOTE_RETURN, seen) if row.has_ended else None
 
