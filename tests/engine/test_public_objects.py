@@ -196,7 +196,8 @@ VALUES = {
 STATUSES = tuple(status.value for status in Status)
 PHASES = tuple(phase.value for phase in Phase)
 HIS = ("status", "paused_at", "paused_by", "pause_reason", "queued_at", "queued_seen_at", "notice", "phase_seconds",
-       "ticked_at", "heartbeat_at", "working_since", *LIVE_OPTIONS, "granted", "granted_at")  # fmt: skip
+       "ticked_at", "heartbeat_at", "working_since", "awaited_until", "run_ended_at", *LIVE_OPTIONS, "granted",
+       "granted_at")  # fmt: skip
 
 
 @pytest.mark.sample(0)
