@@ -19,6 +19,7 @@ from airflow_roir.cli import (  # noqa: F401
     change,
     compact,
     dags,
+    doctor,
     duplicates,
     metrics,
     operations,

@@ -1,0 +1,156 @@
+"""Looks at all that a first build needs of a database, by the checks that a build makes; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import IndexDefinition, QualifiedName, parse_name
+from airflow_roir.engine import dry_run
+from airflow_roir.engine.database import Database, execute, said
+from airflow_roir.engine.forecast import objections, rights, signals
+from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.schema import schema
+from airflow_roir.engine.source import catalog, checks
+from airflow_roir.errors import RoirError
+from airflow_roir.options import BuildOptions
+from airflow_roir.quantity import size
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+# A build's own sessions beside its workers: its driver, the governor, looks.
+BESIDE_WORKERS = 4
+SETTINGS = """
+SELECT current_setting('server_version') AS version, current_setting('server_encoding') AS encoding,
+       current_setting('wal_level') AS wal_level, current_setting('max_locks_per_transaction') AS locks,
+       current_setting('max_connections')::int AS most,
+       (SELECT sum(numbackends)::int FROM pg_stat_database) AS used,
+       pg_database_size(current_database()) AS bytes
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. verdict: ok, warning or problem; remedy: empty if nothing is to be done."""
+
+    what: str
+    verdict: str
+    says: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def refused(what: str, error: Exception | str, verdict: str = PROBLEM) -> Finding:
+    """The finding for a check's error, whose message names its remedy after its first sentence."""
+    message = said(error) if isinstance(error, DBAPIError) else str(error).strip()
+    says, _, remedy = message.partition(". ")
+    return Finding(what, verdict, says, remedy)
+
+
+def look(database: Database, table: str | None = None) -> list[Finding]:
+    """All findings about a database, and about a table in it. Raises no error of the database or of a check."""
+    try:
+        with database.transaction() as connection:
+            found = _of_database(connection)
+    except (DBAPIError, RoirError) as error:
+        # No session: the server is away, refuses, or a pooler shares its sessions.
+        return [refused("session", error)]
+    found.insert(0, Finding("session", OK, "the server answers, and its sessions are roir's alone"))
+    try:
+        found += _signals(database)
+        if table:
+            found += _of_table(database, table, found)
+    except (DBAPIError, RoirError) as error:
+        found.append(refused(table or "throttle", error))
+    return found
+
+
+def _of_database(connection: Connection) -> list[Finding]:
+    options = BuildOptions()
+    nameless = IndexDefinition(QualifiedName(None, "index"))
+    found: list[Finding] = []
+
+    def check(what: str, ok: str, call: Callable[[], object]) -> bool:
+        savepoint = connection.begin_nested()
+        try:
+            call()
+            found.append(Finding(what, OK, ok))
+            return True
+        except (RoirError, DBAPIError) as error:
+            found.append(refused(what, error))
+            return False
+        finally:
+            savepoint.rollback()
+
+    server = execute(connection, SETTINGS).one()
+    if check("server", f"PostgreSQL {server.version}", lambda: checks.check_server(connection)) and (
+        untried := checks.untried_server(connection)
+    ):
+        found[-1] = refused("server", untried, WARNING)
+    check("primary", "the server takes writes", lambda: schema.check_writable(connection))
+    lacking = rights.missing(connection, nameless, [])
+    found += [Finding("rights", PROBLEM, one.what, one.statement) for one in lacking]
+    if not lacking:
+        check("rights", "the role may use the control schema, or make it", lambda: checks.check_rights(connection))
+    if check("schema", f"version {schema.head()}, as this code needs", lambda: schema.check_schema(connection)):
+        found.append(_guard(connection))
+    check(
+        "lock_timeout",
+        f"{options.lock_timeout_ms} ms, shorter than the server's deadlock_timeout",
+        lambda: dry_run.check_lock_timeout(connection, options),
+    )
+    found += [_connections(server.most, server.used, options), Finding("encoding", OK, server.encoding)]
+    found.append(Finding("wal_level", OK, f"{server.wal_level}: roir needs none in particular"))
+    found.append(Finding("max_locks", OK, f"max_locks_per_transaction is {server.locks}"))
+    free = f"the database has {size(server.bytes)}; SQL can't see how much is free"
+    found.append(Finding("disk", OK, free, "roir plan says what a build takes: compare it with df on the server"))
+    return found
+
+
+def _guard(connection: Connection) -> Finding:
+    if schema.is_guarded(connection):
+        return Finding("guard", OK, "event triggers refuse DDL that no capture sees")
+    return Finding("guard", WARNING, "DDL that no capture sees is only detected", "As a superuser: SELECT roir.guard()")
+
+
+def _connections(most: int, used: int, options: BuildOptions) -> Finding:
+    needed = options.parallelism + BESIDE_WORKERS
+    says = f"{used} of {most} are used, and a build takes up to {needed}"
+    if used + needed <= most:
+        return Finding("max_connections", OK, says)
+    return Finding("max_connections", WARNING, says, "Raise max_connections, or build with a smaller --parallelism")
+
+
+def _signals(database: Database) -> list[Finding]:
+    """Whether a throttle could read its signals, those of replicas among them."""
+    seen = signals.look(database, Surroundings.of_environment())
+    unread = [one for one in seen.readings if one.value is None]
+    remedy = "GRANT pg_monitor to the role, or leave this signal out of --throttle"
+    found = [
+        Finding("throttle", WARNING, f"{one.signal.name} {f'of {one.of} ' if one.of else ''}can't be read: "
+                f"{one.problem}", remedy)
+        for one in unread
+    ]  # fmt: skip
+    return found or [Finding("throttle", OK, f"all signals can be read; to begin with: {seen.sensible}")]
+
+
+def _of_table(database: Database, table: str, before: list[Finding]) -> list[Finding]:
+    """All objections to an index of that table by its own primary key, which are those to any index of it."""
+    name = parse_name(table, "table")
+    with database.transaction() as connection:
+        source, problems = catalog.look(connection, name)
+    if source is None or not source.primary_key:
+        return [refused(table, problem) for problem in problems]
+    definition = IndexDefinition(QualifiedName(source.name.schema, "roir_doctor"), source.name, source.primary_key)
+    against = objections.find(database, definition, BuildOptions())
+    found = [Finding(table, PROBLEM, one.what, one.statement) for one in against.missing]
+    found += [refused(table, text) for text in against.refused]
+    told = {(one.says, one.remedy) for one in before}
+    found = [one for one in found if (one.says, one.remedy) not in told]
+    return found or [Finding(table, OK, "nothing about the table itself keeps it from being indexed")]

@@ -1,0 +1,108 @@
+"""The command `roir doctor`: one list of what a first build needs, with remedies."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg2.extensions import make_dsn
+
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.forecast import set_up
+from airflow_roir.engine.forecast.set_up import OK, PROBLEM, WARNING
+from tests.conftest import database_dsn, run_sql
+from tests.test_cli import ROIR
+
+TABLE = 'CREATE TABLE "Or|ders" (id int PRIMARY KEY, v int)'
+
+
+def doctor(dsn: str, home: Path, *arguments: str, **more: str) -> tuple[int, Any]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+    done = subprocess.run(
+        [ROIR, "doctor", "--json", *arguments],
+        env={**environment, "ROIR_DSN": dsn, "AIRFLOW_HOME": str(home), **more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, {one["what"]: one for one in json.loads(done.stdout)}
+
+
+def everything(dsn: str) -> str:
+    """All relations and functions, as text."""
+    query = (
+        "SELECT string_agg(x::text, ',' ORDER BY x) FROM (SELECT oid FROM pg_class UNION SELECT oid FROM pg_proc) o (x)"
+    )
+    with Database(dsn).transaction() as connection:
+        return str(execute(connection, query).scalar_one())
+
+
+def test_a_set_up_that_is_right_has_no_problem_and_is_left_as_it_was(dsn: str, tmp_path: Path) -> None:
+    run_sql(dsn, TABLE)
+    before = everything(dsn)
+    code, found = doctor(dsn, tmp_path, "--table", '"Or|ders"')
+    assert code == 0
+    assert {name: one["verdict"] for name, one in found.items() if one["verdict"] == PROBLEM} == {}
+    assert found["session"]["verdict"] == found["schema"]["verdict"] == found['"Or|ders"']["verdict"] == OK
+    assert found["guard"]["verdict"] == WARNING
+    assert "roir.guard()" in found["guard"]["remedy"]
+    assert "no " in found["Airflow's set-up"]["says"]
+    assert list(tmp_path.iterdir()) == []
+    assert everything(dsn) == before
+
+
+def test_problems_are_listed_all_at_once_with_what_helps(server: str, dsn: str, tmp_path: Path) -> None:
+    """No schema, a role without rights, a table without a primary key, no Java, no Spark there."""
+    run_sql(server, "DROP DATABASE IF EXISTS doctored", "DROP ROLE IF EXISTS patient")
+    run_sql(server, "CREATE DATABASE doctored", "CREATE ROLE patient LOGIN")
+    try:
+        empty = database_dsn(server, "doctored")
+        run_sql(empty, "CREATE TABLE bare (v int)")
+        with socket.socket() as unused:
+            # Bound, and not listening: no other process gets this port.
+            unused.bind(("127.0.0.1", 0))
+            master = f"spark://127.0.0.1:{unused.getsockname()[1]}"
+            code, found = doctor(
+                make_dsn(empty, user="patient"),
+                tmp_path,
+                "--table",
+                "bare",
+                "--master",
+                master,
+                JAVA_HOME=str(tmp_path),
+                PATH="",
+            )
+        assert code == 1
+        assert found["rights"]["remedy"] == 'GRANT CREATE ON DATABASE "doctored" TO "patient"'
+        assert found["schema"]["verdict"] == PROBLEM
+        assert "roir init" in found["schema"]["says"]
+        assert found["bare"]["verdict"] == found["Spark"]["verdict"] == PROBLEM
+        assert found["Java"]["verdict"] == WARNING
+        assert "--without-spark" in found["Java"]["remedy"]
+    finally:
+        run_sql(server, "DROP DATABASE doctored WITH (FORCE)", "DROP ROLE patient")
+
+
+@pytest.mark.parametrize("table", ["nowhere", "a.b.c", "pg_class"])
+def test_a_table_that_cannot_be_indexed_is_a_problem_of_the_list(dsn: str, table: str) -> None:
+    found = set_up.look(Database(dsn), table)
+    assert found[-1].verdict == PROBLEM
+    assert found[-1].what == table
+
+
+def test_a_server_that_is_away_is_the_only_line_of_the_database(tmp_path: Path) -> None:
+    found = set_up.look(Database(f"host={tmp_path} dbname=x"))
+    assert [(one.what, one.verdict) for one in found] == [("session", PROBLEM)]
+
+
+def test_too_few_connections_are_warned_of(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(set_up, "BESIDE_WORKERS", 1_000_000)
+    (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]
+    assert found.verdict == WARNING
+    assert "max_connections" in found.remedy
