@@ -18,6 +18,7 @@ from airflow_roir.cli import (  # noqa: F401
     build,
     change,
     compact,
+    complete,
     dags,
     doctor,
     duplicates,
@@ -79,6 +80,9 @@ def _run() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A letter that the terminal's encoding doesn't have is written as its number.
             stream.reconfigure(errors="backslashreplace")
+    if wanted := os.environ.pop(complete.VARIABLE, ""):
+        sys.stdout.write(complete.answer(wanted, app))
+        return
     try:
         app()
     except RoirError as error:

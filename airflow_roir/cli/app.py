@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from airflow_roir import __version__
+from airflow_roir.cli import complete
 from airflow_roir.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -33,9 +34,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Index = Annotated[str, typer.Argument(help="The index: name or schema.name, quoted as in SQL.")]
+Index = Annotated[
+    str, typer.Argument(help="The index: name or schema.name, quoted as in SQL.", autocompletion=complete.indexes)
+]
 Indexes = Annotated[
-    list[str], typer.Argument(metavar="INDEX...", help="The index, or several that exist: name or schema.name.")
+    list[str],
+    typer.Argument(
+        metavar="INDEX...",
+        help="The index, or several that exist: name or schema.name.",
+        autocompletion=complete.indexes,
+    ),
 ]
 Beside = Annotated[
     list[str] | None,
@@ -52,7 +60,9 @@ WithoutSpark = Annotated[
 Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value; may be repeated.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over even from a run that is alive.")]
 Reason = Annotated[str, typer.Option(help="Why; kept with the operation.")]
-TableName = Annotated[str | None, typer.Option("--table", help="The source, for a new index.")]
+TableName = Annotated[
+    str | None, typer.Option("--table", help="The source, for a new index.", autocompletion=complete.tables)
+]
 Keys = Annotated[str | None, typer.Option("--keys", help="Key columns, comma-separated, in order.")]
 Include = Annotated[str | None, typer.Option("--include", help="Included columns, comma-separated.")]
 IgnorePublications = Annotated[

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from airflow_roir.cli import complete
 from airflow_roir.cli.app import AsJson, Master, app, database_of, print_json, show
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ AIRFLOW = "apache-airflow"
 @app.command()
 def doctor(
     context: typer.Context,
-    table: Annotated[str | None, typer.Option("--table", help="A table to be indexed: looks at it, too.")] = None,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", help="A table to be indexed: looks at it, too.", autocompletion=complete.tables),
+    ] = None,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:

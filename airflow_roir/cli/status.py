@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from airflow_roir.cli import complete
 from airflow_roir.cli.app import AsJson, app, database_of, print_json, show, terminal_width
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 @app.command()
 def status(
     context: typer.Context,
-    index: Annotated[str | None, typer.Argument(help="One index; by default all.")] = None,
+    index: Annotated[
+        str | None, typer.Argument(help="One index; by default all.", autocompletion=complete.indexes)
+    ] = None,
     as_json: AsJson = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="A live view, until nothing runs; without a terminal a line per change.")
