@@ -5,6 +5,9 @@ Each message names the problem, the index, operation or range, and the next step
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RoirError(Exception):
     """Base of all errors that this package raises on purpose.
@@ -25,6 +28,32 @@ class InvalidInput(RoirError):
     """A definition, an option or a name can't be used. Nothing was changed."""
 
     exit_code = 2
+
+
+class Complaints:
+    """Collects what checks find wrong with an input, so that one error names all of it.
+
+    Each check runs in `noted()`; `settle()` ends the collection.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[InvalidInput] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Keeps the InvalidInput of the check inside, which ends there."""
+        try:
+            yield
+        except InvalidInput as complaint:
+            self._found.append(complaint)
+
+    def settle(self) -> None:
+        """Raises what was found: a single complaint as it is, several as one InvalidInput with a line each."""
+        if len(self._found) == 1:
+            raise self._found[0]
+        if self._found:
+            lines = "".join(f"\n- {complaint}" for complaint in self._found)
+            raise InvalidInput(f"{len(self._found)} values can't be used:{lines}")
 
 
 class RightMissing(InvalidInput):

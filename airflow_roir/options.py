@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from airflow_roir.definition import Scan
-from airflow_roir.errors import InvalidInput
+from airflow_roir.errors import Complaints, InvalidInput
 from airflow_roir.option import Kind, Option, choice, number, option, span, truth
 
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
@@ -112,14 +112,23 @@ class WorkOptions:
     )
 
     def __post_init__(self) -> None:
+        complaints = Complaints()
         for one in options_of(type(self)):
-            one.check(getattr(self, one.name))
+            with complaints.noted():
+                one.check(getattr(self, one.name))
+        complaints.settle()
 
     @classmethod
     def asked(cls: type[Declared], **given: Any) -> Declared:
-        """A user's options, with the default for None. Raises InvalidInput, also for a value below `Option.asked`."""
+        """A user's options, with the default for None.
+
+        Raises one InvalidInput for all values that are wrong, also for one below `Option.asked`.
+        """
+        complaints = Complaints()
         for one in options_of(cls):
-            one.check(given.get(one.name), asked=True)
+            with complaints.noted():
+                one.check(given.get(one.name), asked=True)
+        complaints.settle()
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def live(self) -> dict[str, Any]:
@@ -380,9 +389,12 @@ LIVE_OPTIONS = tuple(LIVE)
 
 
 def check_live_options(options: Mapping[str, Any]) -> None:
-    """Raises InvalidInput for a value that a user may not give to an operation; None is none given.
+    """Raises one InvalidInput for all values that a user may not give to an operation; None is none given.
 
     `roir.change_options` checks the same, and reads the throttle.
     """
+    complaints = Complaints()
     for name, value in options.items():
-        LIVE[name].check(value, asked=True)
+        with complaints.noted():
+            LIVE[name].check(value, asked=True)
+    complaints.settle()

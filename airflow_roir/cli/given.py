@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from airflow_roir.errors import Complaints, InvalidInput
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import WorkOptions, options_of
 from airflow_roir.span import seconds
@@ -39,7 +40,14 @@ def takes(
 
         @functools.wraps(command)
         def called(**values: Any) -> None:
-            given = {one.name: _value(one, values.pop(_dest(one))) for one in options}
+            complaints = Complaints()
+            given: dict[str, Any] = {}
+            for one in options:
+                with complaints.noted():
+                    value = _value(one, values.pop(_dest(one)))
+                    one.check(value, asked=True)
+                    given[one.name] = value
+            complaints.settle()
             command(given=given, **values)
 
         called.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
@@ -101,7 +109,7 @@ def _parameter(option: Option, changes: bool) -> inspect.Parameter:
 
 
 def _value(option: Option, value: Any) -> Any:
-    """The value in the form that the classes of options have. Raises InvalidInput, typer.BadParameter."""
+    """The value in the form that the classes of options have. Raises InvalidInput."""
     if value is None:
         return None
     if option.kind is Kind.SPAN:
@@ -113,5 +121,5 @@ def _value(option: Option, value: Any) -> Any:
             return float(value.removesuffix("%"))
         except ValueError:
             flag = flag_of(option)
-            raise typer.BadParameter(f"{flag} takes a percentage, such as 1% or 1, not {value!r}") from None
+            raise InvalidInput(f"{flag} takes a percentage, such as 1% or 1, not {value!r}") from None
     return value

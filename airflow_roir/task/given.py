@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from airflow_roir.errors import Complaints
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import Declared, WorkOptions, options_of
 from airflow_roir.span import seconds
@@ -46,8 +47,19 @@ def takes(names: Sequence[str]) -> Callable[[Initializer], Initializer]:
 
 
 def given_to(operator: Any, declared: type[Declared]) -> Declared:
-    """The options that an operator's rendered fields give, defaults for empty ones. Raises InvalidInput."""
-    read = {one.name: value_of(one, getattr(operator, one.name)) for one in options_of(declared) if one.offered}
+    """The options that an operator's rendered fields give, defaults for empty ones.
+
+    Raises one InvalidInput for all values that are wrong.
+    """
+    complaints = Complaints()
+    read: dict[str, Any] = {}
+    for one in options_of(declared):
+        if one.offered:
+            with complaints.noted():
+                value = value_of(one, getattr(operator, one.name))
+                one.check(value, asked=True)
+                read[one.name] = value
+    complaints.settle()
     return declared.asked(**read)
 
 
