@@ -1,0 +1,143 @@
+"""An operation as one page for a change ticket, in Markdown or HTML, from what `details.progress` reads."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from datetime import datetime
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.snapshot import details
+from airflow_roir.engine.snapshot.operation import OperationStatus
+from airflow_roir.engine.snapshot.words import done, state_of
+from airflow_roir.engine.verify.report import VerifyReport, report
+from airflow_roir.errors import NotFound
+from airflow_roir.operation import Kind
+from airflow_roir.quantity import counted, duration, lost, rate, size
+
+# All that Markdown or the HTML in it gives a meaning to.
+_MARKS = re.compile(r"([\\`*_{}\[\]()#+!|<>~&$])")
+STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{text-align:left;padding:.2em 1em .2em 0}"
+
+# A title, the heads of its columns ('' for none), rows of plain texts.
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+
+
+def write(database: Database, index: str, operation_id: int | None = None, in_html: bool = False) -> str:
+    """The page about an index's latest operation, or about the one with that id. Raises NotFound, InvalidInput."""
+    one = details.progress(database, index, operation_id)
+    named, its = parse_name(index, "index"), parse_name(one.index, "index")
+    if named.name != its.name or named.schema not in (None, its.schema):
+        raise NotFound(f"operation {one.operation_id} is one of index {one.index}, not of {index}")
+    compared = report(database, one.verification_id) if one.is_compared and one.verification_id else None
+    return (as_html if in_html else markdown)(one, compared)
+
+
+def markdown(one: OperationStatus, compared: VerifyReport | None) -> str:
+    """The page in Markdown: texts of users can't be more than text."""
+    parts = [f"# {_md(_title(one))}"]
+    for title, heads, rows in _tables(one, compared):
+        lines = [heads, ("---",) * len(heads)]
+        shown = [" | ".join(line) for line in lines] + [" | ".join(map(_md, row)) for row in rows]
+        parts.append(f"## {title}\n\n" + "\n".join(f"| {line} |" for line in shown))
+    return "\n\n".join(parts)
+
+
+def as_html(one: OperationStatus, compared: VerifyReport | None) -> str:
+    """The page in HTML, without a script and without anything to load."""
+    title = html.escape(_title(one))
+    parts = [f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>']
+    parts.append(f"<h1>{title}</h1>")
+    for name, heads, rows in _tables(one, compared):
+        lines = [_tr("th", heads), *(_tr("td", row) for row in rows)]
+        parts.append(f"<h2>{name}</h2>\n<table>\n" + "\n".join(lines) + "\n</table>")
+    return "\n".join([*parts, "</html>"])
+
+
+def _tr(cell: str, texts: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{cell}>{html.escape(_line(text))}</{cell}>" for text in texts) + "</tr>"
+
+
+def _md(text: str) -> str:
+    return _MARKS.sub(r"\\\1", _line(text))
+
+
+def _line(text: str) -> str:
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def _title(one: OperationStatus) -> str:
+    return f"{one.kind} of {one.index}, operation {one.operation_id}: {state_of(one).word}"
+
+
+def _tables(one: OperationStatus, compared: VerifyReport | None) -> list[Table]:
+    tables: list[Table] = [
+        ("Facts", ("What", "Value"), _facts(one, compared)),
+        ("Options", ("Option", "Value"), [(name, _value(value)) for name, value in one.options.items()]),
+        (
+            "Phases",
+            ("Phase", "State", "Time of work"),
+            [(p.name, p.state, "" if p.seconds is None else duration(p.seconds)) for p in one.phases],
+        ),
+        (
+            "Pauses",
+            ("From", "Until", "By", "Why"),
+            [(_moment(p.at), _moment(p.until) or "now", p.by, p.why) for p in one.pauses],
+        ),
+        ("Errors", ("At", "Error", "Remedy"), [(_moment(e.at), e.text, e.remedy) for e in one.errors]),
+        (
+            "Events, the last ones",
+            ("At", "By", "Event", "Detail"),
+            [(_moment(e.at), e.actor, e.action, e.detail or "") for e in reversed(one.events)],
+        ),
+    ]
+    return [table for table in tables if table[2]]
+
+
+def _facts(one: OperationStatus, compared: VerifyReport | None) -> list[tuple[str, ...]]:
+    facts = {
+        "Index": one.index,
+        "Table": one.source,
+        "State": str(state_of(one)),
+        "Begun": _moment(one.started_at),
+        "Ended": _moment(one.finished_at),
+        "Driven by": one.owner or "",
+        "Rows": done(one),
+        "Rate": rate(one.rows_per_second) if one.rows_per_second else "",
+        "Time of work": duration(one.total_execution_time),
+        "Throttle": lost(one.throttle_seconds),
+        "Verification": _verification(one, compared),
+        "Duplicates": _duplicates(one),
+        "Compaction": "" if one.compaction is None else str(one.compaction),
+        "Delta": "" if one.delta is None else f"{counted(one.delta.rows, 'row')}, {size(one.delta.bytes)}",
+        "Error": one.error or "",
+        "Ended by": f"{one.ended_by}: {one.end_reason or ''}" if one.ended_by else "",
+        "Report of": _moment(one.now),
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _verification(one: OperationStatus, compared: VerifyReport | None) -> str:
+    if compared is not None:
+        return f"{compared}: {'index and table are equal' if compared.is_exact else 'they differ'}"
+    if one.kind == Kind.COMPACT:
+        return ""
+    return "not compared yet" if one.compares or one.kind == Kind.VERIFY else "not compared before the publish"
+
+
+def _duplicates(one: OperationStatus) -> str:
+    if not one.unique:
+        return ""
+    if not one.duplicate_keys:
+        return "all were healed" if one.has_duplicates else "none found"
+    return f"{counted(one.duplicate_keys, 'key')} of {counted(one.duplicate_rows, 'row')}"
+
+
+def _value(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _moment(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S %Z}"
