@@ -106,3 +106,16 @@ def test_too_few_connections_are_warned_of(dsn: str, monkeypatch: pytest.MonkeyP
     (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]
     assert found.verdict == WARNING
     assert "max_connections" in found.remedy
+
+
+def test_a_role_without_any_right_is_told_what_it_lacks_and_sees_the_rest(server: str, dsn: str) -> None:
+    run_sql(dsn, TABLE)
+    run_sql(server, "CREATE ROLE visitor LOGIN")
+    try:
+        found = {one.what: one for one in set_up.look(Database(make_dsn(dsn, user="visitor")), '"Or|ders"')}
+        assert found["session"].verdict == found["lock_timeout"].verdict == found["encoding"].verdict == OK
+        assert found["rights"].verdict == PROBLEM
+        assert found["rights"].remedy.startswith("GRANT ")
+        assert found['"Or|ders"'].verdict == PROBLEM
+    finally:
+        run_sql(server, "DROP ROLE visitor")

@@ -136,7 +136,7 @@ def _duplicates(one: OperationStatus) -> str:
 
 
 def _value(value: object) -> str:
-    return "" if value is None else str(value)
+    return "none" if value is None else str(value)
 
 
 def _moment(moment: datetime | None) -> str:
