@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -96,3 +97,10 @@ printf '%s\n' "${COMPREPLY[@]}"
         check=True,
     )
     assert done.stdout.splitlines() == completions
+
+
+def test_a_server_that_hangs_lets_the_prompt_go() -> None:
+    """It takes the connection and says nothing: without an end of its own the command would wait for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x sslmode=disable"
+        assert completed(dsn, "roir status b") == []

@@ -14,7 +14,7 @@ import typer
 
 VARIABLE = "_ROIR_COMPLETE"
 # A user waits for the answer at the prompt: afterwards the process ends without one.
-PATIENCE_S = 0.7
+PATIENCE_S = 0.6
 MOST = 200
 
 _MATCHES = """
