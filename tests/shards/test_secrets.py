@@ -57,8 +57,8 @@ INDEX = {"announce": ("i", "--by", "off"), "build": BUILD[1:], "change": ("i", "
 # The arguments of each command; those that reach no database are left out.
 COMMANDS = {
     **INDEX,
-    **dict.fromkeys(("resume", "compact", "duplicates", "pause", "abort", "revert", "drop"), ("i",)),
-    **dict.fromkeys(("init", "metrics", "queue", "clean-up", "status"), ()),
+    **dict.fromkeys(("resume", "compact", "duplicates", "pause", "abort", "revert", "drop", "report"), ("i",)),
+    **dict.fromkeys(("init", "metrics", "queue", "clean-up", "status", "doctor"), ()),
     "plan": BUILD[1:],
     "verify": ("i", "--without-spark"),
     "ship": ("--once",),
