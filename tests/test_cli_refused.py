@@ -101,6 +101,8 @@ CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "--shards": ("nowhere", "a,,b"),
         "--indexes": ("nowhere", '"'),
     },
+    ("doctor",): {"--master": MASTER, "--table": ("", "a.b.c", '"')},
+    ("report", "ix"): {"--operation": ("many", "1.5", "")},
     ("plan", "new", "--table", "t", "--keys", "k"): {
         **dict.fromkeys(("--parallelism", "--ranges", "--segments"), NUMBER),
         **dict.fromkeys(("--scan", "--covering", "--on-duplicate"), WORD),

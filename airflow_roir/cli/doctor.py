@@ -38,8 +38,14 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Look at all that a first build needs, and say what helps. Changes nothing; exits with 1 for a problem."""
+    from airflow_roir.definition import parse_name
     from airflow_roir.engine.forecast import set_up
+    from airflow_roir.spark.options import SparkOptions
 
+    # A wrong value is refused, as any other command does.
+    SparkOptions(master)
+    if table is not None:
+        parse_name(table, "table")
     found = [*set_up.look(database_of(context), table), *_packages(), _java(), *_master(master), *_airflow()]
     if as_json:
         print_json([one.as_dict() for one in found])
