@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.compact.segment import Segment, worst_first
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.operation import ABANDONED, rows
 from airflow_roir.engine.snapshot.words import State, state_of
 from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
@@ -104,6 +105,8 @@ def indexes_of(connection_id: str) -> list[dict[str, Any]]:
     from airflow_roir.engine.snapshot.index import indexes
 
     with databases.reading(connection_id) as database:
+        with database.transaction() as connection:
+            check_schema(connection)
         settle_runs(connection_id, database)
         found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
         unfinished = [one["operation"] for one in found if one["operation"] is not None]
