@@ -8,7 +8,7 @@ uses it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -112,11 +112,7 @@ class WorkOptions:
     )
 
     def __post_init__(self) -> None:
-        complaints = Complaints()
-        for one in options_of(type(self)):
-            with complaints.noted():
-                one.check(getattr(self, one.name))
-        complaints.settle()
+        checked(options_of(type(self)), lambda one: getattr(self, one.name), asked=False)
 
     @classmethod
     def asked(cls: type[Declared], **given: Any) -> Declared:
@@ -124,11 +120,7 @@ class WorkOptions:
 
         Raises one InvalidInput for all values that are wrong, also for one below `Option.asked`.
         """
-        complaints = Complaints()
-        for one in options_of(cls):
-            with complaints.noted():
-                one.check(given.get(one.name), asked=True)
-        complaints.settle()
+        checked(options_of(cls), lambda one: given.get(one.name))
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def live(self) -> dict[str, Any]:
@@ -382,6 +374,22 @@ def options_of(declared: type[WorkOptions]) -> tuple[Option, ...]:
     return tuple(sorted(found, key=lambda one: one.name in work))
 
 
+def checked(options: Iterable[Option], value_of: Callable[[Option], Any], asked: bool = True) -> dict[str, Any]:
+    """The values of options by name, each read by `value_of` and checked. asked: by a user.
+
+    Raises one InvalidInput for all values that are wrong.
+    """
+    complaints = Complaints()
+    values: dict[str, Any] = {}
+    for one in options:
+        with complaints.noted():
+            value = value_of(one)
+            one.check(value, asked=asked)
+            values[one.name] = value
+    complaints.settle()
+    return values
+
+
 WORK_OPTIONS = tuple(one.name for one in options_of(WorkOptions))
 # The options that can change while an operation lives. A build has all of them.
 LIVE = {one.name: one for one in options_of(BuildOptions) if one.live}
@@ -393,8 +401,4 @@ def check_live_options(options: Mapping[str, Any]) -> None:
 
     `roir.change_options` checks the same, and reads the throttle.
     """
-    complaints = Complaints()
-    for name, value in options.items():
-        with complaints.noted():
-            LIVE[name].check(value, asked=True)
-    complaints.settle()
+    checked([LIVE[name] for name in options], lambda one: options[one.name])

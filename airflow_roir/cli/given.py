@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_roir.errors import Complaints, InvalidInput
+from airflow_roir.errors import InvalidInput
 from airflow_roir.option import Kind, Option
-from airflow_roir.options import WorkOptions, options_of
+from airflow_roir.options import WorkOptions, checked, options_of
 from airflow_roir.span import seconds
 
 # The placeholder for options in a command's signature: the decorator replaces it by the options, by their names.
@@ -40,14 +40,7 @@ def takes(
 
         @functools.wraps(command)
         def called(**values: Any) -> None:
-            complaints = Complaints()
-            given: dict[str, Any] = {}
-            for one in options:
-                with complaints.noted():
-                    value = _value(one, values.pop(_dest(one)))
-                    one.check(value, asked=True)
-                    given[one.name] = value
-            complaints.settle()
+            given = checked(options, lambda one: _value(one, values.pop(_dest(one))))
             command(given=given, **values)
 
         called.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]

@@ -7,9 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from airflow_roir.errors import Complaints
 from airflow_roir.option import Kind, Option
-from airflow_roir.options import Declared, WorkOptions, options_of
+from airflow_roir.options import Declared, WorkOptions, checked, options_of
 from airflow_roir.span import seconds
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
 
@@ -51,16 +50,8 @@ def given_to(operator: Any, declared: type[Declared]) -> Declared:
 
     Raises one InvalidInput for all values that are wrong.
     """
-    complaints = Complaints()
-    read: dict[str, Any] = {}
-    for one in options_of(declared):
-        if one.offered:
-            with complaints.noted():
-                value = value_of(one, getattr(operator, one.name))
-                one.check(value, asked=True)
-                read[one.name] = value
-    complaints.settle()
-    return declared.asked(**read)
+    offered = [one for one in options_of(declared) if one.offered]
+    return declared.asked(**checked(offered, lambda one: value_of(one, getattr(operator, one.name))))
 
 
 def value_of(option: Option, value: Any) -> Any:
