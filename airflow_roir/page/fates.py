@@ -1,9 +1,11 @@
-"""Which operations Airflow's runs have left for good: the pages find that out from Airflow's database, and write it."""
+"""Finds operations that Airflow's runs have left for good, by Airflow's own database, and records that."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
@@ -13,27 +15,27 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.control import expected
-from airflow_roir.engine.control.expected import ENDED, Fate, FateOf
+from airflow_roir.engine.control.expected import ENDED, Fate
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import RoirError
 from airflow_roir.one_line import one_line
 from airflow_roir.page.databases import open_database
-from airflow_roir.task.run_state import OWNER, fate
+from airflow_roir.task.run_state import fate, fates_by
 
 log = logging.getLogger(__name__)
 
-# A login that may not write is asked to so seldom.
+# After the database refused to write, a connection tries again after this time.
 REFUSED_S = 60.0
 _refused: dict[str, float] = {}
 
 
-def settle_runs(connection_id: str, reading: Database, operation: int | None = None) -> None:
-    """Write what became of the runs of operations that no run drives, of one or of all. Raises nothing for that.
+def settle_runs(connection_id: str, reading: Database, operations: Sequence[int] | None = None) -> None:
+    """Records the fates of the runs of operations that no run drives, of these or of all. Logs an error of the write.
 
-    reading: a handle of that connection's database.
+    reading: a handle of that connection's database. Raises SchemaVersionMismatch.
     """
     with reading.transaction() as connection:
-        found = expected.changes(connection, _fates(), operation)
+        found = expected.changes(connection, fates_by(_read), operations)
     if not found or time.monotonic() - _refused.get(connection_id, -REFUSED_S) < REFUSED_S:
         return
     try:
@@ -43,22 +45,6 @@ def settle_runs(connection_id: str, reading: Database, operation: int | None = N
         log.warning("Connection %s: an abandoned operation can't be noted: %s", connection_id, one_line(str(error)))
 
 
-def _fates() -> FateOf:
-    """Finds out what became of the run of that name; reads of each run once."""
-    known: dict[tuple[str, str], Fate] = {}
-
-    def fate_of(owner: str) -> Fate | None:
-        named = OWNER.fullmatch(owner)
-        if named is None:
-            return None
-        run = (named[1], named[2])
-        if run not in known:
-            known[run] = _read(*run)
-        return known[run]
-
-    return fate_of
-
-
 def _read(dag_id: str, run_id: str) -> Fate:
     with create_session() as session:
         state = session.scalar(select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
@@ -66,8 +52,9 @@ def _read(dag_id: str, run_id: str) -> Fate:
         if state is None or dag is None or dag.is_stale:
             return ENDED
 
-        def tasks() -> list[str]:
+        def tasks() -> Iterable[Any]:
             of_run = select(TaskInstance.state).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
-            return [str(getattr(one, "value", one)) for one in session.scalars(of_run)]
+            states: Iterable[Any] = session.scalars(of_run)
+            return states
 
-        return fate(str(getattr(state, "value", state)), bool(dag.is_paused), tasks, dag_id)
+        return fate(state, bool(dag.is_paused), tasks, dag_id)

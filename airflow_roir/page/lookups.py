@@ -10,7 +10,6 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.compact.segment import Segment, worst_first
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.operation import ABANDONED, rows
 from airflow_roir.engine.snapshot.words import State, state_of
 from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
@@ -46,9 +45,9 @@ async def operations_found(looks: Looks, run: Run) -> tuple[list[Found], list[st
         def work() -> list[Found]:
             with databases.reading(connection_id) as database:
                 seen = operations_of(database, connection_id, run)
-                for one in seen:
-                    if one.drives and one.status == "running" and not one.at_work:
-                        settle_runs(connection_id, database, one.operation)
+                idle = [one.operation for one in seen if one.drives and one.status == "running" and not one.at_work]
+                if idle:
+                    settle_runs(connection_id, database, idle)
                 return seen
 
         key = ("operations", run.dag_id, run.run_id, run.adopted)
@@ -105,8 +104,6 @@ def indexes_of(connection_id: str) -> list[dict[str, Any]]:
     from airflow_roir.engine.snapshot.index import indexes
 
     with databases.reading(connection_id) as database:
-        with database.transaction() as connection:
-            check_schema(connection)
         settle_runs(connection_id, database)
         found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
         unfinished = [one["operation"] for one in found if one["operation"] is not None]

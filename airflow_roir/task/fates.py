@@ -5,7 +5,7 @@ A task asks Airflow's server for the state of any run; the pages read Airflow's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,35 +17,24 @@ from airflow_roir.engine.control import expected, operations
 from airflow_roir.engine.control.expected import ENDED, Fate, FateOf, Unknown
 from airflow_roir.errors import NotFound
 from airflow_roir.task.roir_operator import owner_of
-from airflow_roir.task.run_state import OWNER, fate
+from airflow_roir.task.run_state import fate, fates_by
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
     from airflow_roir.engine.database import Database
 
-# A task that begins has a driver that gives signs of life within that: Spark takes its time on a busy machine.
+# A task that begins has a driver with a heartbeat within this time: Spark starts slowly on a busy machine.
 START_S = 180
 # The longest delay of a retry, as Airflow bounds it.
 MOST_DELAY_S = 86_400.0
-# Beside what Airflow takes: its scheduler's turns, and a process that starts.
+# The time for the scheduler's turns and the start of a process, besides the times that Airflow's configuration names.
 SPARE_S = 90
 
 
 def fates(ti: RuntimeTaskInstanceProtocol) -> FateOf:
-    """Finds out what became of the run of that name; asks of each run once."""
-    known: dict[tuple[str, str], Fate] = {}
-
-    def fate_of(owner: str) -> Fate | None:
-        named = OWNER.fullmatch(owner)
-        if named is None:
-            return None
-        run = (named[1], named[2])
-        if run not in known:
-            known[run] = _asked(ti, *run)
-        return known[run]
-
-    return fate_of
+    """Finds the fate of the run with an owner's name; asks Airflow's server once for each run."""
+    return fates_by(lambda dag_id, run_id: _asked(ti, dag_id, run_id))
 
 
 def _asked(ti: RuntimeTaskInstanceProtocol, dag_id: str, run_id: str) -> Fate:
@@ -54,15 +43,15 @@ def _asked(ti: RuntimeTaskInstanceProtocol, dag_id: str, run_id: str) -> Fate:
     if state is None or dag is None:
         return ENDED
 
-    def tasks() -> list[str]:
-        found = _if_there(lambda: ti.get_task_states(dag_id, run_ids=[run_id])) or {}
-        return [str(getattr(one, "value", one)) for one in found.get(run_id, {}).values()]
+    def tasks() -> Iterable[Any]:
+        found: dict[str, dict[str, Any]] = _if_there(lambda: ti.get_task_states(dag_id, run_ids=[run_id])) or {}
+        return found.get(run_id, {}).values()
 
-    return fate(str(getattr(state, "value", state)), bool(dag.is_paused), tasks, dag_id)
+    return fate(state, bool(dag.is_paused), tasks, dag_id)
 
 
 def _if_there(ask: Callable[[], Any]) -> Any:
-    """None for what isn't there. Raises Unknown."""
+    """The answer; None if the thing doesn't exist. Raises Unknown."""
     try:
         return ask()
     except AirflowRuntimeError as error:
@@ -74,12 +63,12 @@ def _if_there(ask: Callable[[], Any]) -> Any:
 
 
 def expect(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol, within_s: int) -> None:
-    """Write that this task drives the operation within these seconds, or looks again."""
+    """Writes that this task drives the operation within these seconds, or looks again."""
     expected.expect(database, operation_id, owner_of(ti), within_s, grace_s(task, ti.try_number))
 
 
 def leaves(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol, within_s: int) -> None:
-    """As `expect`, of a task that is ended from outside: if its run was, too, it won't look again."""
+    """As `expect`, for a task that Airflow ends. If its run has ended, too, writes that no task will look again."""
     try:
         found = fates(ti)(owner_of(ti))
     except Unknown:
@@ -91,33 +80,33 @@ def leaves(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInst
 
 
 def await_turn(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol) -> None:
-    """Write that a later task of this run drives the operation, whenever its turn comes."""
+    """Writes that a later task of this run drives the operation, whenever its turn comes."""
     expected.expect(database, operation_id, owner_of(ti), None, grace_s(task, ti.try_number))
 
 
 def look_at_others(database: Database, index: str, ti: RuntimeTaskInstanceProtocol, log: Any) -> None:
-    """A task waits for an operation of others: find out whether a run still drives that, and warn if none does.
+    """For a task that waits for another run's operation: warns if no run drives that operation any more.
 
-    If its options say so, an operation that was abandoned for long is aborted.
+    Aborts an operation that has been abandoned for longer than its options allow.
     """
     try:
         operation = operations.find_operation(database, index).id
     except NotFound:
         return
-    expected.settle_runs(database, fates(ti), operation)
+    expected.settle_runs(database, fates(ti), [operation])
     abort.settle_pauses(database, owner_of(ti), operation, lambda pause: log.warning("%s", pause.text), log.info)
 
 
 def grace_s(task: Any, tries: int) -> int:
-    """How long a run may be silent before it is gone for good: Airflow finds a task dead, waits, and tries again.
+    """The seconds of silence after which a run is gone for good: Airflow finds a task dead, waits, and tries again.
 
-    task: with Airflow's own `retry_delay` and so on. tries: how many there were, this one included.
+    task: with Airflow's own `retry_delay` and so on. tries: the number of tries until now, this one included.
     """
     noticed = conf.getint("scheduler", "task_instance_heartbeat_timeout", fallback=300)
     looks = conf.getfloat("scheduler", "task_instance_heartbeat_timeout_detection_interval", fallback=10.0)
     delay = _seconds(task.retry_delay)
     if grows := task.retry_exponential_backoff:
-        # As Airflow has it, up to twice for its spread. True is of former versions.
+        # Airflow's own formula, whose spread at most doubles the delay. Former versions of Airflow have True here.
         delay *= 2 * (2.0 if grows is True else float(grows)) ** min(max(tries - 1, 0), 20)
     if task.max_retry_delay is not None:
         delay = min(delay, _seconds(task.max_retry_delay))

@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from airflow_roir.engine.control.expected import COMES, ENDED, Fate
+from airflow_roir.engine.control.expected import COMES, ENDED, Fate, FateOf
 from airflow_roir.task.dag_switch import actor_of_switch
 
-# As `owner_of` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
+# An owner's name as `owner_of` writes it; a DAG's id has no space. `airflow user NAME` is a user who has aborted it.
 OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[(\d+)\])?")
 OVER = ("success", "failed")
-# Airflow is about to start them, and has no free slot.
+# Airflow is about to start these tasks, but has no free slot.
 ABOUT_TO_START = ("scheduled", "queued")
 
 
-def fate(state: str | None, switch_off: bool, tasks: Callable[[], list[str]], dag_id: str) -> Fate:
-    """What is to be expected of a run. state: None if it is gone; tasks: the states of its tasks, if they matter."""
-    if state is None or state in OVER:
+def fates_by(read: Callable[[str, str], Fate]) -> FateOf:
+    """Finds the fate of the run with an owner's name; None if the owner is no run.
+
+    read: the fate of a run by its DAG's id and its own; called once for each run.
+    """
+    known: dict[tuple[str, str], Fate] = {}
+
+    def fate_of(owner: str) -> Fate | None:
+        named = OWNER.fullmatch(owner)
+        if named is None:
+            return None
+        run = (named[1], named[2])
+        if run not in known:
+            known[run] = read(*run)
+        return known[run]
+
+    return fate_of
+
+
+def fate(state: Any, switch_off: bool, tasks: Callable[[], Iterable[Any]], dag_id: str) -> Fate:
+    """The fate of a run. state, and the states of its `tasks`: as Airflow has them, texts or members of an enum.
+
+    tasks: called only if they matter.
+    """
+    if _name(state) in OVER:
         return ENDED
     if switch_off:
         return Fate(switch=actor_of_switch(dag_id))
-    return Fate(waits=True) if any(one in ABOUT_TO_START for one in tasks()) else COMES
+    return Fate(waits=True) if any(_name(one) in ABOUT_TO_START for one in tasks()) else COMES
+
+
+def _name(state: Any) -> str:
+    return str(getattr(state, "value", state))

@@ -21,6 +21,7 @@ from airflow_roir.engine.snapshot.details import progress
 from airflow_roir.engine.snapshot.operation import ABANDONED, operation_status, status
 from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.engine.snapshot.words import state_of
+from airflow_roir.errors import SchemaMissing, SchemaVersionMismatch
 from airflow_roir.operation import QUEUED
 from tests.conftest import run_sql
 from tests.engine import compacting, steps, verifying
@@ -350,6 +351,26 @@ def test_nothing_is_written_of_what_isnt_known_or_has_changed(database: Database
     expected.apply(database, found)
     silent(dsn, 40)
     assert is_now(database, prepared.operation_id) == "running"
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ("DROP SCHEMA roir CASCADE", SchemaMissing),
+        (
+            "UPDATE roir.schema_version SET version_num = '9999'; ALTER TABLE roir.operation DROP awaited_by CASCADE",
+            SchemaVersionMismatch,
+        ),
+    ],
+    ids=["none", "another version"],
+)
+def test_another_control_schema_is_named_before_its_columns_are_read(
+    database: Database, dsn: str, change: str, refused: type[SchemaVersionMismatch]
+) -> None:
+    """Found: the page *Indexes* said of a database that had lost its control schema that it is of another version."""
+    run_sql(dsn, change)
+    with pytest.raises(refused):
+        expected.settle_runs(database, fates(a=ENDED))
 
 
 def test_who_waits_in_the_queue_is_no_run_that_has_left(database: Database, dsn: str) -> None:

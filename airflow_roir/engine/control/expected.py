@@ -1,11 +1,11 @@
-"""Which run is to drive an operation on, until when it is waited for, and whether it has ended.
+"""Records which run will continue an operation, until when it is awaited, and whether it has ended.
 
-`roir.abandoned_since` reads what is written here. The engine doesn't know what a run is: who knows tells its fate.
+`roir.abandoned_since` reads these columns. The engine knows nothing of Airflow's runs: its callers give their fates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from airflow_roir.engine.control.sign_of_life import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
 
-# So long may a command be silent: it never comes back by itself.
+# The seconds of silence after which a command is gone: no command comes back automatically.
 GRACE_S = 60
-# A command that waits in the queue asks each few seconds, a task each half minute.
+# In the queue a command asks every few seconds, a task every half minute.
 QUEUE_S = 120
 
 EXPECT = """
@@ -27,20 +27,20 @@ UPDATE roir.operation
                             ELSE clock_timestamp() + make_interval(secs => %(seconds)s) END
  WHERE id = %(operation)s AND status IN ('running', 'paused')
 """
-# Those that no run drives, and that wait for no place. runs: those that may continue it. lapses: unless one of them
-# comes back soon, it will be abandoned.
+# The operations that no run drives, and that don't wait in the queue. runs: the runs that may continue the operation.
+# lapses: the operation will soon be abandoned, unless one of them comes back.
 UNDRIVEN = """
 SELECT o.id, o.epoch, o.awaited_by, o.run_ended_at IS NOT NULL AS has_ended,
        coalesce(o.awaited_until < clock_timestamp() + make_interval(secs => %(waits)s / 2), true) AS lapses,
        array_remove(ARRAY[coalesce(o.awaited_by, CASE WHEN o.owner IS NULL THEN o.created_by END), o.owner], NULL)
            AS runs
   FROM roir.operation o
- WHERE o.status = 'running' AND (%(operation)s IS NULL OR o.id = %(operation)s)
+ WHERE o.status = 'running' AND (%(operations)s::bigint[] IS NULL OR o.id = ANY (%(operations)s))
    AND NOT coalesce(abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s, false)
    AND NOT coalesce(abs(extract(epoch FROM clock_timestamp() - o.queued_seen_at)) < %(queue)s, false)
  ORDER BY o.id
 """
-# Nothing may have come between: another run, or another one that is waited for.
+# Neither another run nor another awaited run has come between.
 SAME = """
  WHERE id = %(operation)s AND status = 'running' AND epoch = %(epoch)s
    AND awaited_by IS NOT DISTINCT FROM %(awaited_by)s
@@ -57,8 +57,9 @@ PAUSE = "SELECT roir.pause_operation(%(operation)s, %(epoch)s, %(actor)s, %(reas
 
 @dataclass(frozen=True)
 class Fate:
-    """A run, as far as is known. ended: it won't come back. switch: the actor that pauses its work, as long as a
-    switch is off. waits: it is about to come, and needs a free place only.
+    """The fate of a run. ended: it won't come back. switch: the actor that pauses its work, as long as a switch is off.
+
+    waits: it starts as soon as Airflow has a free slot.
     """
 
     ended: bool = False
@@ -66,22 +67,22 @@ class Fate:
     waits: bool = False
 
 
-# None: it isn't a run of theirs, but a command for example. Raises Unknown.
+# By an owner's name; None if the owner is no run, but a command for example. Raises Unknown.
 FateOf = Callable[[str], Fate | None]
 ENDED = Fate(ended=True)
 COMES = Fate()
-# Until the next one who knows looks: an hourly clean-up, mostly.
+# Longer than the time until the next clean-up, which runs every hour.
 WAITS_S = 7200
 SWITCHED_OFF = "the DAG is paused in Airflow"
 
 
 class Unknown(LookupError):
-    """Nothing can be found out about a run now."""
+    """The fate of a run can't be found out now."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A statement for an operation, by the fate of its runs. row: of `UNDRIVEN`."""
+    """A statement that the fate of an operation's runs calls for. row: of `UNDRIVEN`."""
 
     row: Row[Any]
     statement: str
@@ -89,9 +90,9 @@ class Change:
 
 
 def expect(database: Database, operation_id: int, by: str, seconds: float | None, grace_s: int | None = None) -> None:
-    """Write that a run will drive the operation, or look again. seconds: within these; None: before it ends.
+    """Writes that a run will drive the operation, or look again. seconds: within these; None: before it ends.
 
-    grace_s: how long its silence may last then, and once it drives; None keeps what there is.
+    grace_s: the silence that is allowed afterwards, in seconds; None keeps the operation's value.
     """
     values = {"operation": operation_id, "by": by, "seconds": seconds, "grace": grace_s}
     with database.transaction() as connection:
@@ -99,14 +100,19 @@ def expect(database: Database, operation_id: int, by: str, seconds: float | None
 
 
 def has_ended(database: Database, operation_id: int, by: str) -> None:
-    """Write that a run was ended, and won't come back; nothing if another one drives the operation, or will."""
+    """Writes that a run has ended and won't come back. Changes nothing if another run drives the operation, or will."""
     with database.transaction() as connection:
         execute(connection, NOTE_OWN_END, {"operation": operation_id, "by": by})
 
 
-def changes(connection: Connection, fate_of: FateOf, operation_id: int | None = None) -> list[Change]:
-    """Find the statements for operations that no run drives, for one or for all; changes nothing itself."""
-    values = {"operation": operation_id, "fresh": HEARTBEAT_FRESH_S, "queue": QUEUE_S, "waits": WAITS_S}
+def changes(connection: Connection, fate_of: FateOf, operations: Sequence[int] | None = None) -> list[Change]:
+    """The statements for operations that no run drives, for these or for all; executes none of them.
+
+    Raises SchemaVersionMismatch.
+    """
+    check_schema(connection)
+    ids = None if operations is None else list(operations)
+    values = {"operations": ids, "fresh": HEARTBEAT_FRESH_S, "queue": QUEUE_S, "waits": WAITS_S}
     found = (_change(row, fate_of) for row in execute(connection, UNDRIVEN, values).all())
     return [one for one in found if one is not None]
 
@@ -129,15 +135,18 @@ def _change(row: Row[Any], fate_of: FateOf) -> Change | None:
 
 
 def apply(database: Database, found: list[Change]) -> None:
-    """Write them, each in a transaction of its own; what has changed meanwhile stays as it is."""
+    """Executes the statements, each in its own transaction. An operation that has changed meanwhile stays as it is."""
     for one in found:
         with database.transaction() as connection:
             check_schema(connection, writes=True)
             execute(connection, one.statement, one.values)
 
 
-def settle_runs(database: Database, fate_of: FateOf, operation_id: int | None = None) -> None:
-    """Ask the fate of the runs of operations that no run drives, of one or of all, and write what that changes."""
+def settle_runs(database: Database, fate_of: FateOf, operations: Sequence[int] | None = None) -> None:
+    """Records the fates of the runs of operations that no run drives, of these or of all.
+
+    Raises SchemaVersionMismatch.
+    """
     with database.transaction() as connection:
-        found = changes(connection, fate_of, operation_id)
+        found = changes(connection, fate_of, operations)
     apply(database, found)
