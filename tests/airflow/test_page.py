@@ -20,7 +20,7 @@ from airflow_roir.errors import DuplicatesFound, OperationQueued
 from airflow_roir.options import BuildOptions
 from airflow_roir.page.access import MOST_BYTES
 from airflow_roir.page.app import create_app
-from servers.airflow import ApiServer
+from servers.airflow import ApiServer, wait_until
 from servers.postgres import embedded_postgres
 from tests.engine import steps
 
@@ -229,18 +229,28 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
     # Between two tasks, or two stretches of one.
     shop.run("UPDATE roir.operation SET awaited_until = clock_timestamp() + interval '5 min', grace_s = 600")
 
+    looked: list[str] = []
+
     def shown(user: str = "user") -> dict[str, Any]:
-        time.sleep(1.1)
-        found: dict[str, Any] = page.ask(user, "GET", "/api/run", params={"dag_id": DAG, "run_id": run}).json()
+        """The page by a look that is newer than the last one: requests share a look."""
+
+        def newer() -> dict[str, Any]:
+            found: dict[str, Any] = page.ask(user, "GET", "/api/run", params={"dag_id": DAG, "run_id": run}).json()
+            return {} if found["progress"]["now"] in looked else found
+
+        found = wait_until(newer, 60, "a newer look")
+        looked.append(found["progress"]["now"])
         return found
 
-    def listed(user: str) -> dict[str, Any]:
-        time.sleep(4.1)
-        page.ask(user, "GET", "/api/indexes")
-        time.sleep(4.1)
-        found = page.ask(user, "GET", "/api/indexes").json()["databases"]
-        [index] = [one for of in found if of["connection"] == named["connection"] for one in of["indexes"]]
-        return dict(index)
+    def listed(user: str, state: str) -> dict[str, Any]:
+        """The index on the page Indexes, once a look finds its operation in this state."""
+
+        def found() -> dict[str, Any]:
+            databases = page.ask(user, "GET", "/api/indexes").json()["databases"]
+            [index] = [one for of in databases if of["connection"] == named["connection"] for one in of["indexes"]]
+            return dict(index) if index["state_of_operation"]["name"] == state else {}
+
+        return wait_until(found, 60, f"an operation that is {state}")
 
     shown()
     assert (shown()["progress"]["status"], shown()["continues"]) == ("running", None)
@@ -264,7 +274,7 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
         if way == "switch off":
             shown()
             assert shown()["progress"]["status"] == "paused"
-            assert listed("user")["state_of_operation"]["name"] == "paused"
+            assert listed("user", "paused")["state_of_operation"]["name"] == "paused"
             return
         if way == "renamed":
             # A DAG that isn't there can't be triggered.
@@ -278,9 +288,9 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
             assert (seen["progress"]["state"]["word"], seen["continues"]) == ("Abandoned", wish)
             assert "Continue it: that triggers a run for it" in seen["progress"]["held_up"]["text"]
             assert shown("viewer")["continues"] is None
-        index = listed("user")
+        index = listed("user", "abandoned")
         assert (index["state_of_operation"]["word"], index["continues"]) == ("Abandoned", wish)
-        assert listed("viewer")["continues"] is None
+        assert listed("viewer", "abandoned")["continues"] is None
         if way == "clear":
             server.call("PATCH", where, {"state": "queued"})
             shown()
