@@ -87,7 +87,7 @@ def drive(
     owner, take_over, lift_pause, operation: as for `start_run`. pools: where the workers run, by default in threads of
     this process. phases: those that this run may work on; it ends before any other. surroundings: those of the
     throttle, by default from the environment. began: called with the run.
-    Returns the operation's status, `paused` if somebody paused it. Raises what `start_run` raises, and the error that
+    Returns the operation's status, `paused` if it was paused. Raises what `start_run` raises, and the error that
     ended the work, which has paused or failed the operation: DuplicatesFound, LockNotAcquired (with the blockers'
     names), InvariantViolated, SourceChanged (failed), VerificationFailed, WorkerFailed, SparkFailed. Raises
     IllegalTransition if the operation is in an earlier phase than `phases`.
@@ -195,7 +195,7 @@ def verify(
     """Compare an index with its source, from beginning to end, with threads of this process, while users write.
 
     PostgreSQL does the work of comparing, so threads are as fast as Spark if one machine can hold the connections.
-    Raises what `record.begin` and `drive` raise, and OperationPaused if somebody paused it.
+    Raises what `record.begin` and `drive` raise, and OperationPaused if it was paused.
     """
     owner = actor or operations.default_actor()
     begun = record.begin(database, index, options or VerifyOptions(), owner, mode)
@@ -215,7 +215,7 @@ def compact(
     """Choose the actions that gain most within the budget, and do them with threads of this process.
 
     Others read and write meanwhile. Continues an unfinished compaction. Returns None if no action is worth its cost.
-    Raises what `compaction.begin` and `drive` raise, and OperationPaused if somebody paused it.
+    Raises what `compaction.begin` and `drive` raise, and OperationPaused if it was paused.
     """
     # Imported late: numpy starts threads at its import, and no worker should have those.
     from airflow_roir.engine.compact import choosing

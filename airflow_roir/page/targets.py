@@ -66,7 +66,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether Airflow starts none of its tasks any more, unless somebody clears one."""
+        """True if Airflow starts no task of the run any more, unless a user clears one."""
         return self.state in OVER or self.stale
 
     @property

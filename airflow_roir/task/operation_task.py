@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import abort
 from airflow_roir.engine.control import admission, long_pause, operations, requests, sign_of_life
+from airflow_roir.engine.control.expected import SWITCHED_OFF
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema.schema import check_schema
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 # A task that waits for a window looks again after this time at the latest, since the windows may change.
 WINDOW_S = 300
-# So long may it take to write down whether a task that ends comes back.
+# The seconds that a task which Airflow ends may take to write whether it comes back.
 SAID_S = 0.5
 
 
@@ -248,7 +249,7 @@ class DrivingOperator(RoirOperator):
         actor = actor_of_switch(ti.dag_id)
         try:
             operation = whole_number("operation_id", self.operation_id)
-            row = requests.pause(database, self.index, actor, "the DAG is paused in Airflow", operation)
+            row = requests.pause(database, self.index, actor, SWITCHED_OFF, operation)
         except IllegalTransition:
             # The operation has ended at this moment.
             return
@@ -290,7 +291,7 @@ class DrivingOperator(RoirOperator):
             raise leave(LEAVE_S) from None
 
     def _say_whether_it_returns(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
-        """Write that this run looks again, or that somebody has ended it. Not for long: Airflow sends SIGKILL soon."""
+        """Writes that this run looks again, or that it has ended; soon, since Airflow sends SIGKILL next."""
         operation = whole_number("operation_id", self.operation_id)
         assert operation is not None, "settle_operation comes before"
         Background(lambda: leaves(database, operation, self, ti, LEAVE_S)).wait(SAID_S)

@@ -1,4 +1,4 @@
-"""Finds capture functions that somebody has replaced, or whose table has another owner now."""
+"""Finds capture functions that are replaced, or whose table has another owner."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def is_of_another(connection: Connection, source: Source) -> bool:
 
 
 def is_replaced(connection: Connection, source: Source) -> bool:
-    """True if somebody has replaced a capture function by another one, which may have missed writes."""
+    """True if another function replaces a capture function: it may have missed writes."""
     return bool(execute(connection, CAPTURES, {"source": source.oid}).one().replaced)

@@ -286,8 +286,8 @@ LAYOUT = re.compile(r"(is_in_mode\(\d+, '\w+')(?:, \d+)?\)")
 def is_stale(connection: Connection, source: Source, names_of_now: bool = True) -> bool:
     """True if the capture functions aren't those that `refresh` would make.
 
-    Types or operators have other names, the source has another owner or primary key, somebody has altered the
-    functions, or another version of roir made them.
+    Types or operators have other names, the source has another owner or primary key, the functions were altered, or
+    another version of roir made them.
 
     names_of_now: False to ignore other names and a newer layout, which a sync or a repair makes. Writes are right under
     both layouts: an older snapshot gets 40001 if it meets an entry that it doesn't see.

@@ -14,7 +14,7 @@ from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Attempts
 from airflow_roir.generation_state import UnitStatus
 
-# At this restart the unit is left out instead: somebody who empties or rewrites its segments that often has a reason.
+# At this restart the unit is left out instead: a user empties or rewrites its segments too often.
 MOST_RESTARTS = 3
 TRIGGERS = """
 SELECT t.tgrelid::regclass::text AS segment, t.tgrelid::oid::bigint AS oid FROM pg_trigger t

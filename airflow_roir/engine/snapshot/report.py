@@ -14,6 +14,7 @@ from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.snapshot.words import done, state_of
 from airflow_roir.engine.verify.report import VerifyReport, report
 from airflow_roir.errors import NotFound
+from airflow_roir.one_line import one_line
 from airflow_roir.operation import Kind
 from airflow_roir.quantity import counted, duration, lost, rate, size
 
@@ -65,7 +66,7 @@ def _md(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    return "".join(sign if sign.isprintable() else " " for sign in text)
+    return one_line(text, len(text))
 
 
 def _title(one: OperationStatus) -> str:

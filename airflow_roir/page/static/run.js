@@ -296,7 +296,7 @@ class Build {
 
   showControls({ progress: p, may_change: may, may_clean_up: mayCleanUp, chosen: one, paused_by_switch: bySwitch, run }) {
     const can = may && one.drives;
-    // Its run has ended: a resume alone would lift the pause for nobody.
+    // If the run has ended, a resume alone lifts the pause, and no run continues the operation.
     const paused = p.status === "paused" || p.status === "pausing";
     const goesOn = Boolean(this.content.continues) && (!paused || can);
     // An aborted operation has no driver any more; who may clean up need not be who may edit the run.
