@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "plan": ("iy", "--table", "t", "--keys", "v"),
     "queue": (),
     "resume": ("ix",),
+    "report": ("ix",),
     "revert": ("ix",),
     "shard add": ("s", "--dsn", "host=127.0.0.1 port=1"),
     "shard list": (),
@@ -59,8 +60,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sync-partitions": ("t",),
     "verify": ("ix", "--without-spark"),
 }
-# They have no database of their own, or ask none.
-WITHOUT = {"dags", "role-sql"}
+# They ask no database of theirs, or, like doctor, name the pool among other findings.
+WITHOUT = {"dags", "role-sql", "doctor"}
 KINDS = [
     *(f"small transaction {size}" for size in (1, 2, 5)),
     "small transaction 5 in turn",
