@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,15 +59,23 @@ def plan(
     measure: Annotated[
         int, typer.Option(help="Seconds for which the table's writes are counted; 0 asks the statistics.")
     ] = 0,
+    query: Annotated[
+        str | None, typer.Option(help="A SELECT that the index is meant for: says whether the index serves it.")
+    ] = None,
+    run_query: Annotated[
+        bool, typer.Option("--run-query", help="Also run the query, read only, for 5 s at most, and time look-ups.")
+    ] = False,
     sql: Annotated[bool, typer.Option("--sql", help="Print the DDL of all phases, for review.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a build will take, what is missing for it, and what it will do. Changes nothing."""
-    from airflow_roir.engine.forecast import ddl, forecast, objections, signals
+    from airflow_roir.engine.forecast import ddl, forecast, locks, objections, signals, worth
     from airflow_roir.engine.governor.surroundings import Surroundings
 
     if not 0 <= measure <= MOST_MEASURED_S:
         raise InvalidInput(f"measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
+    if run_query and query is None:
+        raise InvalidInput("--run-query runs the query that --query names: give both")
     options = BuildOptions.asked(**given)
     database = database_of(context)
     definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct, shards, shard_column)
@@ -85,6 +94,9 @@ def plan(
     if sql:
         show_as_it_is(ddl.as_script(ddl.foresee(database, dry, options)))
         return
+    pays = dry.worth
+    if query is not None:
+        pays = worth.of_query(database, dry, pays, query, run_query)
     foreseen = _locks(dry, options, database.limits)
     space = _space(database, dry, options, measure)
     # Replicas with DSNs of their own are read, too.
@@ -93,6 +105,7 @@ def plan(
     if as_json:
         room = space.as_dict() if space is not None else {}
         told = {"trial": _trial(dry), **room, "locks": [lock.as_dict() for lock in foreseen]}
+        told |= pays.as_dict() if pays is not None else {"worth": None}
         print_json(facts | dry.expectation.as_dict() | told | seen.as_dict() | against.as_dict())
         return
     # As in the output of the seal.
@@ -102,7 +115,9 @@ def plan(
     for name, value in facts.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
         show(f"{name.replace('_', ' '):16} {shown}")
-    _show_locks(foreseen)
+    for name, lines in (pays.lines() if pays is not None else {}).items():
+        _show_lines(name, lines)
+    _show_lines("locks", locks.lines(foreseen))
 
 
 def _locks(dry: Forecast, options: BuildOptions, limits: Limits) -> list[Lock]:
@@ -185,11 +200,9 @@ def _trial(dry: Forecast) -> Any:
     return {"rows": trial.rows, "row_microseconds": round(trial.row_s * 1e6, 2)}
 
 
-def _show_locks(foreseen: list[Lock]) -> None:
-    from airflow_roir.engine.forecast import locks
-
-    for place, line in enumerate(locks.lines(foreseen)):
-        show(f"{'' if place else 'locks':16} {line}")
+def _show_lines(name: str, lines: Sequence[str]) -> None:
+    for place, line in enumerate(lines):
+        show(f"{'' if place else name:16} {line}")
 
 
 def _facts(database: Database, dry: Forecast, options: BuildOptions, as_json: bool) -> dict[str, Any]:

@@ -12,17 +12,23 @@ from airflow_roir.engine import dry_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.early import hashing
 from airflow_roir.engine.forecast import trial as trials
+from airflow_roir.engine.forecast import worth as worths
 from airflow_roir.engine.forecast.expectation import Expectation, expect
 from airflow_roir.engine.forecast.trial import Trial
+from airflow_roir.engine.forecast.worth import Worth
 from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.options import BuildOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(DryRun):
-    """A dry run with its forecast. trial: None if none was wanted, a text with the reason if none was possible."""
+    """A dry run with its forecast. trial: None if none was wanted, a text with the reason if none was possible.
+
+    worth: whether the index will pay for look-ups in general; None over shards.
+    """
 
     expectation: Expectation
+    worth: Worth | None
     trial: Trial | str | None
 
 
@@ -31,7 +37,7 @@ def run(database: Database, definition: IndexDefinition, options: BuildOptions, 
 
     Raises all that `dry_run.run` raises.
     """
-    seen: list[tuple[Expectation, Trial | str | None]] = []
+    seen: list[tuple[Expectation, Trial | str | None, Worth | None]] = []
 
     def look(connection: Connection, dry: DryRun) -> None:
         tried: Trial | str | None = None
@@ -39,19 +45,23 @@ def run(database: Database, definition: IndexDefinition, options: BuildOptions, 
             tried = "nothing of a shard's rows is tried"
         elif with_trial:
             tried = trials.attempt(connection, dry.source, dry.entry)
-        seen.append((_expected(connection, dry, options, tried if isinstance(tried, Trial) else None), tried))
+        expected = _expected(connection, dry, options, tried if isinstance(tried, Trial) else None)
+        seen.append((expected, tried, worths.of_index(connection, dry)))
 
     dry = dry_run.run(database, definition, options, also=look)
     # Each attempt for the lock has looked, also those that failed; the last look counts.
-    expectation, trial = seen[-1]
+    expectation, trial, worth = seen[-1]
     found = {field.name: getattr(dry, field.name) for field in fields(dry)}
-    return Forecast(**found, expectation=expectation, trial=trial)
+    return Forecast(**found, expectation=expectation, trial=trial, worth=worth)
 
 
 def lines(connection: Connection, dry: DryRun, options: BuildOptions) -> Sequence[str]:
-    """The lines before a build begins: the time that it takes, and whether duplicates can't be found early."""
+    """The lines before a build begins: its time, whether it pays, and whether duplicates can't be found early."""
     untold = hashing.untold(connection, dry.entry)
-    return [f"expected: {_expected(connection, dry, options)}", *([] if untold is None else [untold])]
+    worth = worths.of_index(connection, dry)
+    found = [f"expected: {_expected(connection, dry, options)}"]
+    found += [] if worth is None else [f"will it pay: {worth}"]
+    return found + ([] if untold is None else [untold])
 
 
 def _expected(connection: Connection, dry: DryRun, options: BuildOptions, trial: Trial | None = None) -> Expectation:

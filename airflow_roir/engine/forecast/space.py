@@ -47,7 +47,8 @@ class Space:
 
     wal_high: the WAL if the server writes whole pages for hints (checksums, wal_log_hints), and between checkpoints.
     sort_memory: of each worker of the seal; sort_files: temporary ones of all workers at once. delta_hour,
-    captured_wal_hour: for each hour; None if the rate of writes to the source isn't known.
+    captured_wal_hour: for each hour; None if the rate of writes to the source isn't known. captured_wal_row: for each
+    write; None if few rows were tried.
     """
 
     base: int
@@ -61,6 +62,7 @@ class Space:
     sort_memory: int
     sort_files: int
     writes: WriteRate | None
+    captured_wal_row: int | None
 
     @property
     def new(self) -> int:
@@ -81,6 +83,11 @@ class Space:
             "wal": wal,
             "seal": f"{counted(self.workers, 'worker')} with {size(self.sort_memory)} of memory each{files}",
         }
+        each = "" if self.captured_wal_row is None else f", about {size(self.captured_wal_row)} of WAL each"
+        now = "" if self.writes is None else f"; {rate(self.writes.rows)} are written, by {self.writes.by}"
+        found["writers"] = (
+            f"inserts, deletes and updates of the index's columns also write the index, in their transaction{each}{now}"
+        )
         if self.writes is not None and self.delta_hour is not None and self.captured_wal_hour is not None:
             if not self.writes.rows:
                 return found | {"delta": f"nothing was written, by {self.writes.by}"}
@@ -105,6 +112,7 @@ class Space:
             "seal_workers": self.workers,
             "sort_memory_bytes": self.sort_memory,
             "sort_file_bytes": self.sort_files,
+            "captured_wal_bytes_per_write": self.captured_wal_row,
             "writes_per_second": None if writes is None else round(writes.rows, 3),
             "writes_by": None if writes is None else writes.by,
         }
@@ -149,6 +157,7 @@ def foresee(
         sort_memory=memory,
         sort_files=files * workers,
         writes=writes,
+        captured_wal_row=None if trial.captured is None else round(trial.captured.wal / trial.captured.rows),
     )
 
 
