@@ -358,6 +358,35 @@ def test_plan_says_what_is_missing_what_it_takes_and_prints_its_ddl(dsn: str) ->
     assert (refused["missing_rights"], len(refused["refused"])) == ([], 2)
     assert here(dsn, *wrong, code=2).stderr.count("roir: refused: ") == 2
     assert "measure is -1" in here(dsn, "plan", *BUILD[1:], "--measure", "-1", code=2).stderr
+    assert "\nwriters  " in shown
+    assert planned["captured_wal_bytes_per_write"] > 0
+
+
+def test_plan_says_whether_the_index_will_pay(dsn: str) -> None:
+    """The same document as text and JSON; "no" for a table without partitions."""
+    assert as_json(dsn, "plan", *BUILD[1:])["worth"]["pays"] == "no"
+    assert re.search("\nwill it pay +no: the table has no partitions", here(dsn, "plan", *BUILD[1:]).stdout)
+    days = (
+        "DO $$ BEGIN FOR n IN 0..69 LOOP EXECUTE format('CREATE TABLE p%s PARTITION OF p FOR VALUES IN (%s)', n, n); "
+    )
+    run_sql(
+        dsn,
+        "CREATE TABLE p (id int, day int, k int, v text, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+        f"{days} END LOOP; END $$",
+        "INSERT INTO p SELECT i, i % 70, i % 9, 'v' FROM generate_series(1, 700) i",
+    )
+    asked = ("plan", "by_k", "--table", "p", "--keys", "k", "--query", "SELECT id FROM p WHERE k = 3")
+    worth = as_json(dsn, *asked)["worth"]
+    assert (worth["pays"], worth["partitions"], worth["partition_key"]) == ("yes", 70, ["day"])
+    assert (worth["query"]["serves"], worth["query"]["covers"], worth["query"]["look_ups"]) == (True, True, [])
+    shown = here(dsn, *asked, "--run-query").stdout
+    for line in ("will it pay  ", "query  ", "a look-up  "):
+        assert f"\n{line}" in shown
+    assert "now opens 70 of 70 partitions" in shown
+    assert "roir.rows: " in shown
+    alone = here(dsn, "plan", *BUILD[1:], "--run-query", code=2).stderr
+    assert "--run-query runs the query that --query names" in alone
+    assert "it isn't one query" in here(dsn, *asked[:-1], "SELECT 1; SELECT 2", code=2).stderr
 
 
 @pytest.mark.parametrize("command", ["status", "queue", "metrics", "shard list"])

@@ -29,6 +29,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, operation_status
 from airflow_roir.engine.snapshot.overview import overview
+from airflow_roir.engine.snapshot.querying import lines
 from airflow_roir.engine.snapshot.words import done, paused_by, speed, time_left
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
@@ -57,7 +58,11 @@ def run_and_print(
         if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
             print_census(database, row.id, as_json)
             return
-        print_overview(overview(database, index), as_json)
+        seen = overview(database, index)
+        print_overview(seen, as_json)
+        if not as_json and ended.status == Status.COMPLETED:
+            for line in (line for one in seen.indexes for line in lines(one.queries)):
+                show(line)
         _exit_if_unfinished(ended, index)
         return
     _exit_if_unfinished(ended, index)

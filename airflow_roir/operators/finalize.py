@@ -10,6 +10,7 @@ from airflow_roir.assets import index_asset, published_alias
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import leave_run
+from airflow_roir.engine.snapshot.querying import lines, queries
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, OperationRunning, VerificationFailed
@@ -102,6 +103,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             # With the schema, which the user's name may lack.
             name = facts["index"]
             asset = index_asset(name, self.postgres_conn_id)
+            self._log_queries(database, row)
             silent = claim_announcement(database, row.id, owner_of(ti), lambda: has_event(asset, facts))
         if silent is not None:
             self.log.info("Operation %s of index %s is complete. No asset event is sent: %s", row.id, name, silent)
@@ -110,6 +112,12 @@ class FinalizeIndexBuildOperator(DrivingOperator):
         context["outlet_events"][published_alias()].add(asset, extra=facts)
         self.log.info("Published index %s: asset %s", name, asset.uri)
         return int(row.id)
+
+    def _log_queries(self, database: Database, row: OperationRow) -> None:
+        """Logs how to query the index."""
+        with database.transaction() as connection:
+            for line in lines(queries(connection, row.id)):
+                self.log.info("%s", line)
 
     def _outcome(self, database: Database, row: OperationRow) -> str:
         """Logs the first rows that share a key; returns the result of the census in one line."""

@@ -679,7 +679,10 @@ def test_of_runs_that_share_an_operation_one_announces_it(
     for context["ti"].run_id, events in zip((*runs, "run_1"), (1, 1, 1, 2), strict=True):
         assert finalize.execute(context) == operation  # type: ignore[arg-type]
         assert len(sent) == events
-    assert "No asset event is sent: airflow rebuild_index run_1 has announced it" in capsys.readouterr().out
+    first = capsys.readouterr().out
+    assert "No asset event is sent: airflow rebuild_index run_1 has announced it" in first
+    assert "query it: SELECT" in first
+    assert "query it: whole rows: SELECT * FROM roir.rows(" in first
     was_sent.append(index_asset(INDEX, "warehouse"))
     assert finalize.execute(context) == operation  # type: ignore[arg-type]
     assert len(sent) == 2

@@ -174,6 +174,16 @@ def test_figures_and_workers_are_told_in_words(airflow: Airflow, tab: Any) -> No
     tab.get_by_text("of about 99.9 k", exact=True).wait_for()
 
 
+def test_a_published_index_says_how_to_query_it(airflow: Airflow, tab: Any) -> None:
+    panel = tab.get_by_role("heading", name="Query it")
+    assert panel.count() == 0, "hidden until it is published"
+    airflow.progress |= {"status": "completed", "queries": ["SELECT k FROM public.i WHERE k = …", "<b>whole</b>"]}
+    airflow.progress["state"] = {"name": "completed", "word": "Completed", "note": "Done"}
+    tab.reload()
+    panel.wait_for()
+    assert tab.locator("code").all_text_contents() == airflow.progress["queries"]
+
+
 def test_links_mark_their_tab_as_the_open_one(airflow: Airflow, tab: Any) -> None:
     """Airflow compares addresses as they are written, with the signs of a run's usual id as they are."""
     airflow.run["run_id"] = "manual__2026-01-31T10:00:00+00:00/?#%"

@@ -11,6 +11,7 @@ from sqlalchemy import event
 from airflow_roir.engine import clean_up, drop, install, lifecycle, revert
 from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.snapshot import details
 from airflow_roir.engine.snapshot.index import IndexFacts, indexes
 from airflow_roir.errors import NotFound, SchemaVersionMismatch
 from airflow_roir.options import VerifyOptions
@@ -37,6 +38,28 @@ def sizes(dsn: str) -> tuple[int, int]:
         "pg_table_size('t') FROM pg_partition_tree('roir_data.g1')",
     )
     return entries, source
+
+
+@pytest.mark.parametrize("name", ["plain", "We\"ird '%s"])
+def test_a_published_index_says_how_to_query_it(database: Database, dsn: str, name: str) -> None:
+    """The statements run as they are, with a value for …; none before the publish."""
+    column = '"' + name.replace('"', '""') + '"'
+    run_sql(
+        dsn,
+        f"CREATE TABLE {column} (id int PRIMARY KEY, {column} text, v int)",
+        f"INSERT INTO {column} VALUES (1, 'a', 7)",
+    )
+    _, run = steps.begin(database, column.replace(name[0], f"ix {name[0]}", 1), column, column, "v")
+    assert (only(database).queries, details.progress(database).queries) == ((), ())
+    steps.finish_all(database, run)
+    by_view, whole = only(database).queries
+    assert details.progress(database).queries == (by_view, whole)
+    user = steps.session(dsn)
+    with user.cursor() as cursor:
+        cursor.execute(by_view.replace("…", "'a'"))
+        assert cursor.fetchall() == [("a", 7)]
+        cursor.execute(whole.replace("…", '"a"'))
+        assert cursor.fetchall() == [(1, "a", 7)]
 
 
 def test_an_index_from_its_first_build_over_rebuild_and_revert_to_its_drop(database: Database, dsn: str) -> None:

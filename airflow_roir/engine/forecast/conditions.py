@@ -1,7 +1,7 @@
 """Reads the expressions of a plan, as EXPLAIN (VERBOSE) writes them: their columns, and those that an index could use.
 
 The server writes every column as `alias.column`, and doubles quotes within quotes; so its texts can be cut into words.
-What isn't understood counts as a condition that no index can use.
+An expression of another form counts as a condition that no index can use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one look-up costs by the table, by the planned index's view, and by `roir.rows`: timed on this server."""
+"""The cost of one look-up by the table, by the planned index's view, and by `roir.rows`, timed on this server."""
 
 from __future__ import annotations
 

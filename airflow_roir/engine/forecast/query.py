@@ -1,4 +1,4 @@
-"""What the server's planner says of a user's query: the partitions that it opens, the columns, the conditions.
+"""Asks the server's planner about a user's query: the partitions that it opens, the columns, the conditions.
 
 The query is code of the caller: it runs with the caller's rights and settings, in a transaction that is read only and
 has a time limit. Its text is always a bound value. The server takes it as the one query of a cursor, so that a second

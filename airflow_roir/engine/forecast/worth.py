@@ -47,9 +47,9 @@ SELECT i.schema_name, i.name, g.entry FROM roir.index i JOIN roir.generation g O
 
 @dataclass(frozen=True)
 class OfQuery:
-    """What the index is for one query. serves: it finds the rows; covers: its view has all columns; lacks: the others.
+    """The use of the index for one query. serves: it finds the rows; covers: its view has all columns.
 
-    other: a published roir index that serves and covers the query.
+    lacks: the columns that the view lacks; other: a published roir index that serves and covers the query.
     """
 
     asked: Asked

@@ -23,6 +23,7 @@ from airflow_roir.engine.snapshot.bars import bars
 from airflow_roir.engine.snapshot.bottleneck import at_work, held_up
 from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, cut, rows
 from airflow_roir.engine.snapshot.parts import Delta, Error, Event, Pause, PhaseOf
+from airflow_roir.engine.snapshot.querying import queries
 from airflow_roir.engine.snapshot.shards import standing
 from airflow_roir.engine.snapshot.throttle import read_throttle
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT
@@ -134,6 +135,7 @@ def look(connection: Connection, one: OperationStatus) -> OperationStatus:
         pauses=pauses,
         errors=errors,
         events=_events(connection, one.operation_id),
+        queries=queries(connection, one.operation_id) if one.kind in BUILDS and one.status == Status.COMPLETED else (),
         shards=standing(connection, one.operation_id, one.generation_id, one.epoch),
     )
 

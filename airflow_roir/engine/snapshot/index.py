@@ -24,6 +24,7 @@ from airflow_roir.engine.generation.lanes import TABLE_OF
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot.querying import QUERIES
 from airflow_roir.engine.snapshot.shards import ShardLag, lags
 from airflow_roir.engine.source.relation_size import relation_sizes
 
@@ -31,7 +32,7 @@ from airflow_roir.engine.source.relation_size import relation_sizes
 INDEXES = f"""
 SELECT {TABLE_OF} AS table_apart, i.announced_by, i.id, i.schema_name, i.name, i.source_oid, i.is_unique,
        i.nulls_not_distinct,
-       n.nspname AS source_schema, c.relname AS source_name,
+       n.nspname AS source_schema, c.relname AS source_name, {QUERIES} AS queries,
        clock_timestamp() AS now,
        CASE WHEN i.shard_table IS NOT NULL THEN (
             SELECT roir.strict_problem(g.id) FROM roir.generation g
@@ -182,6 +183,7 @@ class IndexFacts:
         neither.
     strict_problem: why an index over shards can't be read strictly; null if it can.
     unique_since, unique_problem: since when a key is unique over shards, or why it isn't (docs/shards.md#unique).
+    queries: the statements that read the index: its view, and whole rows of the table; … stands for a value.
     segments: the segments that readers see; `--segments` alone shows them.
     """
 
@@ -208,6 +210,7 @@ class IndexFacts:
     unique_problem: str | None = None
     announced_by: str | None = None
     strict_problem: str | None = None
+    queries: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -304,6 +307,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 unique_problem=active.unique_problem if active else None,
                 announced_by=row.announced_by,
                 strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
+                queries=tuple(row.queries or ()) if active else (),
                 segments=parts,
             )
         )

@@ -162,7 +162,8 @@ class OperationStatus:
 
     # Fields that `details.look` reads, which also changes `paused` to `pausing` until run and workers have left.
     # phases: `verify` is the comparison before a publish. governor: None without limits, lost time and samples.
-    # samples: unix seconds, rows, percent. shards: of an index over shards.
+    # samples: unix seconds, rows, percent. shards: of an index over shards. queries: how to query what a build has
+    # published.
     phases: tuple[PhaseOf, ...] = ()
     bars: Bars | None = None
     workers: Workers | None = None
@@ -174,6 +175,7 @@ class OperationStatus:
     errors: tuple[Error, ...] = ()
     events: tuple[Event, ...] = ()
     shards: tuple[ShardStanding, ...] = ()
+    queries: tuple[str, ...] = ()
 
     @property
     def is_fresh(self) -> bool:

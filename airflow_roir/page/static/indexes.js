@@ -127,6 +127,7 @@ class Card {
       this.facts,
       this.shards.node,
       this.segments.node,
+      (this.queries = el("ol", { class: "list", "aria-label": "How to query it" })),
       (this.unfolds = el(
         "details",
         {},
@@ -177,6 +178,8 @@ class Card {
         mark(fact.children[1], "data-state", state ?? null);
       },
     );
+    keep(this.queries, index.queries ?? [], () => el("li", {}, el("code")), (item, text) => put(item.firstChild, text));
+    this.queries.hidden = !index.queries?.length;
     const generations = index.generations ?? [];
     put(this.summary, many(generations.length, "generation"));
     this.unfolds.hidden = generations.length === 0;

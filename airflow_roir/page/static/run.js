@@ -128,6 +128,7 @@ class Build {
     this.pauses = el("ol", { class: "list" });
     this.errors = el("ol", { class: "list" });
     this.events = el("tbody");
+    this.queries = el("ol", { class: "list" });
     this.links = el("p", { class: "links" });
     this.node = this.frame();
   }
@@ -154,6 +155,7 @@ class Build {
       ),
       this.held,
       this.notes,
+      (this.queryPanel = el("section", { class: "panel", hidden: true }, el("header", {}, el("h2", { text: "Query it" })), this.queries)),
       this.duplicates.node,
       el("section", { class: "tiles", "aria-label": "Figures" }, ...Object.values(this.tiles).map((tile) => tile.node)),
       this.throttle.node,
@@ -208,6 +210,8 @@ class Build {
     mark(this.meter, "data-status", state);
     this.fill.style.width = `${p.percent_complete}%`;
     this.phases.show(p.phases ?? []);
+    this.queryPanel.hidden = !p.queries?.length;
+    keep(this.queries, p.queries ?? [], () => el("li", {}, el("code")), (item, text) => put(item.firstChild, text));
     put(this.left, note);
     this.showHeld(content);
     this.showTiles(p);
