@@ -386,6 +386,7 @@ def test_plan_says_whether_the_index_will_pay(dsn: str) -> None:
     assert "roir.rows: " in shown
     alone = here(dsn, "plan", *BUILD[1:], "--run-query", code=2).stderr
     assert "--run-query runs the query that --query names" in alone
+    assert "--sql prints the DDL alone" in here(dsn, *asked, "--sql", code=2).stderr
     assert "it isn't one query" in here(dsn, *asked[:-1], "SELECT 1; SELECT 2", code=2).stderr
 
 

@@ -108,6 +108,7 @@ CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("--scan", "--covering", "--on-duplicate"), WORD),
         "--max-rows-per-second": LIMIT,
         "--measure": SPAN,
+        "--query": ("", "nothing", "SELECT 1; SELECT 2", "DELETE FROM t", "SELECT nothing FROM t", "SELECT 'a"),
         "--shard-column": ("s",),
         "--table": ("", "a.b.c", '"', "nowhere"),
         "--keys": ('"', "k,,k", "k,k", "k k", "nowhere"),

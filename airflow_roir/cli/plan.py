@@ -76,6 +76,8 @@ def plan(
         raise InvalidInput(f"measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
     if run_query and query is None:
         raise InvalidInput("--run-query runs the query that --query names: give both")
+    if sql and query is not None:
+        raise InvalidInput("--sql prints the DDL alone: leave --query out, or --sql")
     options = BuildOptions.asked(**given)
     database = database_of(context)
     definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct, shards, shard_column)
