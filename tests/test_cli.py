@@ -212,6 +212,7 @@ def prepared(dsn: str) -> Database:
     return database
 
 
+@pytest.mark.sample(0)
 def test_pause_change_and_abort_from_other_processes(dsn: str) -> None:
     database = prepared(dsn)
     assert "paused at 0 %" in roir(dsn, "pause", "ix", "--reason", "lunch").stdout

@@ -50,6 +50,7 @@ def completed(dsn: str | None, line: str, shell: str = "zsh") -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["status", "pause", "drop", "build"])
 def test_indexes_are_completed(dsn: str, command: str) -> None:
     assert completed(dsn, f"roir {command} by") == ['"Weird S"."By Day"', '"Weird S".by_id']
@@ -70,6 +71,7 @@ def test_a_database_that_does_not_answer_completes_nothing_and_says_nothing(dsn_
     assert completed(dsn_, "roir status b") == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 @pytest.mark.parametrize(
     ("line", "completions"),

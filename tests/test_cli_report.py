@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine.steps import begin, make_table
 from tests.test_cli import ended_here, here
 
 
+@pytest.mark.sample(0)
 def test_each_kind_of_operation_has_a_page(dsn: str, database: Database) -> None:
     make_table(dsn)
     for command in (

@@ -70,6 +70,7 @@ def begin(database: Database, kind: str) -> Run:
     return start_run(database, prepared.index, f"a run of {HOSTILE}")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("kind", ["create", "rebuild", "verify"])
 def test_each_state_says_what_it_is_who_drives_it_and_what_to_do(
     database: Database, dsn: str, terminal: Terminal, kind: str

@@ -123,6 +123,7 @@ def test_a_task_that_airflow_ends_says_whether_it_comes_back(context: dict[str, 
     assert state(shop, operation) == ("running" if run == "running" else ABANDONED)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["success", "failed", "deleted", "alive", "switch off", "queued", "unknown"])
 def test_the_clean_up_finds_out_what_became_of_a_run(
     context: dict[str, Any], shop: Any, way: str, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +168,7 @@ def test_the_clean_up_finds_out_what_became_of_a_run(
     assert state(shop, operation) == ("paused" if meant == "paused" else "running")
 
 
+@pytest.mark.sample(0)
 def test_a_verification_that_waits_for_an_abandoned_build_says_so(context: dict[str, Any], shop: Any) -> None:
     """It would wait for ever: the build is warned of, and ended as its options say."""
     from tests.engine import steps

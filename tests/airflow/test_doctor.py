@@ -42,6 +42,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.sample(0)
 def test_airflows_part_is_listed_with_what_helps(home: Path, shop: Any) -> None:
     code, found = doctor(shop.dsn, home)
     assert code == 1, found

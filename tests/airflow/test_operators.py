@@ -317,7 +317,7 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
         assert found.paused_by == (SWITCH if way == "switch" else "ann@desk")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_task_that_airflow_ends_leaves_with_its_driver_and_without_a_try(
     context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch, killed: bool

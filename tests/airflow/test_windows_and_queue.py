@@ -79,6 +79,7 @@ def test_a_window_that_closes_while_the_task_waits_elsewhere_holds_finalize(
     assert row(shop).status == "completed"
 
 
+@pytest.mark.sample(0)
 def test_a_switch_that_is_off_when_the_window_opens_is_told_and_obeyed(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:

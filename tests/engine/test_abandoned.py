@@ -78,6 +78,7 @@ def oracle(
     return max(one for one in (last, end) if one is not None)
 
 
+@pytest.mark.sample(0)
 def test_each_mix_of_signs_of_life_against_an_oracle(database: Database, dsn: str) -> None:
     """A run that drives, that died a while ago, whose server's clock was set back; one that waits, in the queue too."""
     prepared, _ = steps.begin(database)
@@ -99,6 +100,7 @@ def test_each_mix_of_signs_of_life_against_an_oracle(database: Database, dsn: st
     assert prepared.operation_id == 1
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("way", ["paused", "failed", "aborting", "aborted", "completed"])
 def test_what_has_another_status_is_never_abandoned(database: Database, dsn: str, way: str) -> None:
     """A failed one can't continue; of one that is being aborted a clean-up removes the rest."""
@@ -137,6 +139,7 @@ def begun(database: Database, dsn: str, kind: str) -> Run:
 KINDS = ["create", "rebuild", "verify", "compact"]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_surface_says_it_and_what_helps(database: Database, dsn: str, kind: str) -> None:
     """Found: a build whose run was over was *Running* for two hours, and nothing warned of it."""
@@ -290,6 +293,7 @@ def test_one_that_waits_for_its_turn_is_abandoned_by_the_end_of_its_run_alone(da
     assert found.seconds_since(found.abandoned_since) < 60
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("owner", "awaited", "a", "b", "state"),
     [
@@ -402,6 +406,7 @@ def later(dsn: str, seconds: int) -> None:
     run_sql(dsn, f"UPDATE roir.event SET at = at - interval '{seconds} s'")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_warned_of_once_a_day_and_ended_by_the_rules_of_a_long_pause(
     database: Database, dsn: str, kind: str

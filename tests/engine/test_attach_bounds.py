@@ -249,6 +249,7 @@ SPOILT: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("spoilt", SPOILT)
 def test_what_the_table_is_is_found_before_the_first_change(dsn: str, spoilt: str) -> None:
     """The oracle is ATTACH PARTITION: both refuse, or neither does."""

@@ -182,6 +182,7 @@ def test_another_partition_leaves_while_a_table_is_being_attached(database: Data
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_the_default_partition_is_attached_while_another_one_is_made(database: Database, dsn: str) -> None:
     """Found: attach: such a row stayed: its entry got the copied row's included values, and kept them when the attach
     was given up. It holds: the batch rolls back.

@@ -53,6 +53,7 @@ def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_wait(
     database: Database, dsn: str
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_unit_that_begins_anew_is_compared_again(dsn: str, monkeypatch: pytest
     is_right(database)
 
 
+@pytest.mark.sample(0)
 def test_a_unit_that_is_rewritten_again_and_again_is_left_out(dsn: str) -> None:
     """A user may have reasons for the rewrites; the operation ends nevertheless."""
     database = scene(dsn, 3, 300)
@@ -238,6 +239,7 @@ def test_an_abort_beside_a_step_that_is_about_to_commit(dsn: str, stage: str) ->
     is_right(database)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("stage", ["waiting", "copying", "indexing", "folding", "done"])
 def test_an_abort_at_every_stage_and_then_the_same_again(dsn: str, stage: str) -> None:
     """Nothing is left, swapped segments stay, and the next compaction isn't disturbed by the last one's traces."""

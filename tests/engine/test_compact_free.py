@@ -122,6 +122,7 @@ HANGERS = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("what", HANGERS)
 def test_what_goes_with_its_segment(dsn: str, what: str) -> None:
     database = plain(dsn, 3, 300)
@@ -230,6 +231,7 @@ def test_a_unit_whose_trigger_was_silent_begins_again(dsn: str, how: str) -> Non
 # -- what a DBA has chosen
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     "action", [act("rewrite", 1), act("merge", 1, 2), act("split", 1, parts=2)], ids=lambda action: action.kind.value
 )

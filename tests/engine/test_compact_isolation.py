@@ -55,6 +55,7 @@ def test_a_snapshot_that_is_older_than_a_swap(dsn: str, level: str) -> None:
     assert "published" not in definition
 
 
+@pytest.mark.sample(0)
 def test_an_exported_snapshot_outlives_its_session(dsn: str) -> None:
     """The snapshot is handed on before the swap, and refused after it."""
     database = scene(dsn)
@@ -182,6 +183,7 @@ VARIANTS = (
 )
 
 
+@pytest.mark.sample(0)
 def test_the_engine_as_it_is_passes(dsn: str) -> None:
     """The tests that find the variants find nothing in it."""
     tells(dsn, scene(dsn, 3))

@@ -44,6 +44,7 @@ def test_killed_at_a_statement(dsn: str, at: int) -> None:
     is_right(database)
 
 
+@pytest.mark.sample(0)
 def test_two_workers_of_one_run(dsn: str) -> None:
     """Each of two workers has a unit, and swaps it; a third worker finds none."""
     database = scene(dsn)

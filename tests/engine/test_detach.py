@@ -123,6 +123,7 @@ def test_a_row_that_comes_while_its_stale_entry_is_removed_keeps_the_new_one(dat
     assert steps.assert_exact(database).rows == 202
 
 
+@pytest.mark.sample(0)
 def test_a_row_that_is_committed_while_the_removal_waits_keeps_its_entry(database: Database, dsn: str) -> None:
     """Seen to lose it without the second look: the first one's snapshot doesn't see that row."""
     published(database, dsn, "range with default")

@@ -247,6 +247,7 @@ def test_entries_of_a_partition_that_leaves_make_no_pair(database: Database, dsn
     assert {key for key, _ in found(dsn)} == {key for (key,) in pairs}
 
 
+@pytest.mark.sample(0)
 def test_a_resume_reads_no_row_twice_and_forgets_none(database: Database, dsn: str) -> None:
     fill(dsn)
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (90, 390)", "UPDATE t SET k = 30 WHERE id = 60")

@@ -143,6 +143,7 @@ def test_python_sql_and_the_unique_index_say_the_same_of_every_pair(
     assert by_pattern == expected
 
 
+@pytest.mark.sample(0)
 def test_a_partition_leaves_an_index_on_a_type_that_was_renamed_just_now(database: Database, dsn: str) -> None:
     """Only a domain must be cast, by its base type's name: every other value is compared as it is."""
     run_sql(

@@ -112,6 +112,7 @@ def test_builds_of_other_tables_tell_what_a_row_takes(database: Database, dsn: s
     assert expected(database, 100).work.high < found.work.low
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("action", ["pause", "change parallelism", "change throttle"])
 def test_a_build_that_was_paused_or_changed_tells_nothing(database: Database, dsn: str, action: str) -> None:
     table(dsn, 20_000)

@@ -128,6 +128,7 @@ def decoder(dsn: str) -> Iterator[psycopg2.extensions.connection]:
     session.close()
 
 
+@pytest.mark.sample(0)
 def test_a_snapshot_that_a_replication_slot_exports_keeps_the_guard(
     database: Database, dsn: str, decoder: psycopg2.extensions.connection
 ) -> None:

@@ -309,6 +309,7 @@ def test_a_needed_column_stays(database: Database, guarded: str) -> None:
         run_sql(guarded, "ALTER TABLE t DROP COLUMN k CASCADE")
 
 
+@pytest.mark.sample(0)
 def test_a_table_can_always_go_as_a_whole(database: Database, guarded: str) -> None:
     published(database, guarded)
     user = psycopg2.connect(guarded)

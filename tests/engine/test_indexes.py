@@ -159,6 +159,7 @@ def test_the_bloat_is_what_a_rebuild_wins(database: Database, dsn: str, deleted:
     assert after.bloat.win_bytes == 0
 
 
+@pytest.mark.sample(0)
 def test_the_bloat_measured_by_pgstattuple_agrees_and_says_what_it_lacks(database: Database, dsn: str) -> None:
     steps.make_table(dsn, ROWS)
     steps.make_index(database, include="v")
@@ -249,6 +250,7 @@ def test_what_is_gone_is_told_and_the_rest_shown(database: Database, dsn: str) -
         indexes(database)
 
 
+@pytest.mark.sample(0)
 def test_an_unfinished_operation_is_named_until_it_ends(database: Database, dsn: str) -> None:
     steps.make_table(dsn)
     steps.make_index(database)

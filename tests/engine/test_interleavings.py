@@ -217,6 +217,7 @@ def returning(isolation: str, statements: tuple[str, ...], build: bool) -> Sched
     return Schedule((ours, theirs), (0, 1, 1, *([BUILD] if build else []), *[0] * (len(statements) + 1)))
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("statements", RETURNS.values(), ids=RETURNS)
 def test_a_row_that_was_deleted_since_the_snapshot_comes_back(grounds: Grounds, statements: tuple[str, ...]) -> None:
     """Found: a row deleted since the snapshot came back (upserted twice, by another row's primary key, written or
@@ -275,6 +276,7 @@ def test_a_row_that_moves_while_its_key_is_asked_for(grounds: Grounds) -> None:
 # -- random schedules, and all of them
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("kind", GROUNDS)
 def test_a_sample_of_schedules(grounds: Grounds, kind: str) -> None:
     ground = grounds(kind)

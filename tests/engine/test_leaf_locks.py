@@ -140,6 +140,7 @@ def test_a_write_locks_the_leaves_that_it_locks_without_the_index(database: Data
         pytest.fail("\n".join(strange))
 
 
+@pytest.mark.sample(0)
 @pytest.mark.usefixtures("layout")
 def test_a_write_waits_for_no_sibling_leaf(database: Database, dsn: str) -> None:
     """A rewrite holds all other leaves. A write waits only if it also waits without the index."""

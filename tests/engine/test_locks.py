@@ -182,6 +182,7 @@ def test_the_status_names_the_blocker_for_as_long_as_it_blocks(database: Databas
     locking.finish()
 
 
+@pytest.mark.sample(0)
 def test_a_run_that_gives_up_pauses_with_the_blockers_names(database: Database, dsn: str) -> None:
     locking = Locking(database, "switch", patience_s=0)
     assert locking.run is not None

@@ -22,6 +22,7 @@ def database(dsn: str) -> Database:
     return Database(dsn)
 
 
+@pytest.mark.sample(0)
 def test_no_two_runs_have_one_epoch_even_if_the_first_was_forgotten(database: Database) -> None:
     _, run = steps.begin(database)
     lost = start_run(database, "ix", "lost", take_over=True)
@@ -41,6 +42,7 @@ def test_no_segment_is_sealed_before_all_is_copied(database: Database) -> None:
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_nothing_is_taken_from_an_operation_that_is_not_being_aborted(database: Database) -> None:
     prepared, run = steps.begin(database)
     abort.finish_abort(database, prepared.operation_id, "clean-up")

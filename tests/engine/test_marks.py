@@ -397,6 +397,7 @@ def test_what_happens_during_a_verification_is_not_forgotten_by_it(database: Dat
     assert KEY in warned(database)[0]
 
 
+@pytest.mark.sample(0)
 def test_another_index_of_the_table_keeps_its_warning_and_gets_none(database: Database, dsn: str) -> None:
     """The begin of an operation replaces the capture functions and enables triggers, for all indexes of the table."""
     run_sql(dsn, *PLAIN, ROWS)

@@ -369,6 +369,7 @@ def test_no_rights_no_schema_no_server(server: str, dsn: str, database: Database
     assert seen.one("roir_up", database=name) == 0
 
 
+@pytest.mark.sample(0)
 def test_a_monitoring_role_sees_what_the_owner_sees(dsn: str, database: Database, stranger: str) -> None:
     run_sql(
         dsn,

@@ -114,6 +114,7 @@ def test_the_guard_goes_when_no_older_snapshot_is_left(database: Database, dsn: 
     assert clean_up.clean_up(database).guards_removed == 0
 
 
+@pytest.mark.sample(0)
 def test_a_snapshot_that_was_handed_on_keeps_the_guard(database: Database, dsn: str) -> None:
     exporter = steps.old_session(dsn)
     ((snapshot,),) = sql(exporter, "SELECT pg_export_snapshot()")

@@ -111,6 +111,7 @@ def test_a_table_with_its_entries_and_without_the_control_schema_needs_one_state
     assert steps.assert_exact(Database(there)).rows == 90
 
 
+@pytest.mark.sample(0)
 def test_a_dump_without_its_last_section_is_told_and_can_be_completed(
     restore: Restore, database: Database, dsn: str, pg: int
 ) -> None:

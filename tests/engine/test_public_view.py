@@ -128,6 +128,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.sample(0)
 def test_the_planner_sees_the_entries_alone(world: World) -> None:
     """The part of the view that keeps writes away is gone before a plan is chosen."""
     steps.make_index(world.database, "public.ix", "public.t", segments=3)

@@ -255,7 +255,7 @@ LENGTHS: dict[str, tuple[str, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_value_is_not_cut_to_its_columns_length(database: Database, dsn: str, name: str) -> None:
     has, asked = LENGTHS[name]
     run_sql(

@@ -177,6 +177,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", TOLD)
 def test_what_the_page_says_of_an_error_helps(scene: Scene, name: str) -> None:
     """Found: the page's remedy for an error with the word "partition" in it was `roir sync-partitions TABLE`, of

@@ -202,6 +202,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_who_decides_by_an_old_snapshot_is_refused(database: Database, dsn: str, call: str, isolation: str) -> None:

@@ -34,6 +34,7 @@ class Tags(HTMLParser):
         self.tags.add(tag)
 
 
+@pytest.mark.sample(0)
 def test_a_completed_build_is_told_whole(dsn: str, database: Database) -> None:
     make_table(dsn)
     make_index(database)
@@ -57,6 +58,7 @@ def test_pauses_are_told_with_their_reasons_and_an_abort_with_its_user(dsn: str,
         assert "<script" not in page.replace("\\<script", "")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("status", [*(one.value for one in Status), "abandoned", "pausing"])
 @pytest.mark.parametrize("kind", [one.value for one in Kind])
 def test_texts_of_users_are_only_text_in_every_state(dsn: str, database: Database, status: str, kind: str) -> None:

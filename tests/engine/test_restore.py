@@ -214,6 +214,7 @@ def test_a_dump_without_the_triggers_is_not_taken_for_the_source(
 UPGRADE = ("UPDATE roir.home SET schema_oid = 0", "UPDATE roir.source_partition SET link = '1'")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("shape", ["range", "two levels"])
 def test_partitions_are_known_again_after_a_pg_upgrade(database: Database, dsn: str, shape: str) -> None:
     """Found: after `pg_upgrade` all partitions were gone and new, and the DDL guard could refuse the advised `roir

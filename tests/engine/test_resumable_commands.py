@@ -199,6 +199,7 @@ def test_every_command_that_dies_is_finished(server: str, templates: Any, name: 
     walk(server, templates(COMMANDS[name][0]), name, every=1)
 
 
+@pytest.mark.sample(0)
 def test_a_drop_without_the_lock_for_its_triggers_says_what_is_left(server: str, templates: Any) -> None:
     with cloned(server, templates(published)) as cloned_database:
         database = Database(cloned_database.dsn, limits=Limits(attempt_ms=50))

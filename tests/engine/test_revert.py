@@ -91,6 +91,7 @@ def test_a_rebuild_that_is_under_way_goes_on(database: Database, dsn: str) -> No
     assert revert.revert(database, "ix", "me").shown == first
 
 
+@pytest.mark.sample(0)
 def test_nothing_to_go_back_to(database: Database) -> None:
     with pytest.raises(NotFound):
         revert.revert(database, "ix", "me")

@@ -171,6 +171,7 @@ def test_a_table_that_can_no_longer_be_indexed_is_still_its_owners(scene: Scene)
     assert not scene.gains()
 
 
+@pytest.mark.sample(0)
 def test_the_owner_of_a_partition_gains_nothing_by_the_owner_of_its_table(scene: Scene) -> None:
     """The capture reads the leaf of a deleted row as the table's owner, who can do more than the leaf's."""
     run_sql(scene.dsn, "CREATE TABLE public.t (id int PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)")

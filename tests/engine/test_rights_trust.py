@@ -148,6 +148,7 @@ def test_a_unique_key_is_asked_of_no_leaf_of_another_owner(scene: Scene, isolati
     steps.assert_exact(scene.database, "public.ix")
 
 
+@pytest.mark.sample(0)
 def test_a_snapshot_that_is_older_than_a_hand_over_trusts_nobody(scene: Scene) -> None:
     """The snapshot that a verification's workers share shows the former owner, whom we trust. Plans use the present
     one.

@@ -192,6 +192,7 @@ def test_the_public_has_no_right_to_anything_of_ours(database: Database, dsn: st
     ) == [('{"search_path=pg_catalog, pg_temp"}',)]
 
 
+@pytest.mark.sample(0)
 def test_a_function_whose_owner_lost_his_rights_fails_the_write_and_never_the_index(
     database: Database, dsn: str, stranger: str, role: str
 ) -> None:

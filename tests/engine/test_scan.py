@@ -134,6 +134,7 @@ def test_a_truncate_empties_it_and_what_comes_then_is_captured(table: str, datab
     finish(database, run)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("rewrite", ["VACUUM FULL t", "CLUSTER t USING t_pkey", "VACUUM FULL"])
 def test_a_rewritten_table_stops_a_scan_by_blocks(table: str, database: Database, rewrite: str) -> None:
     """No capture sees the rewrite. Nothing wrong may be published, and a new operation works."""

@@ -135,6 +135,7 @@ def test_emptied_and_churned_segments_are_told_from_the_others(database: Databas
     assert [(one.bytes, one.needed) for one in found[3:]] == [(one.bytes, one.needed) for one in fresh[3:]]
 
 
+@pytest.mark.sample(0)
 def test_a_segment_without_any_live_entry_is_empty_before_a_vacuum_has_seen_it(database: Database, dsn: str) -> None:
     """Seen to count as full as the last vacuum had left it."""
     make(database, dsn)
@@ -248,6 +249,7 @@ def test_measured_by_pgstattuple_a_segment_agrees_with_its_estimate(database: Da
     holder.rollback()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("what", ["t", "roir_data.g1"])
 @pytest.mark.parametrize("mode", ["ACCESS EXCLUSIVE", "SHARE"])
 def test_who_holds_a_table_holds_up_no_look_at_the_segments(database: Database, dsn: str, what: str, mode: str) -> None:

@@ -146,6 +146,7 @@ def test_a_level_that_was_out_for_a_while(database: Database, dsn: str) -> None:
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_partition_that_clean_up_takes_in_is_followed(database: Database, dsn: str) -> None:
     """Even if it was truncated before. Seen to leave its entries if only the catalog is compared."""
     published(database, dsn)

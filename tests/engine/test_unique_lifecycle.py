@@ -89,6 +89,7 @@ def with_duplicates(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTITIONED, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id IN (5, 10)")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("at", range(1, 40, 3))
 def test_a_driver_that_dies_at_any_statement(database: Database, dsn: str, at: int) -> None:
     """In a seal with duplicates, in both looks and in the switch: the next run finds all duplicates, and continues."""

@@ -198,6 +198,7 @@ def test_only_a_write_to_the_table_notes_that_an_entry_was_taken_over(database: 
         assert sql(user, "SELECT * FROM roir.emptied") == []
 
 
+@pytest.mark.sample(0)
 def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
     steps.make_index(database, keys="k", include="v", unique=True, segments=3)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 'k7', 0)", "UPDATE t SET k = 'new' WHERE id = 8")

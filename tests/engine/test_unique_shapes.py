@@ -94,6 +94,7 @@ def test_thirty_columns_in_the_key(database: Database, dsn: str, nulls_not_disti
     stage.finish()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("keys", ["id, k", "k, day", "k, day, id", "id, day"])
 @pytest.mark.parametrize("mode", ["direct", "active"])
 def test_a_key_with_the_primary_key_or_a_part_of_it(database: Database, dsn: str, keys: str, mode: str) -> None:

@@ -88,6 +88,7 @@ def refusals(dsn: str, first: str, other: str) -> None:
     )
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", [*ORDERED, *ARRAYS])
 def test_a_key_of_every_type(database: Database, dsn: str, name: str) -> None:
     set_up(dsn)

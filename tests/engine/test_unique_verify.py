@@ -130,6 +130,7 @@ def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(dat
     assert_enforced(dsn)
 
 
+@pytest.mark.sample(0)
 def test_a_duplicate_that_was_healed_before_the_repair_came_to_it_is_mended(database: Database, dsn: str) -> None:
     build_index(dsn, database, *TABLE, unique=True)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0)")

@@ -21,6 +21,7 @@ from tests.engine import steps
 ROWS = 5_000
 
 
+@pytest.mark.sample(0)
 def test_a_part_of_a_table_that_was_never_analyzed_has_units_of_many_rows(dsn: str, database: Database) -> None:
     run_sql(
         dsn,
@@ -35,6 +36,7 @@ def test_a_part_of_a_table_that_was_never_analyzed_has_units_of_many_rows(dsn: s
     assert ROWS / 10 < made <= units.UNITS_OF_PARTS
 
 
+@pytest.mark.sample(0)
 def test_where_one_worker_fails_the_others_leave_after_their_open_unit(dsn: str) -> None:
     database = Database(dsn, limits=Limits(unit_blocks=2))
     run_sql(

@@ -48,6 +48,7 @@ def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption
     assert lifecycle.verify(database, "ix").found == 0
 
 
+@pytest.mark.sample(0)
 def test_swapped_values_are_found_where_no_type_has_a_hash_of_its_own(database: Database, dsn: str) -> None:
     base = build_index(
         dsn,

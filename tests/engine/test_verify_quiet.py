@@ -113,6 +113,7 @@ def test_a_leaf_is_renamed_or_dropped_between_claim_and_unit(database: Database,
     assert rows == sql(steps.session(dsn), "SELECT count(*) FROM t")[0][0]
 
 
+@pytest.mark.sample(0)
 def test_entries_of_a_partition_that_joins_are_not_extra(database: Database, dsn: str) -> None:
     """Before, while and after its rows are copied."""
     build_index(dsn, database, *PARTITIONED)

@@ -116,6 +116,7 @@ def test_a_guard_that_is_lost_while_older_snapshots_live_is_found(database: Data
     assert (warned(database), verify(database, "ix").is_exact) == ([], True)
 
 
+@pytest.mark.sample(0)
 def test_a_snapshot_that_is_listed_beside_a_writer_of_before_is_no_older_one(database: Database, dsn: str) -> None:
     """The snapshot's xmin is the writer's number. The guard was removed while no snapshot was open."""
     steps.make_table(dsn)

@@ -104,6 +104,7 @@ def table_of(what: str) -> tuple[str, ...]:
     return PARTITIONED if "leaf" in what or "partition" in what else PLAIN
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("what", DONE)
 def test_what_is_done_to_the_capture_of_a_shard_is_noticed(shards: Make, what: str) -> None:
     made, generation, named = ready(shards, table_of(what))

@@ -153,6 +153,7 @@ OWN_ORDERS = {
 OTHERS = {"HASH (id)": "FOR VALUES WITH (MODULUS 2, REMAINDER 1)"}
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("how", ["DETACH PARTITION t_1", "out and in again"])
 @pytest.mark.parametrize("order", OWN_ORDERS)
 def test_a_leaf_of_an_order_that_is_the_shards_own_is_followed(shards: Make, order: str, how: str) -> None:

@@ -174,6 +174,7 @@ def test_an_index_server_that_lost_what_was_cleared_away_is_named(shards: Make, 
     assert "this server has lost its last commits" in str(doubt(laid))
 
 
+@pytest.mark.sample(0)
 def test_an_index_server_that_lost_what_is_still_in_the_outbox_ships_it_again(shards: Make, copies: Copies) -> None:
     made = shards(1)
     laid = lay(made)

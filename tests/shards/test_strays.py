@@ -76,6 +76,7 @@ def test_a_failover_of_the_index_server_that_loses_a_rebuild_keeps_no_writer_out
     assert [made.ask(OUTBOXES, shard=name) for name in made.names] == [[(1,)], [(1,)]]
 
 
+@pytest.mark.sample(0)
 def test_a_shard_from_an_old_backup_announces_to_no_generation_that_is_gone(
     contrib_shards: Make,
     copies: Copies,  # noqa: F811

@@ -167,6 +167,7 @@ def test_a_clean_up_ends_that_of_what_it_drops(contrib_shards: Make, shard: str 
     assert_keys_move(made, second)
 
 
+@pytest.mark.sample(0)
 def test_a_revert_ends_none_and_the_clean_up_after_it_that_of_the_other(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     first = enforced(made)

@@ -161,6 +161,7 @@ def test_a_verification_finds_nothing_where_enforcement_ends_meanwhile(
     assert made.ask("SELECT unique_mode FROM roir.generation") == [("count" if again else "off",)]
 
 
+@pytest.mark.sample(0)
 def test_keys_are_put_whatever_role_replication_plays_on_the_index_server(contrib_shards: Make) -> None:
     made = contrib_shards(2, TABLE)
     made.run("INSERT INTO t VALUES (1, 'a', 0)", only="s0")

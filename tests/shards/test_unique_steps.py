@@ -232,6 +232,7 @@ def test_keys_are_not_looked_over_beside_a_put_in_flight(contrib_shards: Make) -
         enforce.enforce_index(made.database, "public.ix")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_key_that_comes_to_another_shard_while_it_is_looked_over(

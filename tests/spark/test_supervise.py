@@ -175,6 +175,7 @@ def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, 
     assert not [text for text in shown if secret in text]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("conf", [{}, {"spark.ui.enabled": "true", "spark.ui.port": "0"}], ids=["", "with pages"])
 def test_no_other_machine_reaches_a_spark_in_local_mode(database: Database, dsn: str, conf: dict[str, str]) -> None:
     """Spark's pages were on every interface, without a password, and could end jobs."""
