@@ -29,7 +29,7 @@ from sqlalchemy import column as new_column
 from sqlalchemy import create_engine
 from sqlalchemy import table as new_table
 
-from airflow_roir.engine.generation.lanes import AWAY_S
+from airflow_roir.engine.generation.feeds import AWAY_S
 from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.snapshot.operation import status as read_status
 from airflow_roir.errors import NotFound, NotStrict, StaleAnswer

@@ -11,7 +11,7 @@ from airflow_roir.engine.compact import undo
 from airflow_roir.engine.control import long_pause, operations, removal, requests
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation.lanes import ends
+from airflow_roir.engine.generation.feeds import ends
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import LockNotAcquired

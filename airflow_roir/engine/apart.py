@@ -2,7 +2,7 @@
 
 The package `airflow_roir.shards` implements them (`shards/hooks.py`); the core imports nothing of it, which a contract
 checks. Here are the hooks of an operation, in the order of its phases. The hooks for the end of a generation are in
-`generation/lanes.py`, beside all that the core knows of shards without the package; those of a verification are in
+`generation/feeds.py`, beside all that the core knows of shards without the package; those of a verification are in
 `verify/apart.py`. A method's body is the answer without the package, right for an index whose source table is in this
 database.
 """
@@ -18,7 +18,7 @@ from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.control.run import Report, Run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.generation.lanes import Ends, implementation
+from airflow_roir.engine.generation.feeds import Ends, implementation
 from airflow_roir.engine.scan.copier import Copier
 from airflow_roir.engine.scan.findings import Also, DryRun
 from airflow_roir.errors import RoirError

@@ -23,7 +23,7 @@ from airflow_roir.engine.control.job import Job, SourceCheck, check_fingerprint,
 from airflow_roir.engine.control.run import Run, check_epoch, read_control
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.generation.lanes import NOT_NOW, TOO_MANY
+from airflow_roir.engine.generation.feeds import NOT_NOW, TOO_MANY
 from airflow_roir.engine.scan.batch_size import BatchSize
 from airflow_roir.engine.scan.copier import BATCH_DONE, BATCH_STOOD, Away, Claim, Copier, SourceCopier
 from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER

@@ -17,7 +17,7 @@ from airflow_roir.engine.compact import leftovers
 from airflow_roir.engine.control import long_pause, operations
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
-from airflow_roir.engine.generation.lanes import ends
+from airflow_roir.engine.generation.feeds import ends
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.locks import MOST_VANISHED
 from airflow_roir.engine.locks.table_lock import DENIED

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations, removal
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation.lanes import ends
+from airflow_roir.engine.generation.feeds import ends
 from airflow_roir.engine.readers import old_snapshots, view
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history

@@ -15,7 +15,7 @@ from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control.run import Report, Run, read_control, read_now
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.generation.lanes import is_apart
+from airflow_roir.engine.generation.feeds import is_apart
 from airflow_roir.engine.unique import census, duplicate_report
 from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify import report as reports

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation.lanes import is_apart
+from airflow_roir.engine.generation.feeds import is_apart
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Drain
 from airflow_roir.engine.locks.table_lock import telling_of_names

@@ -13,7 +13,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.generation.lanes import ends
+from airflow_roir.engine.generation.feeds import ends
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Attempts, Drain
 from airflow_roir.engine.readers import old_snapshots, view

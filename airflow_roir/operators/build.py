@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_roir.engine.generation.lanes import is_apart
+from airflow_roir.engine.generation.feeds import is_apart
 from airflow_roir.operation import Phase
 from airflow_roir.options import LIVE
 from airflow_roir.task.duplicates import push_duplicates

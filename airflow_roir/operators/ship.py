@@ -83,12 +83,12 @@ class ShipChangesOperator(BaseOperator):
             with shipper.running() as thread:
                 while time.monotonic() < until and thread.is_alive():
                     time.sleep(min(1.0, max(0.0, until - time.monotonic())))
-                lanes, lives = len(shipper.shipped), thread.is_alive()
+                feeds, lives = len(shipper.shipped), thread.is_alive()
             if not lives:
                 raise AirflowException("the shipper has ended by an error; the log says why")
         if alarm.behind:
             raise AirflowException("; ".join(alarm.behind.values()))
-        return lanes
+        return feeds
 
     def on_kill(self) -> None:
         """Undoes nothing: applied writes are committed, and other shippers take over the feeds of one that is gone."""

@@ -1,5 +1,5 @@
 """Implements the engine's interfaces for indexes over shards (`engine/apart.py`, `verify/apart.py`,
-`generation/lanes.py`).
+`generation/feeds.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.database import Database, check_dsn, execute
-from airflow_roir.engine.generation.lanes import IS_AWAY
+from airflow_roir.engine.generation.feeds import IS_AWAY
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
@@ -28,19 +28,19 @@ STRAYS_PATIENCE_S = 30.0
 USED = """
 SELECT format('%%I.%%I', i.schema_name, i.name) AS name, bool_and(g.status = 'retired') AS replaced,
        to_char(max(g.drop_after) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI UTC') AS kept
-  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+  FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
  WHERE l.shard_id = %(shard)s AND l.removed_at IS NULL AND g.status <> 'dropped' GROUP BY 1 ORDER BY 1
 """
 LISTED = f"""
 SELECT s.id, s.name, s.dsn, s.index_dsn IS NOT NULL AS announces, s.added_at,
        {IS_AWAY} AS away, s.problem,
        array(SELECT DISTINCT format('%I.%I', i.schema_name, i.name)
-               FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+               FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
               WHERE l.shard_id = s.id AND l.removed_at IS NULL AND g.status <> 'dropped' ORDER BY 1) AS indexes,
        (SELECT extract(epoch FROM clock_timestamp() - min(l.fresh_at))::float
-          FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
+          FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id
          WHERE l.shard_id = s.id AND l.removed_at IS NULL AND g.status = 'active') AS lag_s,
-       (SELECT string_agg(DISTINCT l.doubt, '; ') FROM roir.lane l
+       (SELECT string_agg(DISTINCT l.doubt, '; ') FROM roir.feed l
          WHERE l.shard_id = s.id AND l.removed_at IS NULL) AS doubt
   FROM roir.shard s WHERE s.removed_at IS NULL ORDER BY s.name
 """
@@ -62,7 +62,7 @@ UPDATE roir.shard
 """
 KEEP_DSN = f"UPDATE roir.shard SET dsn = {handed('dsn')} WHERE id = %(shard)s"
 FENCE = """
-UPDATE roir.lane SET token = token + 1, owner = NULL, heartbeat_at = NULL
+UPDATE roir.feed SET token = token + 1, owner = NULL, heartbeat_at = NULL
  WHERE shard_id = %(shard)s AND removed_at IS NULL
 """
 REMOVE = """

@@ -18,25 +18,25 @@ from airflow_roir.shards.announce import intents
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy import shape_table
 from airflow_roir.shards.shard import Shard, by_id, set_away
-from airflow_roir.shards.ship.lanes import held
+from airflow_roir.shards.ship.feeds import held
 from airflow_roir.shards.unique import holders
 
 UNUSED = """
 SELECT g.id FROM roir.generation g
  WHERE g.status = 'dropped' AND to_regclass('roir_data.g' || g.id || '_intent') IS NOT NULL
-   AND NOT EXISTS (SELECT FROM roir.lane l WHERE l.generation_id = g.id AND l.removed_at IS NULL)
+   AND NOT EXISTS (SELECT FROM roir.feed l WHERE l.generation_id = g.id AND l.removed_at IS NULL)
  ORDER BY g.id
 """
 
-DROPPED_LANES = """
+DROPPED_FEEDS = """
 SELECT l.id, l.outbox, l.shard_id, i.schema_name, i.name, s.removed_at
-  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+  FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
   JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
  WHERE g.status = 'dropped' AND l.removed_at IS NULL
    AND i.id = coalesce(%(index)s, i.id) AND s.id = coalesce(%(shard)s, s.id)
  ORDER BY l.id
 """
-FORGET = "UPDATE roir.lane SET removed_at = clock_timestamp() WHERE id = %(lane)s AND removed_at IS NULL"
+FORGET = "UPDATE roir.feed SET removed_at = clock_timestamp() WHERE id = %(feed)s AND removed_at IS NULL"
 
 
 def release(
@@ -54,9 +54,9 @@ def release(
     """
     waiting = _drop_faces(database)
     with database.transaction() as connection:
-        rows: list[Row[Any]] = list(execute(connection, DROPPED_LANES, {"index": index_id, "shard": shard_id}))
+        rows: list[Row[Any]] = list(execute(connection, DROPPED_FEEDS, {"index": index_id, "shard": shard_id}))
         left = [(row, by_id(connection, row.shard_id)) for row in rows]
-    # A shard that is away isn't tried for its other lanes, since each try takes time.
+    # A shard that is away isn't tried for its other feeds, since each try takes time.
     away: dict[int, str] = {}
     for row, one in left:
         if row.removed_at is not None:
@@ -107,16 +107,16 @@ def _drop_faces(database: Database) -> list[str]:
 
 
 def _remove(
-    database: Database, lane_id: int, name: str, one: Shard, patience_s: float, report: Callable[[str], None]
+    database: Database, feed_id: int, name: str, one: Shard, patience_s: float, report: Callable[[str], None]
 ) -> str | None:
     try:
-        with held(database, lane_id):
+        with held(database, feed_id):
             there = one.database(database.application_name, database.limits)
             with there.transaction() as connection:
                 # In another database there is nothing of ours, which says nothing of the right one.
                 home.check(connection, one)
             outbox.remove(there, name, database.limits.attempt_ms, patience_s, report)
-            _forget(database, lane_id)
+            _forget(database, feed_id)
         return None
     except (DBAPIError, RoirError) as error:
         problem = reason_of(error)
@@ -126,6 +126,6 @@ def _remove(
         return problem
 
 
-def _forget(database: Database, lane_id: int) -> None:
+def _forget(database: Database, feed_id: int) -> None:
     with database.transaction() as connection:
-        execute(connection, FORGET, {"lane": lane_id})
+        execute(connection, FORGET, {"feed": feed_id})

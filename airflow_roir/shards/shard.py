@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation.lanes import AWAY, AWAY_S
+from airflow_roir.engine.generation.feeds import AWAY, AWAY_S
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import InvalidInput, NotFound
 
@@ -81,7 +81,7 @@ def _in_shard(_c: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> tu
 
 
 @dataclass(frozen=True)
-class Lane:
+class Feed:
     """The feed from one shard to one generation. outbox: the capture's table there, without its schema."""
 
     id: int
@@ -92,8 +92,8 @@ class Lane:
 
 
 FIND = "SELECT * FROM roir.shard WHERE name = %(name)s AND removed_at IS NULL"
-LANES = """
-SELECT s.*, l.id AS lane, l.outbox, l.source_oid FROM roir.shard s JOIN roir.lane l ON l.shard_id = s.id
+FEEDS = """
+SELECT s.*, l.id AS feed, l.outbox, l.source_oid FROM roir.shard s JOIN roir.feed l ON l.shard_id = s.id
  WHERE l.generation_id = %(generation)s ORDER BY s.name
 """
 SET_AWAY = """
@@ -126,10 +126,10 @@ def by_id(connection: Connection, shard_id: int) -> Shard:
     return _shard(execute(connection, "SELECT * FROM roir.shard WHERE id = %(shard)s", {"shard": shard_id}).one())
 
 
-def lanes_of(connection: Connection, generation_id: int) -> list[Lane]:
-    """The lanes of a generation, by their shards' names; none if its source is in this database."""
-    found = execute(connection, LANES, {"generation": generation_id})
-    return [Lane(row.lane, generation_id, _shard(row), row.outbox, row.source_oid) for row in found]
+def feeds_of(connection: Connection, generation_id: int) -> list[Feed]:
+    """The feeds of a generation, by their shards' names; none if its source is in this database."""
+    found = execute(connection, FEEDS, {"generation": generation_id})
+    return [Feed(row.feed, generation_id, _shard(row), row.outbox, row.source_oid) for row in found]
 
 
 def away(connection: Connection, operation_id: int) -> dict[str, str]:

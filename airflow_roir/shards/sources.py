@@ -12,7 +12,7 @@ from airflow_roir.engine.source import catalog, checks
 from airflow_roir.engine.source.catalog import identity_columns
 from airflow_roir.engine.source.source import Column, Source
 from airflow_roir.errors import InvalidInput, RightMissing, SourceChanged
-from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
+from airflow_roir.shards.shard import SHARD_SCHEMA, Feed
 
 ROLE = "SELECT session_user::text, rolsuper FROM pg_roles WHERE rolname = session_user"
 
@@ -25,14 +25,14 @@ def read(connection: Connection, name: QualifiedName, ignore_row_security: bool 
     return source
 
 
-def read_by_oid(connection: Connection, lane: Lane) -> Source:
-    """As `read`, by a lane's oid. Raises NotFound, and SourceChanged if a restore has given the table another oid."""
-    if execute(connection, f"SELECT {SHARD_SCHEMA}.is_restored(%(name)s)", {"name": lane.outbox}).scalar_one():
+def read_by_oid(connection: Connection, feed: Feed) -> Source:
+    """As `read`, by a feed's oid. Raises NotFound, and SourceChanged if a restore has given the table another oid."""
+    if execute(connection, f"SELECT {SHARD_SCHEMA}.is_restored(%(name)s)", {"name": feed.outbox}).scalar_one():
         raise SourceChanged(
-            f"shard {quote(lane.shard.name)} was restored from a dump, which gives each table another oid: rebuild the "
+            f"shard {quote(feed.shard.name)} was restored from a dump, which gives each table another oid: rebuild the "
             "index, which goes on being shipped to meanwhile"
         )
-    source = catalog.read_source_by_oid(connection, lane.source_oid)
+    source = catalog.read_source_by_oid(connection, feed.source_oid)
     check_owner(connection, source)
     return source
 

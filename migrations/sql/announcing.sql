@@ -39,7 +39,7 @@ BEGIN
            THEN format('not all that was written in shard %I before its writers announced has come yet: roir ship',
                        s.name)
            END INTO found
-      FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+      FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
      WHERE l.generation_id = strict_problem.generation AND l.removed_at IS NULL
      ORDER BY 1 NULLS LAST LIMIT 1;
     RETURN found;

@@ -29,7 +29,7 @@ CREATE FUNCTION roir.fresh(index regclass, max_staleness interval) RETURNS boole
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     shown record := roir.shown(index);
-    lane record;
+    feed record;
 BEGIN
     IF max_staleness IS NULL OR max_staleness < interval '0' THEN
         RAISE invalid_parameter_value USING
@@ -37,32 +37,32 @@ BEGIN
     ELSIF NOT shown.apart THEN
         RETURN true;
     END IF;
-    SELECT s.name, clock_timestamp() - l.fresh_at AS age, l.doubt, l.fresh_at, l.removed_at INTO lane
+    SELECT s.name, clock_timestamp() - l.fresh_at AS age, l.doubt, l.fresh_at, l.removed_at INTO feed
       FROM (SELECT) one
-      LEFT JOIN roir.lane l ON l.generation_id = shown.generation
+      LEFT JOIN roir.feed l ON l.generation_id = shown.generation
       LEFT JOIN roir.shard s ON s.id = l.shard_id
      ORDER BY l.doubt IS NULL, l.removed_at IS NULL, l.fresh_at IS NOT NULL, l.fresh_at <= clock_timestamp(),
               l.fresh_at, s.name
      LIMIT 1;
-    IF lane.doubt IS NULL AND lane.removed_at IS NULL AND lane.age BETWEEN interval '0' AND max_staleness THEN
+    IF feed.doubt IS NULL AND feed.removed_at IS NULL AND feed.age BETWEEN interval '0' AND max_staleness THEN
         RETURN true;
     END IF;
     RAISE EXCEPTION USING
         ERRCODE = '40R01',
         MESSAGE = format('index %s: %s', shown.name,
-            CASE WHEN lane.name IS NULL THEN 'it has no shard'
-                 WHEN lane.doubt IS NOT NULL THEN format('entries of shard %I may be wrong: %s', lane.name, lane.doubt)
-                 WHEN lane.removed_at IS NOT NULL THEN format('shard %I is captured no more', lane.name)
-                 WHEN lane.age IS NULL THEN format('shard %I has not been shipped to its end yet', lane.name)
-                 WHEN lane.age < interval '0'
+            CASE WHEN feed.name IS NULL THEN 'it has no shard'
+                 WHEN feed.doubt IS NOT NULL THEN format('entries of shard %I may be wrong: %s', feed.name, feed.doubt)
+                 WHEN feed.removed_at IS NOT NULL THEN format('shard %I is captured no more', feed.name)
+                 WHEN feed.age IS NULL THEN format('shard %I has not been shipped to its end yet', feed.name)
+                 WHEN feed.age < interval '0'
                      THEN format('shard %I is fresh as of %s, which is in the future: the clock of '
-                                                          'this server was set back', lane.name, lane.fresh_at)
-                 ELSE format('shard %I lags by %s s, more than the %s s that are allowed', lane.name,
+                                                          'this server was set back', feed.name, feed.fresh_at)
+                 ELSE format('shard %I lags by %s s, more than the %s s that are allowed', feed.name,
                              -- Rounded up: 5.01 s is more than 5.0 s.
-                             round(ceil(extract(epoch FROM lane.age) * 10) / 10, 1),
+                             round(ceil(extract(epoch FROM feed.age) * 10) / 10, 1),
                              round(extract(epoch FROM max_staleness), 1)) END),
-        DETAIL = coalesce(format('shard %I, lag %s', lane.name, lane.age), ''),
-        HINT = CASE WHEN lane.doubt IS NOT NULL THEN 'Repair them: roir verify --repair'
+        DETAIL = coalesce(format('shard %I, lag %s', feed.name, feed.age), ''),
+        HINT = CASE WHEN feed.doubt IS NOT NULL THEN 'Repair them: roir verify --repair'
                     ELSE 'Retry. If it stays so: does `roir ship` run, and does it reach that shard? '
                          '`roir status` tells.' END;
 END $$;
@@ -86,7 +86,7 @@ BEGIN
                                        ARRAY(SELECT c ->> 'source' FROM jsonb_array_elements(g.entry -> 'columns') c)),
                    'shards', (SELECT coalesce(jsonb_object_agg(s.name, jsonb_build_object(
                                   'home', s.home, 'outbox', l.outbox, 'rules', l.evidence -> 'rules')), '{}')
-                                FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.generation_id = g.id))
+                                FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id WHERE l.generation_id = g.id))
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
          WHERE g.id = shown.generation);
 END $$;
@@ -134,7 +134,7 @@ END $$;
 -- The number of visits of each shard that the index server knows: a shard that has counted fewer has lost commits.
 CREATE FUNCTION roir.ticks(generation bigint) RETURNS jsonb
 LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT coalesce(jsonb_object_agg(s.name, l.tick), '{}') FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+    SELECT coalesce(jsonb_object_agg(s.name, l.tick), '{}') FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
      WHERE l.generation_id = ticks.generation
 $$;
 

@@ -39,37 +39,37 @@ COMMENT ON COLUMN roir.shard.away_until IS 'until when no run tries to reach it'
 COMMENT ON COLUMN roir.shard.problem IS 'why it was not reached';
 COMMENT ON COLUMN roir.shard.problem_at IS 'since when';
 
-COMMENT ON TABLE roir.lane IS 'The feed from one shard to one generation.';
-COMMENT ON COLUMN roir.lane.outbox IS 'the table in the shard that the capture writes to';
-COMMENT ON COLUMN roir.lane.source_oid IS 'the shard''s table';
-COMMENT ON COLUMN roir.lane.captured_at IS 'when the capture was committed there, with its writers drained';
-COMMENT ON COLUMN roir.lane.removed_at IS 'when all of the capture was removed';
-COMMENT ON COLUMN roir.lane.owner IS 'who ships; null: no process';
-COMMENT ON COLUMN roir.lane.token IS 'fencing token: what is shipped under another token changes nothing (I4)';
-COMMENT ON COLUMN roir.lane.heartbeat_at IS 'last sign of life of the owner';
-COMMENT ON COLUMN roir.lane.step IS
+COMMENT ON TABLE roir.feed IS 'The feed from one shard to one generation.';
+COMMENT ON COLUMN roir.feed.outbox IS 'the table in the shard that the capture writes to';
+COMMENT ON COLUMN roir.feed.source_oid IS 'the shard''s table';
+COMMENT ON COLUMN roir.feed.captured_at IS 'when the capture was committed there, with its writers drained';
+COMMENT ON COLUMN roir.feed.removed_at IS 'when all of the capture was removed';
+COMMENT ON COLUMN roir.feed.owner IS 'who ships; null: no process';
+COMMENT ON COLUMN roir.feed.token IS 'fencing token: what is shipped under another token changes nothing (I4)';
+COMMENT ON COLUMN roir.feed.heartbeat_at IS 'last sign of life of the owner';
+COMMENT ON COLUMN roir.feed.step IS
     'counts what was applied here; the shard keeps the step up to which it has cleared rows away';
-COMMENT ON COLUMN roir.lane.tick IS
+COMMENT ON COLUMN roir.feed.tick IS
     'counts polls in the shard, as far as they were applied here; a shard that counts less has lost commits';
-COMMENT ON COLUMN roir.lane.emptied IS 'the version of the shard''s last TRUNCATE that was applied';
-COMMENT ON COLUMN roir.lane.fresh_at IS
+COMMENT ON COLUMN roir.feed.emptied IS 'the version of the shard''s last TRUNCATE that was applied';
+COMMENT ON COLUMN roir.feed.fresh_at IS
     'all that was committed in the shard before this moment, by the clock of this server, is in the generation';
-COMMENT ON COLUMN roir.lane.announced_by IS
+COMMENT ON COLUMN roir.feed.announced_by IS
     'who announces there; written before the trigger is made, taken back after it is gone';
-COMMENT ON COLUMN roir.lane.strict_from IS 'since when each writer there announces; strict reads need a later fresh_at';
-COMMENT ON COLUMN roir.lane.strict_history IS
+COMMENT ON COLUMN roir.feed.strict_from IS 'since when each writer there announces; strict reads need a later fresh_at';
+COMMENT ON COLUMN roir.feed.strict_history IS
     'the history of this server that strict_from holds in; another one may have lost what was announced';
-COMMENT ON COLUMN roir.lane.strict_start IS
+COMMENT ON COLUMN roir.feed.strict_start IS
     'the start of this server since which polls have found that it lost nothing of the shard''s';
-COMMENT ON COLUMN roir.lane.evidence IS
+COMMENT ON COLUMN roir.feed.evidence IS
     'shows that the capture there is what it was, and how values are compared there (roir_shard.evidence)';
-COMMENT ON COLUMN roir.lane.pending IS 'rows in the outbox, as the last poll found it';
-COMMENT ON COLUMN roir.lane.pending_bytes IS 'size of the outbox, as the last poll found it';
-COMMENT ON COLUMN roir.lane.oldest_at IS 'since when its oldest row waits';
-COMMENT ON COLUMN roir.lane.shipped IS 'entries that were applied';
-COMMENT ON COLUMN roir.lane.doubtful_at IS
+COMMENT ON COLUMN roir.feed.pending IS 'rows in the outbox, as the last poll found it';
+COMMENT ON COLUMN roir.feed.pending_bytes IS 'size of the outbox, as the last poll found it';
+COMMENT ON COLUMN roir.feed.oldest_at IS 'since when its oldest row waits';
+COMMENT ON COLUMN roir.feed.shipped IS 'entries that were applied';
+COMMENT ON COLUMN roir.feed.doubtful_at IS
     'since when entries of the shard may be wrong; only a verification that repairs ends it';
-COMMENT ON COLUMN roir.lane.doubt IS 'why';
+COMMENT ON COLUMN roir.feed.doubt IS 'why';
 
 COMMENT ON TABLE roir.generation IS
     'One physical build of an index. Partial unique indexes allow one building and one active generation of an index.';
@@ -323,7 +323,7 @@ COMMENT ON COLUMN roir.verification_unit.snapshot IS 'the snapshot that it was r
 COMMENT ON COLUMN roir.verification_unit.buckets IS 'in stage sum: the buckets of primary keys whose sums these are';
 COMMENT ON COLUMN roir.verification_unit.counts IS 'rows of each';
 COMMENT ON COLUMN roir.verification_unit.sums IS 'sums of hashes of each';
-COMMENT ON COLUMN roir.verification_unit.lane_id IS
+COMMENT ON COLUMN roir.verification_unit.feed_id IS
     'of an index over shards: the feed whose entries it compares; null: entries of no feed';
 
 COMMENT ON TABLE roir.compaction_unit IS
@@ -354,7 +354,7 @@ COMMENT ON TABLE roir.suspect IS
     'a row or an entry of a bucket whose sums differed, in a verification over shards. Deleted once looks have '
     'decided.';
 COMMENT ON COLUMN roir.suspect.unit_id IS 'the unit that found it';
-COMMENT ON COLUMN roir.suspect.lane_id IS
+COMMENT ON COLUMN roir.suspect.feed_id IS
     'null: of a shard that the index does not have, or in another segment than its key''s';
 COMMENT ON COLUMN roir.suspect.of_source IS 'true: a row of the shard; false: an entry';
 COMMENT ON COLUMN roir.suspect.identity IS 'texts of key and primary key, as the index server has them';

@@ -6,8 +6,8 @@ SELECT i.schema_name, i.name AS index, s.name AS shard, g.status AS generation,
        l.fresh_at, clock_timestamp() - l.fresh_at AS lag,
        l.pending, l.pending_bytes, clock_timestamp() - l.oldest_at AS oldest_age, l.shipped,
        CASE WHEN abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) < 10 THEN l.owner END AS shipper,
-       s.problem, l.doubt, l.id AS lane_id, g.id AS generation_id, i.id AS index_id, s.id AS shard_id
-  FROM roir.lane l
+       s.problem, l.doubt, l.id AS feed_id, g.id AS generation_id, i.id AS index_id, s.id AS shard_id
+  FROM roir.feed l
   JOIN roir.generation g ON g.id = l.generation_id
   JOIN roir.index i ON i.id = g.index_id
   JOIN roir.shard s ON s.id = l.shard_id

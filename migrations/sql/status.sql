@@ -30,7 +30,7 @@ SELECT clock_timestamp() AS now,
        quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index,
        coalesce(i.shard_table || coalesce(' in ' || (
                     SELECT string_agg(s.name, ', ' ORDER BY s.name)
-                      FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+                      FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
                      WHERE l.generation_id = (SELECT max(x.id) FROM roir.generation x
                                                WHERE x.index_id = i.id AND x.status <> 'dropped')), ''),
                 i.source_oid::oid::regclass::text) AS source,

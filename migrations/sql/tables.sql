@@ -82,7 +82,7 @@ CREATE TABLE roir.shard (
 );
 CREATE UNIQUE INDEX shard_live_name ON roir.shard (name) WHERE removed_at IS NULL;
 
-CREATE TABLE roir.lane (
+CREATE TABLE roir.feed (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     generation_id bigint NOT NULL REFERENCES roir.generation (id),
     shard_id bigint NOT NULL REFERENCES roir.shard (id),
@@ -97,7 +97,7 @@ CREATE TABLE roir.lane (
     tick bigint NOT NULL DEFAULT '0',
     emptied bigint NOT NULL DEFAULT '0',
     fresh_at timestamptz,
-    announced_by text CONSTRAINT lane_announced_by CHECK (announced_by IN ('server', 'client')),
+    announced_by text CONSTRAINT feed_announced_by CHECK (announced_by IN ('server', 'client')),
     strict_from timestamptz,
     strict_history text,
     strict_start timestamptz,
@@ -109,9 +109,9 @@ CREATE TABLE roir.lane (
     doubtful_at timestamptz,
     doubt text,
     UNIQUE (generation_id, shard_id),
-    CONSTRAINT lane_doubt CHECK ((doubtful_at IS NULL) = (doubt IS NULL))
+    CONSTRAINT feed_doubt CHECK ((doubtful_at IS NULL) = (doubt IS NULL))
 );
-CREATE INDEX lane_shard_id_idx ON roir.lane (shard_id);
+CREATE INDEX feed_shard_id_idx ON roir.feed (shard_id);
 
 CREATE TABLE roir.emptied (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -49,7 +49,7 @@ CREATE TABLE roir.verification_unit (
     claim_epoch bigint,
     claim_worker integer,
     claim_token bigint NOT NULL DEFAULT '0',
-    lane_id bigint,
+    feed_id bigint,
     UNIQUE (verification_id, stage, ordinal)
 );
 
@@ -74,12 +74,12 @@ CREATE TABLE roir.suspect (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     verification_id bigint NOT NULL REFERENCES roir.verification (id),
     unit_id bigint NOT NULL,
-    lane_id bigint,
+    feed_id bigint,
     of_source boolean NOT NULL,
     identity jsonb NOT NULL,
     hash bigint NOT NULL,
     looks integer NOT NULL DEFAULT '0'
 );
 CREATE INDEX suspect_identity ON roir.suspect USING hash (identity);
-CREATE INDEX suspect_verification_id_idx ON roir.suspect (verification_id, lane_id, looks, id);
+CREATE INDEX suspect_verification_id_idx ON roir.suspect (verification_id, feed_id, looks, id);
 CREATE INDEX suspect_unit_id_idx ON roir.suspect (unit_id);

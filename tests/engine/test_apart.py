@@ -6,7 +6,7 @@ import pytest
 
 from airflow_roir.engine import abort, apart, clean_up, drop, lifecycle
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.generation import lanes
+from airflow_roir.engine.generation import feeds
 from airflow_roir.engine.verify import apart as verify_apart
 from airflow_roir.options import VerifyOptions
 from airflow_roir.shards.hooks import Shards
@@ -17,7 +17,7 @@ from tests.engine import steps
 def test_a_core_without_the_package_builds_verifies_aborts_and_drops(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for asks in (lanes, apart, verify_apart):
+    for asks in (feeds, apart, verify_apart):
         monkeypatch.setattr(asks, "implementation", verify_apart.ComparedApart)
     steps.make_table(dsn, 200)
     steps.make_index(database, verify="after")

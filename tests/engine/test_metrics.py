@@ -288,7 +288,7 @@ def test_each_metric_is_printed_by_some_scrape(dsn: str, database: Database, tab
     sql(
         user,
         "WITH s AS (INSERT INTO roir.shard (name, dsn) VALUES ('s0', 'host=s0') RETURNING id) "
-        "INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid, captured_at, fresh_at, pending, "
+        "INSERT INTO roir.feed (generation_id, shard_id, outbox, source_oid, captured_at, fresh_at, pending, "
         "pending_bytes, oldest_at) SELECT g.id, s.id, 'o_1', 1, now(), now(), 1, 1, now() FROM s, roir.generation g "
         "WHERE g.status = 'active'",
     )

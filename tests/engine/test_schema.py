@@ -102,7 +102,7 @@ def test_a_newer_schema_is_refused(database: Database) -> None:
     ("revision", "lacks"),
     [
         ("0001", "DROP TABLE roir.home"),
-        ("0001", "DROP TABLE roir.lane CASCADE"),
+        ("0001", "DROP TABLE roir.feed CASCADE"),
         ("0001", "DROP FUNCTION roir.options_in_effect(roir.operation) CASCADE"),
         ("0002", ""),
         ("0021", ""),

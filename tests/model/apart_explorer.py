@@ -28,13 +28,13 @@ def broken(state: State, bounds: Bounds) -> str:
     if state.wrong:
         return state.wrong
     for number, shard in enumerate(state.shards):
-        lane, index = state.index.lanes[number], state.index
-        if index.copied[number] < len(bounds.primary_keys) or lane.doubt or shard.lost or index.lost:
+        feed, index = state.index.feeds[number], state.index
+        if index.copied[number] < len(bounds.primary_keys) or feed.doubt or shard.lost or index.lost:
             continue
         truth, pending = set(projection(shard)), outbox(shard)
         there = {ident for n, ident in index.entries if n == number}
         # The shard reports the entries that a TRUNCATE removed as a whole, not row by row.
-        if shard.emptied <= lane.emptied:
+        if shard.emptied <= feed.emptied:
             wrong = {ident for ident in truth ^ there if ident not in pending}
         else:
             wrong = {ident for ident in truth - there if ident not in pending}
@@ -45,8 +45,8 @@ def broken(state: State, bounds: Bounds) -> str:
                 else "A2: an entry is wrong, and none will ship it"
             )
             return f"{name}: {sorted(wrong)}"
-        if lane.fresh >= 0:
-            pasts = [set(past) for past in shard.past[lane.fresh :]]
+        if feed.fresh >= 0:
+            pasts = [set(past) for past in shard.past[feed.fresh :]]
             if there - set.union(*pasts) or set.intersection(*pasts) - there:
                 return "A3: a bounded read lies"
     return ""
@@ -89,13 +89,13 @@ def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most: int = 1 <<
 
 
 def _mark(found: Found, before: State, state: State, text: str) -> None:
-    if any(lane.fresh > 0 for lane in state.index.lanes):
+    if any(feed.fresh > 0 for feed in state.index.feeds):
         found.reached.add("fresh")
     if "doubtful" in text:
         found.reached.add("doubtful")
-    if any(a.doubt and not b.doubt for a, b in zip(before.index.lanes, state.index.lanes, strict=True)):
+    if any(a.doubt and not b.doubt for a, b in zip(before.index.feeds, state.index.feeds, strict=True)):
         found.reached.add("repaired")
-    if any(a.unproved and not b.unproved for a, b in zip(before.index.lanes, state.index.lanes, strict=True)):
+    if any(a.unproved and not b.unproved for a, b in zip(before.index.feeds, state.index.feeds, strict=True)):
         found.reached.add("proved")
     if "fenced" in text:
         found.reached.add("fenced")

@@ -1,4 +1,4 @@
-"""The traffic between a shard and the index server: claims, passes, visits, applications, repairs, strict reads."""
+"""The traffic between a shard and the index server: claims, passes, polls, applications, repairs, strict reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.model.apart_state import (
     START,
     Answer,
     Bounds,
+    Feed,
     Ident,
     Index,
     Intent,
-    Lane,
     Reader,
     Shard,
     Shipper,
@@ -23,7 +23,7 @@ from tests.model.apart_state import (
     projection,
     pruned,
     replaced,
-    with_lane,
+    with_feed,
     with_shard,
 )
 
@@ -47,19 +47,19 @@ def _claim(
 ) -> Iterator[tuple[str, State]]:
     if state.owners >= bounds.claims or (shipper is not None and shipper.answer is not None):
         return
-    for number, lane in enumerate(state.index.lanes):
+    for number, feed in enumerate(state.index.feeds):
         if state.index.copied[number] < len(bounds.primary_keys) and variant is not Variant.SHIP_BEFORE_COPIES:
             continue
         if not state.shards[number].captured:
             continue
         owner = state.owners + 1
-        index = with_lane(state.index, number, token=lane.token + 1, owner=owner)
+        index = with_feed(state.index, number, token=feed.token + 1, owner=owner)
         early = None
         if variant is Variant.SNAPSHOT_BEFORE_CLAIM and shipper is not None:
             early = shipper.early
-        new = Shipper(number, lane.token + 1, owner, True, lane.tick, lane.step, (), START, -1, (), None, early)
+        new = Shipper(number, feed.token + 1, owner, True, feed.tick, feed.step, (), START, -1, (), None, early)
         after = state._replace(index=index, shippers=replaced(state.shippers, place, new), owners=owner)
-        yield f"P{place + 1} claims the lane of S{number + 1}, token {lane.token + 1}", after
+        yield f"P{place + 1} claims the feed of S{number + 1}, token {feed.token + 1}", after
 
 
 def _ship(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
@@ -70,8 +70,8 @@ def _ship(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: V
         return
     if shipper.began < 0:
         named = tuple(i for i in state.index.intents if i.shard == number)
-        lane = state.index.lanes[number]
-        if shipper.acked or outbox(shard) or named or lane.unproved or lane.fresh < len(shard.past) - 1:
+        feed = state.index.feeds[number]
+        if shipper.acked or outbox(shard) or named or feed.unproved or feed.fresh < len(shard.past) - 1:
             begun = shipper._replace(began=len(shard.past) - 1, named=named, cursor=START)
             yield f"{name} begins a pass", state._replace(shippers=replaced(state.shippers, place, begun))
         return
@@ -80,30 +80,30 @@ def _ship(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: V
         yield f"{name} takes its snapshot", state._replace(shippers=replaced(state.shippers, place, early))
         if variant is Variant.OLD_SNAPSHOT:
             return
-    answer, after = _visit(state, shard, shipper, bounds, variant)
+    answer, after = _poll(state, shard, shipper, bounds, variant)
     told = shipper._replace(answer=answer, first=False, acked=(), early=None)
-    visited = state._replace(shards=replaced(state.shards, number, after))
+    polled = state._replace(shards=replaced(state.shards, number, after))
     rows = ", ".join(f"{ident[0]}{ident[1]} {'is' if is_there else 'is not'}" for _, ident, is_there in answer.rows)
     what = answer.refused or f"tick {answer.tick}: {rows or 'nothing'}"
-    yield f"{name} visits S{number + 1}, {what}", visited._replace(shippers=replaced(state.shippers, place, told))
+    yield f"{name} polls S{number + 1}, {what}", polled._replace(shippers=replaced(state.shippers, place, told))
     if state.unanswered < bounds.unanswered:
         # A shipper that gets no answer claims again; it may also continue if the shard doesn't object.
         lost = replaced(state.shippers, place, shipper._replace(first=False, early=None))
         yield (
-            f"{name} visits S{number + 1}, {what}; the answer is lost",
-            visited._replace(shippers=lost, unanswered=state.unanswered + 1),
+            f"{name} polls S{number + 1}, {what}; the answer is lost",
+            polled._replace(shippers=lost, unanswered=state.unanswered + 1),
         )
 
 
-def _visit(state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant: Variant) -> tuple[Answer, Shard]:
-    """One transaction of the shard. A refused visit changes nothing."""
+def _poll(state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant: Variant) -> tuple[Answer, Shard]:
+    """One transaction of the shard. A refused poll changes nothing."""
     stored = shard.tick
     refused = ""
     if variant not in IN_THE_SHARD:
         if shipper.first and stored[0] >= shipper.token and variant is not Variant.SAME_TOKEN_TWICE:
             refused = "another has that token"
         elif not shipper.first and stored[0] != shipper.token and stored >= shipper.tick:
-            refused = "another has the lane"
+            refused = "another has the feed"
         elif stored < shipper.tick:
             refused = "the shard has lost commits"
     elif variant is Variant.TICK_WITHOUT_TOKEN and stored < shipper.tick:
@@ -160,12 +160,12 @@ def _look(state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant:
 
 
 def _apply(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
-    """One transaction of the index server, under the lock of the lane."""
+    """One transaction of the index server, under the lock of the feed."""
     answer, number, name = shipper.answer, shipper.shard, f"P{place + 1}"
     assert answer is not None
-    index, lane = state.index, state.index.lanes[number]
+    index, feed = state.index, state.index.feeds[number]
     gone = replaced(state.shippers, place, None)
-    mine = (lane.token, lane.owner) == (shipper.token, shipper.owner)
+    mine = (feed.token, feed.owner) == (shipper.token, shipper.owner)
     if not mine and variant not in (*LAX, Variant.TOKEN_UNCHECKED):
         yield f"{name} is fenced", state._replace(shippers=gone)
         return
@@ -175,35 +175,35 @@ def _apply(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: 
     contact = contact._replace(index=index._replace(lost=False))
     doubt = answer.refused
     if not doubt and variant not in (*LAX, Variant.APPLIED_TICK_UNCHECKED):
-        behind = answer.tick <= lane.tick if answer.rows else answer.tick < lane.tick
+        behind = answer.tick <= feed.tick if answer.rows else answer.tick < feed.tick
         if behind:
             doubt = "its tick is an old one"
-    if not doubt and answer.step > lane.step and variant not in LAX:
+    if not doubt and answer.step > feed.step and variant not in LAX:
         doubt = "the index server has lost commits"
     if doubt:
-        # The next shipper that claims the lane compares with what the shard has then.
-        doubtful = with_lane(
-            contact.index, number, doubt=True, tick=answer.tick, step=max(lane.step, answer.step), fresh=-1,
-            repaired=-1, token=max(lane.token, answer.tick[0]),
+        # The next shipper that claims the feed compares with what the shard has then.
+        doubtful = with_feed(
+            contact.index, number, doubt=True, tick=answer.tick, step=max(feed.step, answer.step), fresh=-1,
+            repaired=-1, token=max(feed.token, answer.tick[0]),
         )  # fmt: skip
         yield f"{name}: doubtful, for {doubt}", contact._replace(index=doubtful, shippers=gone)
         return
-    index = _applied(contact.index, lane, number, shipper, answer, variant)
-    lane, shipper = _proved(state, index.lanes[number], shipper, answer, variant)
+    index = _applied(contact.index, feed, number, shipper, answer, variant)
+    feed, shipper = _proved(state, index.feeds[number], shipper, answer, variant)
     fresh = shipper.began
     if variant is Variant.FRESH_FROM_END:
         fresh = len(state.shards[number].past) - 1
     if answer.last:
-        lane = lane._replace(fresh=max(fresh, lane.fresh))
-        if lane.doubt and 0 <= lane.repaired <= fresh:
-            lane = lane._replace(doubt=False, repaired=-1)
-    step = lane.step + bool(answer.rows)
-    lane = lane._replace(step=step, tick=max(lane.tick, answer.tick), emptied=max(lane.emptied, answer.emptied))
-    index = index._replace(lanes=replaced(index.lanes, number, lane))
+        feed = feed._replace(fresh=max(fresh, feed.fresh))
+        if feed.doubt and 0 <= feed.repaired <= fresh:
+            feed = feed._replace(doubt=False, repaired=-1)
+    step = feed.step + bool(answer.rows)
+    feed = feed._replace(step=step, tick=max(feed.tick, answer.tick), emptied=max(feed.emptied, answer.emptied))
+    index = index._replace(feeds=replaced(index.feeds, number, feed))
     shipped = tuple((version, ident) for version, ident, _ in answer.rows if version)
     cursor = (shipped[-1][0], shipped[-1][1]) if shipped else shipper.cursor
     went_on = shipper._replace(
-        answer=None, tick=lane.tick, step=step, acked=shipped, cursor=cursor, named=(),
+        answer=None, tick=feed.tick, step=step, acked=shipped, cursor=cursor, named=(),
         began=-1 if answer.last else shipper.began,
     )  # fmt: skip
     after = contact._replace(index=index)
@@ -215,26 +215,26 @@ def _apply(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: 
         )
 
 
-def _proved(state: State, lane: Lane, shipper: Shipper, answer: Answer, variant: Variant) -> tuple[Lane, Shipper]:
-    """After a start, proves the lane once all transactions that may have announced before have ended and their writes
+def _proved(state: State, feed: Feed, shipper: Shipper, answer: Answer, variant: Variant) -> tuple[Feed, Shipper]:
+    """After a start, proves the feed once all transactions that may have announced before have ended and their writes
     have come."""
-    if not lane.unproved:
-        return lane, shipper
-    proved = lane._replace(unproved=False, strict=len(state.shards[shipper.shard].past) - 1)
+    if not feed.unproved:
+        return feed, shipper
+    proved = feed._replace(unproved=False, strict=len(state.shards[shipper.shard].past) - 1)
     if variant is Variant.PROVED_BY_A_PASS:
         return proved, shipper
     if not shipper.noticed and variant is not Variant.HORIZON_OF_BEFORE:
-        return lane, shipper._replace(noticed=True)
+        return feed, shipper._replace(noticed=True)
     if not shipper.horizon:
-        return lane, shipper._replace(noticed=True, horizon=answer.end)
+        return feed, shipper._replace(noticed=True, horizon=answer.end)
     if min((answer.end, *answer.running)) < shipper.horizon:
-        return lane, shipper
+        return feed, shipper
     return proved, shipper
 
 
-def _applied(index: Index, lane: Lane, number: int, shipper: Shipper, answer: Answer, variant: Variant) -> Index:
+def _applied(index: Index, feed: Feed, number: int, shipper: Shipper, answer: Answer, variant: Variant) -> Index:
     entries = set(index.entries)
-    empty = answer.emptied > lane.emptied and variant is not Variant.EMPTIED_FORGOTTEN
+    empty = answer.emptied > feed.emptied and variant is not Variant.EMPTIED_FORGOTTEN
     if empty and variant is not Variant.EMPTIED_LAST:
         entries = {entry for entry in entries if entry[0] != number}
     for version, ident, is_there in answer.rows:
@@ -263,9 +263,9 @@ def _settled(
 
 
 def _repair(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
-    """A verification of a doubtful lane: it looks at both sides, and touches whatever there is."""
-    for number, lane in enumerate(state.index.lanes):
-        if not lane.doubt or lane.repaired >= 0:
+    """A verification of a doubtful feed: it looks at both sides, and touches whatever there is."""
+    for number, feed in enumerate(state.index.feeds):
+        if not feed.doubt or feed.repaired >= 0:
             continue
         if state.repairing is None:
             if state.repairs < bounds.repairs:
@@ -283,7 +283,7 @@ def _repair(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
             continue
         shard = shard._replace(outbox=pruned(mvcc.commit(shard.outbox, -100, 0)))
         shard = shard._replace(past=(*shard.past, projection(shard)))
-        index = with_lane(state.index, number, repaired=len(shard.past) - 1)
+        index = with_feed(state.index, number, repaired=len(shard.past) - 1)
         yield (
             f"the verification touches what differs in S{number + 1}",
             state._replace(shards=replaced(state.shards, number, shard), index=index, repairing=None),
@@ -295,11 +295,11 @@ def _read(
 ) -> Iterator[tuple[str, State]]:
     name, index = f"R{place + 1}", state.index
     if reader is None:
-        if any(lane.doubt or lane.unproved or lane.fresh < lane.strict for lane in index.lanes):
+        if any(feed.doubt or feed.unproved or feed.fresh < feed.strict for feed in index.feeds):
             return
         intents = None if variant is Variant.TWO_STATEMENTS else index.intents
         started = tuple(len(shard.past) - 1 for shard in state.shards)
-        new = Reader(started, index.entries, intents, tuple(lane.tick for lane in index.lanes), False)
+        new = Reader(started, index.entries, intents, tuple(feed.tick for feed in index.feeds), False)
         yield f"{name} reads entries and intents", state._replace(readers=replaced(state.readers, place, new))
         return
     if reader.over:

@@ -203,7 +203,7 @@ def _loss(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str,
         left = replaced(state.saved, place, (f"lost {kind}", 0, None))
         if isinstance(side, Index):
             if kind == "copy" and variant is not Variant.START_UNNOTICED:
-                side = side._replace(lanes=tuple(lane._replace(unproved=True) for lane in side.lanes))
+                side = side._replace(feeds=tuple(feed._replace(unproved=True) for feed in side.feeds))
             yield (
                 "the index server loses its last commits",
                 state._replace(index=side._replace(lost=True), saved=left, copying=None, repairing=None),

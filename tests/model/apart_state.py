@@ -1,7 +1,7 @@
 """The state of the model of an index that is apart from its source (docs/architecture-shards.md).
 
 A shard's tables hold PostgreSQL's row versions (`mvcc.py`). Committed versions have the number 0, since all statements
-are READ COMMITTED and begin again after a wait. Each transaction of the index server is one step: it locks its lane. A
+are READ COMMITTED and begin again after a wait. Each transaction of the index server is one step: it locks its feed. A
 shard's `past` is a ghost variable: the projection of its source after each commit, by which readers are judged.
 """
 
@@ -22,37 +22,37 @@ class Variant(Enum):
     """The protocol, or a mistake in it that the exploration must find."""
 
     CORRECT = "the protocol as it is"
-    ACK_BEFORE_APPLY = "a visit deletes the outbox rows that it reads"
-    ACK_WITHOUT_VERSION = "a visit deletes what was shipped by its identity"
+    ACK_BEFORE_APPLY = "a poll deletes the outbox rows that it reads"
+    ACK_WITHOUT_VERSION = "a poll deletes what was shipped by its identity"
     NOTHING_CHECKED = "whoever comes applies: neither token nor tick are checked, in the shard or on the index server"
     TOKEN_UNCHECKED = "the index server checks the tick alone"
     APPLIED_TICK_UNCHECKED = "the index server checks the token alone"
-    OLD_SNAPSHOT = "a visit takes its snapshot first and the tick later; tokens are not checked"
-    SNAPSHOT_BEFORE_CLAIM = "a shipper claims the lane, and ships what it has read before"
+    OLD_SNAPSHOT = "a poll takes its snapshot first and the tick later; tokens are not checked"
+    SNAPSHOT_BEFORE_CLAIM = "a shipper claims the feed, and ships what it has read before"
     FRESH_FROM_END = "the freshness of a pass is the time of its end"
     PASS_BY_IDENTITY = "a pass goes through the outbox by identity"
-    PASS_ENDS_EARLY = "a pass ends with the visit that has as many rows as it may have"
+    PASS_ENDS_EARLY = "a pass ends with the poll that has as many rows as it may have"
     SHIP_BEFORE_COPIES = "what is touched is shipped while the build still copies"
     CAPTURE_AFTER_COPY = "the first rows are copied before the capture is installed"
     CAPTURE_WITHOUT_DRAIN = "the capture is installed beside writers in flight"
-    EMPTIED_LAST = "a TRUNCATE's entries are deleted after the visit's rows were written"
+    EMPTIED_LAST = "a TRUNCATE's entries are deleted after the poll's rows were written"
     EMPTIED_FORGOTTEN = "a TRUNCATE deletes nothing on the index server"
     # Variants about lost commits.
     TICK_ON_INDEX_ALONE = "only the index server compares ticks, after the shard has counted"
     TICK_WITHOUT_TOKEN = "a tick doesn't hold the token, and the shard asks nobody for it"
-    STEP_OVERWRITTEN = "a visit writes the step into the shard, whatever is there"
-    SAME_TOKEN_TWICE = "a shipper's first visit doesn't ask whether its token is new to the shard"
+    STEP_OVERWRITTEN = "a poll writes the step into the shard, whatever is there"
+    SAME_TOKEN_TWICE = "a shipper's first poll doesn't ask whether its token is new to the shard"
     # Variants about strict reads.
     INTENT_AFTER_COMMIT = "the intents are put on the index server after the commit"
     INTENTS_BY_GUESS = "a transaction announces what it has read before it wrote"
-    SETTLE_WITHOUT_SNAPSHOT = "a visit takes away all intents of what it has seen"
+    SETTLE_WITHOUT_SNAPSHOT = "a poll takes away all intents of what it has seen"
     BEYOND_THE_END_ANY = "intents beyond the snapshot's end go that came after it was taken"
     TWO_STATEMENTS = "a reader takes the entries first and the intents in another snapshot"
     NAMED_UNTRUE = "what is named is settled, and its truth isn't applied"
     # Variants about an older copy of the index server.
     START_UNNOTICED = "an older copy of the index server answers as soon as it is started"
     PROVED_BY_A_PASS = "after a start one pass is waited for, and nobody who announced before"
-    HORIZON_OF_BEFORE = "who announced before a start is told by a visit that may be from before it"
+    HORIZON_OF_BEFORE = "who announced before a start is told by a poll that may be from before it"
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Bounds:
     """How much is explored.
 
     users: shard and number of statements of each user transaction. rows: the sources at the beginning. limit: rows of
-    a visit. shippers: how many there are. claims: how often a lane is claimed, all together. unanswered: how many
-    answers are lost, of visits and of applications. saves: which sides may lose their last commits, of "shard",
+    a poll. shippers: how many there are. claims: how often a feed is claimed, all together. unanswered: how many
+    answers are lost, of polls and of applications. saves: which sides may lose their last commits, of "shard",
     "index" and "copy", an index server that doesn't see by its history that it is an older one. truncates: how many.
     built: the copies are there. strict: writers announce. readers: strict reads. keys: what a reader looks for. asks:
     which shards, "every" one or only those that are "named". repairs: verifications. aborts: transactions may roll
@@ -119,7 +119,7 @@ class Intent(NamedTuple):
     number: int
 
 
-class Lane(NamedTuple):
+class Feed(NamedTuple):
     """fresh: the length of the shard's past when the pass began; -1: never. repaired: the same of a repair.
 
     unproved: the server was started since, and may lack announcements; strict: since that past it doesn't.
@@ -141,13 +141,13 @@ class Index(NamedTuple):
     entries: tuple[tuple[int, Ident], ...]
     intents: tuple[Intent, ...]
     number: int
-    lanes: tuple[Lane, ...]
+    feeds: tuple[Feed, ...]
     copied: tuple[int, ...]  # How many primary keys of each shard are copied.
     lost: bool
 
 
 class Answer(NamedTuple):
-    """The answer of a visit. rows: version ("" if only named), identity, whether it is in the source."""
+    """The answer of a poll. rows: version ("" if only named), identity, whether it is in the source."""
 
     rows: tuple[tuple[str, Ident, bool], ...]
     tick: tuple[int, int]
@@ -220,9 +220,9 @@ def initial(bounds: Bounds) -> State:
         shards.append(Shard(source, (), 0, 1, NO_TICK, 0, 0, bounds.built, past, False))
     many = len(shards)
     entries = [(n, ident) for n, shard in enumerate(shards) for ident in shard.past[0]] if bounds.built else []
-    lane = Lane(0, 0, NO_TICK, 0, 0, -1, False, -1)
+    feed = Feed(0, 0, NO_TICK, 0, 0, -1, False, -1)
     copied = (len(bounds.primary_keys) if bounds.built else 0,) * many
-    index = Index(tuple(sorted(entries)), (), 1, (lane,) * many, copied, False)
+    index = Index(tuple(sorted(entries)), (), 1, (feed,) * many, copied, False)
     return State(
         tuple(shards),
         tuple(User(left, 0, False, False, ()) for _, left in bounds.users),
@@ -261,10 +261,10 @@ def with_shard(state: State, number: int, **changes: object) -> State:
     return state._replace(shards=tuple(shards))
 
 
-def with_lane(index: Index, number: int, **changes: object) -> Index:
-    lanes = list(index.lanes)
-    lanes[number] = lanes[number]._replace(**changes)  # type: ignore[arg-type]
-    return index._replace(lanes=tuple(lanes))
+def with_feed(index: Index, number: int, **changes: object) -> Index:
+    feeds = list(index.feeds)
+    feeds[number] = feeds[number]._replace(**changes)  # type: ignore[arg-type]
+    return index._replace(feeds=tuple(feeds))
 
 
 def replaced(whole: tuple, place: int, one: object) -> tuple:  # type: ignore[type-arg]
@@ -292,24 +292,24 @@ def _renumbered(state: State, number: int) -> State:
     shippers = [s for s in state.shippers if s is not None and s.shard == number]
     readers = [r for r in state.readers if r is not None and not r.over]
     answers = [a for s in shippers for a in (s.answer, s.early) if a is not None]
-    lanes = [index.lanes[number] for index in indexes]
+    feeds = [index.feeds[number] for index in indexes]
 
     named = {v[1] for shard in shards for v in shard.outbox}
     named |= {f"{n:03}" for shard in shards for n in (shard.version, shard.emptied)}
-    named |= {f"{lane.emptied:03}" for lane in lanes}
+    named |= {f"{feed.emptied:03}" for feed in feeds}
     named |= {version for s in shippers for version, _ in (*s.acked, s.cursor)}
     named |= {row[0] for a in answers for row in a.rows} | {f"{a.emptied:03}" for a in answers}
     versions = {old: f"{n:03}" for n, old in enumerate(sorted({"000", *(named - {""})}))} | {"": ""}
     numbers = {int(old): int(new) for old, new in versions.items() if old}
 
-    ticks = _by_order([(0, 0), *(s.tick for s in shards), *(s.tick for s in shippers), *(lane.tick for lane in lanes),
+    ticks = _by_order([(0, 0), *(s.tick for s in shards), *(s.tick for s in shippers), *(feed.tick for feed in feeds),
                        *(a.tick for a in answers), *(r.ticks[number] for r in readers)])  # fmt: skip
     steps = _by_order(
-        [(0, 0), *((0, n) for side in (shards, shippers, lanes, answers) for n in (s.step for s in side))]
+        [(0, 0), *((0, n) for side in (shards, shippers, feeds, answers) for n in (s.step for s in side))]
     )
 
     marks = [len(state.shards[number].past)]
-    marks += [mark for lane in lanes for mark in (lane.fresh, lane.repaired, lane.strict) if mark >= 0]
+    marks += [mark for feed in feeds for mark in (feed.fresh, feed.repaired, feed.strict) if mark >= 0]
     marks += [s.began for s in shippers if s.began >= 0] + [r.started[number] for r in readers]
     cut = max(min(marks) - 1, 0)
 
@@ -330,16 +330,16 @@ def _renumbered(state: State, number: int) -> State:
         )
 
     def index(one: Index) -> Index:
-        lane = one.lanes[number]
-        return with_lane(
+        feed = one.feeds[number]
+        return with_feed(
             one,
             number,
-            tick=ticks[lane.tick],
-            step=steps[0, lane.step][1],
-            emptied=numbers[lane.emptied],
-            fresh=max(lane.fresh - cut, -1) if lane.fresh >= 0 else -1,
-            repaired=max(lane.repaired - cut, -1) if lane.repaired >= 0 else -1,
-            strict=max(lane.strict - cut, -1) if lane.strict >= 0 else -1,
+            tick=ticks[feed.tick],
+            step=steps[0, feed.step][1],
+            emptied=numbers[feed.emptied],
+            fresh=max(feed.fresh - cut, -1) if feed.fresh >= 0 else -1,
+            repaired=max(feed.repaired - cut, -1) if feed.repaired >= 0 else -1,
+            strict=max(feed.strict - cut, -1) if feed.strict >= 0 else -1,
         )
 
     def shipper(one: Shipper | None) -> Shipper | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model import holders_losses, holders_puts, holders_visits
+from tests.model import holders_losses, holders_polls, holders_puts
 from tests.model.apart_explorer import Found, trace
 from tests.model.holders_state import ENDED, NULL, Bounds, State, Variant, initial, real
 
@@ -38,7 +38,7 @@ def at_rest(state: State, bounds: Bounds) -> bool:
 
 def successors(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
     yield from holders_puts.steps(state, bounds, variant)
-    yield from holders_visits.steps(state, bounds, variant)
+    yield from holders_polls.steps(state, bounds, variant)
     yield from holders_losses.steps(state, bounds)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.holders_puts import put_over
-from tests.model.holders_state import ENDED, IDLE, Bounds, Index, Shard, State, with_shard, with_user, with_visit
+from tests.model.holders_state import ENDED, IDLE, Bounds, Index, Shard, State, with_poll, with_shard, with_user
 
 INDEX = -2  # Instead of a shard's number.
 
@@ -34,12 +34,12 @@ def _shard_lost(state: State, home: int, saved: Shard) -> State:
             state = with_user(state, number, user._replace(phase="zombie", changes=(), touched=()))
         else:
             state = put_over(state, number, "over", commits=False)
-    visit = state.visits[home]._replace(acked=(), shipped=())
-    return with_visit(with_shard(state, home, saved), home, visit)
+    poll = state.polls[home]._replace(acked=(), shipped=())
+    return with_poll(with_shard(state, home, saved), home, poll)
 
 
 def _index_lost(state: State, saved: Index) -> State:
-    """The index server comes back with another history: nothing is promised, all lanes are doubtful, all visits, fills
+    """The index server comes back with another history: nothing is promised, all feeds are doubtful, all polls, fills
     and puts at it have failed.
 
     unsure: users whose put was committed there and whose commit isn't in the shard yet: the put may be lost.
@@ -50,7 +50,7 @@ def _index_lost(state: State, saved: Index) -> State:
             state = put_over(state, number, "over", commits=False)
     unsure = tuple(number for number, user in enumerate(state.users) if user.phase == "put")
     index = saved._replace(promised=False, doubt=("doubtful",) * many, doubted=True)
-    return state._replace(index=index, visits=(IDLE,) * many, batch=None, unsure=unsure)
+    return state._replace(index=index, polls=(IDLE,) * many, batch=None, unsure=unsure)
 
 
 def _committed(index: Index) -> Index:

@@ -20,9 +20,9 @@ from tests.model.holders_state import (
     added,
     holder,
     real,
+    with_poll,
     with_shard,
     with_user,
-    with_visit,
 )
 
 Steps = Iterator[tuple[str, State]]
@@ -184,7 +184,7 @@ def _put(state: State, number: int, user: User, put: Put, bounds: Bounds, varian
                 yield f"begins again with {key}", now(put._replace(doing=""))
         elif not seen:
             yield refused("40001, the holder has gone")
-        elif not free and any(key in visit.locked for visit in state.visits):
+        elif not free and any(key in poll.locked for poll in state.polls):
             yield waits()
         else:
             locked = put if free else put._replace(shared=added(put.shared, key))
@@ -247,16 +247,16 @@ def put_over(state: State, number: int, phase: str, commits: bool, variant: Vari
 
 
 def _committed(state: State, number: int, user: User, phase: str, bounds: Bounds) -> State:
-    """Commits in the user's shard. The rows that it touched get new versions in the outbox, so no visit clears them
+    """Commits in the user's shard. The rows that it touched get new versions in the outbox, so no poll clears them
     away."""
     home = bounds.users[number][0]
-    shard, visit = state.shards[home], state.visits[home]
+    shard, poll = state.shards[home], state.polls[home]
     rows = {pk: key for key, pk in shard.rows} | dict(user.changes)
     outbox = (*(i for i in shard.outbox if i not in user.touched), *user.touched)
     after = Shard(tuple(sorted((key, pk) for pk, key in rows.items() if key)), outbox, shard.lost)
-    visit = visit._replace(
-        acked=tuple(i for i in visit.acked if i not in user.touched),
-        shipped=tuple(i for i in visit.shipped if i not in user.touched),
+    poll = poll._replace(
+        acked=tuple(i for i in poll.acked if i not in user.touched),
+        shipped=tuple(i for i in poll.shipped if i not in user.touched),
     )
     over = User("over", 0, (), (), None) if phase == "over" else user._replace(phase=phase, changes=())
-    return with_visit(with_shard(with_user(state, number, over), home, after), home, visit)
+    return with_poll(with_shard(with_user(state, number, over), home, after), home, poll)

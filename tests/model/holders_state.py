@@ -2,7 +2,7 @@
 
 A shard's state is what is committed there; the user's state holds what is in flight. Each statement of the index server
 is one step: only its own transaction sees its changes until it ends, and locks are named by their keys. The other model
-(`apart_state.py`) covers how outboxes are shipped over a network that loses answers: here one shipper serves a lane,
+(`apart_state.py`) covers how outboxes are shipped over a network that loses answers: here one shipper serves a feed,
 and may die.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 Ident = tuple[str, int]
 # The key that is no key: rows with it are beside each other. "" is: no row.
 NULL = "null"
-# The transaction of an intent that a visit leaves behind. It ended long ago.
+# The transaction of an intent that a poll leaves behind. It ended long ago.
 ENDED = -1
 
 
@@ -23,13 +23,13 @@ class Variant(Enum):
     """The protocol, or a mistake in it that the exploration must find."""
 
     CORRECT = "the protocol as it is"
-    ONE_STATEMENT = "a visit deletes holders in the statement that locks them"
+    ONE_STATEMENT = "a poll deletes holders in the statement that locks them"
     NO_KEY_SHARE = "a put reads a holder without a lock"
-    SETTLE_FIRST = "a visit looks for entries and intents before it has deleted its own"
-    NO_INTENT_LEFT = "a visit skips a locked holder, and leaves no intent"
-    INTENTS_UNSEEN = "a visit deletes holders that have intents and no entry"
-    ENTRIES_UNSEEN = "a visit deletes holders that have entries of other rows"
-    HOLDER_BY_KEY = "a visit deletes the holder of a key, whosever shard it is"
+    SETTLE_FIRST = "a poll looks for entries and intents before it has deleted its own"
+    NO_INTENT_LEFT = "a poll skips a locked holder, and leaves no intent"
+    INTENTS_UNSEEN = "a poll deletes holders that have intents and no entry"
+    ENTRIES_UNSEEN = "a poll deletes holders that have entries of other rows"
+    HOLDER_BY_KEY = "a poll deletes the holder of a key, whosever shard it is"
     REFUSED_AT_ONCE = "a put doesn't look whether the key is about to leave"
     HANDED_OVER = "a put takes over a holder that intents name"
     PUT_AFTER_COMMIT = "the put isn't committed before its transaction is"
@@ -38,15 +38,15 @@ class Variant(Enum):
     NULL_HELD = "rows with a NULL in the key have a holder"
     # Variants about filling.
     TRIGGER_WITHOUT_DRAIN = "the trigger is made beside puts in flight"
-    FILL_BESIDE_VISITS = "a batch reads without the lanes' locks"
+    FILL_BESIDE_POLLS = "a batch reads without the feeds' locks"
     FILL_ENTRIES_ALONE = "holders are filled from entries and not from intents"
     SWITCH_WITHOUT_LOCK = "enforcement begins beside puts in flight"
     MODE_AS_ROW = "the mode is a row, and puts see it by their snapshots"
     PUT_UNCONTESTED = "a put that meets another holder while filling says nothing"
-    VISIT_UNCONTESTED = "a visit that meets another holder while filling says nothing"
+    POLL_UNCONTESTED = "a poll that meets another holder while filling says nothing"
     HOLDER_UNCHANGED = "a contested key that is one shard's keeps its holder"
     LISTED_EARLY = "entries in two shards are listed while intents name them"
-    VISIT_FILLS = "a visit inserts the holder of an entry that has none"
+    POLL_FILLS = "a poll inserts the holder of an entry that has none"
     # Variants about lost commits.
     REFUSES_ON = "puts refuse on when enforcement has ended"
     DOUBT_FORGOTTEN = "a doubt that came and went before anybody looked ends nothing"
@@ -61,7 +61,7 @@ class Bounds:
     users: shard and number of statements of each user transaction. rows: the shards at the beginning, primary key and
     key. values: what keys may become. repeatable: puts have one snapshot, as those of `postgres_fdw`. midway: a
     transaction may announce, and write on (SET CONSTRAINTS). swaps: a statement may swap the keys of two rows. limit:
-    outbox rows of a visit. enforced: from the beginning. fills: how often filling begins. deaths: of shippers and
+    outbox rows of a poll. enforced: from the beginning. fills: how often filling begins. deaths: of shippers and
     of those who fill. aborts: transactions may roll back, whose puts may be committed later. lossy: the shard that may
     lose commits, once; -2: the index server; -1: none.
     """
@@ -128,7 +128,7 @@ class Shard(NamedTuple):
     lost: bool
 
 
-class Visit(NamedTuple):
+class Poll(NamedTuple):
     """phase: idle, looked, answered, locked. acked: what the next one clears away."""
 
     phase: str
@@ -153,7 +153,7 @@ class Index(NamedTuple):
     contested: tuple[str, ...]
     mode: str  # off, filling, enforced, refusing (REFUSES_ON)
     promised: bool
-    doubt: tuple[str, ...]  # For each lane: "", doubtful or repairing.
+    doubt: tuple[str, ...]  # For each feed: "", doubtful or repairing.
     doubted: bool  # One was, since filling began.
     listed: tuple[str, ...]
 
@@ -165,7 +165,7 @@ class State(NamedTuple):
     users: tuple[User, ...]
     homes: tuple[int, ...]  # The users' shards.
     index: Index
-    visits: tuple[Visit, ...]
+    polls: tuple[Poll, ...]
     filled: tuple[str, ...]
     batch: tuple[str, tuple[int, ...]] | None
     fills: int
@@ -176,7 +176,7 @@ class State(NamedTuple):
     wrong: str
 
 
-IDLE = Visit("idle", (), (), (), (), (), (), (), (), False, False)
+IDLE = Poll("idle", (), (), (), (), (), (), (), (), False, False)
 
 
 def initial(bounds: Bounds) -> State:
@@ -191,7 +191,7 @@ def initial(bounds: Bounds) -> State:
         users=tuple(User("new", left, (), (), None) for _, left in bounds.users),
         homes=tuple(shard for shard, _ in bounds.users),
         index=index,
-        visits=(IDLE,) * len(bounds.rows),
+        polls=(IDLE,) * len(bounds.rows),
         filled=(),
         batch=None,
         fills=0,
@@ -211,8 +211,8 @@ def with_shard(state: State, number: int, shard: Shard) -> State:
     return state._replace(shards=replaced(state.shards, number, shard))
 
 
-def with_visit(state: State, number: int, visit: Visit) -> State:
-    return state._replace(visits=replaced(state.visits, number, visit))
+def with_poll(state: State, number: int, poll: Poll) -> State:
+    return state._replace(polls=replaced(state.polls, number, poll))
 
 
 def replaced(whole: tuple, place: int, one: object) -> tuple:  # type: ignore[type-arg]

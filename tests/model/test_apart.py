@@ -24,7 +24,7 @@ MISTAKES = [
     (Variant.ACK_WITHOUT_VERSION, "two writers", "A1"),
     (Variant.SNAPSHOT_BEFORE_CLAIM, "two shippers", "A3"),
     (Variant.FRESH_FROM_END, "two writers", "A3"),
-    (Variant.PASS_ENDS_EARLY, "two rows, one a visit", "A3"),
+    (Variant.PASS_ENDS_EARLY, "two rows, one a poll", "A3"),
     (Variant.SHIP_BEFORE_COPIES, "a build", "A3"),
     (Variant.CAPTURE_AFTER_COPY, "a build", "A1"),
     (Variant.CAPTURE_WITHOUT_DRAIN, "a build", "A1"),
@@ -37,7 +37,7 @@ MISTAKES = [
     (Variant.SETTLE_WITHOUT_SNAPSHOT, "strict", "A4"),
     (Variant.BEYOND_THE_END_ANY, "strict", "A4"),
     (Variant.TWO_STATEMENTS, "strict", "A4"),
-    (Variant.NAMED_UNTRUE, "strict, one row a visit", "A4"),
+    (Variant.NAMED_UNTRUE, "strict, one row a poll", "A4"),
     (Variant.START_UNNOTICED, "strict, an older copy of the index server", "A4"),
     (Variant.PROVED_BY_A_PASS, "strict, an older copy of the index server", "A4"),
     (Variant.HORIZON_OF_BEFORE, "strict, an older copy of the index server", "A4"),
@@ -52,7 +52,7 @@ MISTAKES_LARGE = [
 HARMLESS = [
     (Variant.TOKEN_UNCHECKED, "two shippers"),
     (Variant.APPLIED_TICK_UNCHECKED, "two shippers"),
-    (Variant.PASS_BY_IDENTITY, "two rows, one a visit"),
+    (Variant.PASS_BY_IDENTITY, "two rows, one a poll"),
     (Variant.TICK_WITHOUT_TOKEN, "a shard loses its last commits, answers are lost"),
 ]
 

@@ -33,14 +33,14 @@ MISTAKES = [
     (Variant.NO_LOCAL_INDEX, "two rows", "H1"),
     (Variant.NULL_HELD, "null", "H2"),
     (Variant.TRIGGER_WITHOUT_DRAIN, "filled", "H1"),
-    (Variant.FILL_BESIDE_VISITS, "filled", "H3"),
+    (Variant.FILL_BESIDE_POLLS, "filled", "H3"),
     (Variant.FILL_ENTRIES_ALONE, "filled", "H1"),
     (Variant.SWITCH_WITHOUT_LOCK, "filled", "H1"),
     (Variant.MODE_AS_ROW, "filled, one snapshot", "H1"),
     (Variant.PUT_UNCONTESTED, "filled", "H1"),
     (Variant.HOLDER_UNCHANGED, "filled", "H1"),
     (Variant.LISTED_EARLY, "filled with duplicates", "H4"),
-    (Variant.VISIT_FILLS, "filled", "H6"),
+    (Variant.POLL_FILLS, "filled", "H6"),
     (Variant.DOUBT_FORGOTTEN, "a shard loses its last commits", "H1"),
     (Variant.FILLED_ON_TOP, "a shard loses its last commits", "H3"),
 ]
@@ -54,8 +54,8 @@ HARMLESS = [
     (Variant.PUTS_ALONE, "two writers of one shard"),
     (Variant.PUTS_ALONE, "swapped"),
     (Variant.PUTS_ALONE, "announced midway"),
-    (Variant.VISIT_UNCONTESTED, "filled"),
-    (Variant.VISIT_UNCONTESTED, "a shard loses its last commits"),
+    (Variant.POLL_UNCONTESTED, "filled"),
+    (Variant.POLL_UNCONTESTED, "a shard loses its last commits"),
 ]
 
 

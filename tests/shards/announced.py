@@ -22,7 +22,7 @@ from airflow_roir.shards.announce import announce, intents
 from airflow_roir.shards.announce.intents import Look
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy import shape_table
-from airflow_roir.shards.shard import Lane, Shard, lanes_of
+from airflow_roir.shards.shard import Feed, Shard, feeds_of
 from servers.shards import Shards
 
 INDEX = "public.t_by_k"
@@ -30,8 +30,8 @@ Found = tuple[str, int, str | None, int | None]
 
 
 @dataclass
-class Visited:
-    """The answer of a visit. rows: (version or None, identity texts, entry texts or None if it isn't there)."""
+class Polled:
+    """The answer of a poll. rows: (version or None, identity texts, entry texts or None if it isn't there)."""
 
     rows: list[tuple[int | None, tuple[str | None, ...], tuple[str | None, ...] | None]]
     looked: Look
@@ -54,27 +54,27 @@ class Scene:
         return self.made.database
 
     @property
-    def lanes(self) -> list[Lane]:
+    def feeds(self) -> list[Feed]:
         with self.database.transaction() as connection:
-            return lanes_of(connection, self.generation_id)
+            return feeds_of(connection, self.generation_id)
 
-    def lane(self, shard: str) -> Lane:
-        return next(lane for lane in self.lanes if lane.shard.name == shard)
+    def feed(self, shard: str) -> Feed:
+        return next(feed for feed in self.feeds if feed.shard.name == shard)
 
     def intents(self, what: str = "*") -> list[tuple[Any, ...]]:
         return self.made.ask(f"SELECT {what} FROM {intents.table(self.generation_id)} ORDER BY 1")
 
     # Shipping, in steps.
 
-    def look(self, lane: Lane, limit: int = 100) -> Look:
+    def look(self, feed: Feed, limit: int = 100) -> Look:
         with self.database.transaction() as connection:
-            return intents.look(connection, lane, limit, old_s=0)
+            return intents.look(connection, feed, limit, old_s=0)
 
-    def visit(self, lane: Lane, looked: Look, limit: int = 100) -> Visited:
+    def poll(self, feed: Feed, looked: Look, limit: int = 100) -> Polled:
         """Outbox rows and named ones, with their truth in one snapshot."""
-        with self.made.shard(lane.shard.name).connect() as connection:
+        with self.made.shard(feed.shard.name).connect() as connection:
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
-            found = outbox.read_entry(connection, lane.outbox)
+            found = outbox.read_entry(connection, feed.outbox)
             assert found is not None
             own = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()
             snapshot = execute(connection, "SELECT pg_current_snapshot()::text").scalar_one()
@@ -82,7 +82,7 @@ class Scene:
             texts = ", ".join(f"{name}::text" for name in identity)
             pending = execute(
                 connection,
-                f"SELECT version, {texts} FROM {outbox.table(lane.outbox)} WHERE version > 0 "
+                f"SELECT version, {texts} FROM {outbox.table(feed.outbox)} WHERE version > 0 "
                 f"ORDER BY version LIMIT {limit}",
             ).all()
             asked: list[tuple[int | None, tuple[str | None, ...]]] = [(row[0], tuple(row[1:])) for row in pending]
@@ -96,22 +96,22 @@ class Scene:
                 entry = ", ".join(f"s.{name}::text" for name in found.physical())
                 row = execute(
                     connection,
-                    f"SELECT {entry} FROM {outbox.view(lane.outbox)} s WHERE {same}",
+                    f"SELECT {entry} FROM {outbox.view(feed.outbox)} s WHERE {same}",
                     dict(zip(identity, texts_of, strict=True)),
                 ).first()
                 rows.append((version, texts_of, None if row is None else tuple(row)))
             connection.rollback()
-        return Visited(rows, looked, snapshot, own)
+        return Polled(rows, looked, snapshot, own)
 
-    def apply(self, lane: Lane, visited: Visited) -> int:
+    def apply(self, feed: Feed, polled: Polled) -> int:
         """Returns how many intents are settled."""
         base = physical.base(self.generation_id)
         with self.database.transaction() as connection:
             shape = intents.shape_of(connection, self.generation_id)
             rest = [i for i in range(len(shape.entry.columns)) if i != shape.shard]
-            for _, identity, entry in visited.rows:
+            for _, identity, entry in polled.rows:
                 values: dict[str, Any] = {f"c{i + 1}": value for i, value in zip(rest, identity, strict=False)}
-                values[shape.column] = lane.shard.name
+                values[shape.column] = feed.shard.name
                 same = " AND ".join(
                     f"c{i + 1} IS NOT DISTINCT FROM CAST(%(c{i + 1})s AS {shape.entry.columns[i].cast})"
                     for i in shape.entry.identity_positions
@@ -119,36 +119,36 @@ class Scene:
                 execute(connection, f"DELETE FROM {base} WHERE {same}", values)
                 if entry is not None:
                     values = {f"c{i + 1}": value for i, value in zip(rest, entry, strict=True)}
-                    values[shape.column] = lane.shard.name
+                    values[shape.column] = feed.shard.name
                     names = shape.entry.physical()
                     bound = ", ".join(f"%({name})s" for name in names)
                     execute(connection, f"INSERT INTO {base} ({', '.join(names)}) VALUES ({bound})", values)
-            identities = [identity for _, identity, _ in visited.rows]
-            return intents.settle(connection, lane, identities, visited.looked, visited.snapshot, visited.own)
+            identities = [identity for _, identity, _ in polled.rows]
+            return intents.settle(connection, feed, identities, polled.looked, polled.snapshot, polled.own)
 
-    def clear(self, lane: Lane, visited: Visited) -> None:
-        versions = [version for version, _, _ in visited.rows if version is not None]
-        with self.made.shard(lane.shard.name).transaction() as connection:
+    def clear(self, feed: Feed, polled: Polled) -> None:
+        versions = [version for version, _, _ in polled.rows if version is not None]
+        with self.made.shard(feed.shard.name).transaction() as connection:
             execute(
                 connection,
                 "DELETE FROM {table} WHERE version IN (SELECT version FROM {table} "
                 "WHERE version = ANY (%(versions)s::bigint[]) FOR UPDATE SKIP LOCKED)".replace(
-                    "{table}", outbox.table(lane.outbox)
+                    "{table}", outbox.table(feed.outbox)
                 ),
                 {"versions": versions},
             )
 
-    def ship(self, lane: Lane, limit: int = 100) -> int:
-        """All of it at once; returns how many rows were visited, and settled."""
-        visited = self.visit(lane, self.look(lane, limit), limit)
-        settled = self.apply(lane, visited)
-        self.clear(lane, visited)
-        return len(visited.rows) + settled
+    def ship(self, feed: Feed, limit: int = 100) -> int:
+        """All of it at once; returns how many rows were polled, and settled."""
+        polled = self.poll(feed, self.look(feed, limit), limit)
+        settled = self.apply(feed, polled)
+        self.clear(feed, polled)
+        return len(polled.rows) + settled
 
     def rest(self) -> None:
         """Ship until nothing is left to ship."""
-        for lane in self.lanes:
-            while self.ship(lane):
+        for feed in self.feeds:
+            while self.ship(feed):
                 pass
 
     # Reading.
@@ -222,7 +222,7 @@ def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) ->
                 {"name": shard, "dsn": dsn, "index": index_dsn(made), "home": tokens[shard]},
             )
     found = Scene(made, definition, index_id, generation_id, entry)
-    add_lanes(found, generation_id)
+    add_feeds(found, generation_id)
     made.run("UPDATE t SET k = k")
     for shard in made.names:
         for id_, k, v in made.ask("SELECT id, k, v FROM t", shard=shard):
@@ -260,12 +260,12 @@ def add_generation(connection: Connection, index_id: int, entry: Entry, status: 
     return generation_id
 
 
-def add_lanes(scene: Scene, generation_id: int) -> None:
+def add_feeds(scene: Scene, generation_id: int) -> None:
     """The shards' capture."""
     for shard in scene.made.names:
         [(oid,)] = scene.made.ask("SELECT 't'::regclass::oid::bigint", shard=shard)
         scene.made.ask(
-            "INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid, captured_at) "
+            "INSERT INTO roir.feed (generation_id, shard_id, outbox, source_oid, captured_at) "
             "SELECT %s, id, 'o_' || left(md5(%s || name), 16), %s, now() FROM roir.shard WHERE name = %s",
             generation_id,
             str(generation_id),
@@ -273,12 +273,12 @@ def add_lanes(scene: Scene, generation_id: int) -> None:
             shard,
         )
     with scene.database.transaction() as connection:
-        lanes = lanes_of(connection, generation_id)
+        feeds = feeds_of(connection, generation_id)
         server = home.server_of(connection)
-    for lane in lanes:
-        outbox.install(of_shard(scene.made, lane.shard.name), lane, scene.definition, server, 500, 30)
+    for feed in feeds:
+        outbox.install(of_shard(scene.made, feed.shard.name), feed, scene.definition, server, 500, 30)
 
 
 def fresh(scene: Scene) -> None:
-    """Makes the lanes as fresh as after a pass of each that began now."""
-    scene.made.ask("UPDATE roir.lane SET fresh_at = clock_timestamp()")
+    """Makes the feeds as fresh as after a pass of each that began now."""
+    scene.made.ask("UPDATE roir.feed SET fresh_at = clock_timestamp()")

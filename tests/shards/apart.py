@@ -16,8 +16,8 @@ from airflow_roir.engine.database import Database
 from airflow_roir.options import BuildOptions
 from airflow_roir.shards import registry
 from airflow_roir.shards.copy.copy_ranges import ShardCopier
-from airflow_roir.shards.shard import lanes_of
-from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.shard import feeds_of
+from airflow_roir.shards.ship.feed import FeedShipper
 from servers.shards import Shards
 
 
@@ -61,9 +61,9 @@ def seal_all(made: Shards, run: Run) -> None:
 def ship_all(made: Shards, generation_id: int) -> None:
     """All that is in the outboxes of a generation."""
     with made.database.transaction() as connection:
-        lanes = lanes_of(connection, generation_id)
-    for lane in lanes:
-        shipper = LaneShipper(made.database, lane.id, "test", lane.shard.database("test", made.database.limits))
+        feeds = feeds_of(connection, generation_id)
+    for feed in feeds:
+        shipper = FeedShipper(made.database, feed.id, "test", feed.shard.database("test", made.database.limits))
         assert shipper.claim(take_over=True)
         shipper.ship_pass()
         shipper.acknowledge()
@@ -107,12 +107,12 @@ def projection(made: Shards, generation_id: int) -> Counter[tuple[str | None, ..
         generation_id,
     )
     place = next(i for i, one in enumerate(entry["columns"]) if one["source"] == column)
-    lanes = made.ask(
-        "SELECT s.name, l.outbox FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.generation_id = %s",
+    feeds = made.ask(
+        "SELECT s.name, l.outbox FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id WHERE l.generation_id = %s",
         generation_id,
     )
     count = len(entry["columns"]) - 1
-    for name, outbox in lanes:
+    for name, outbox in feeds:
         columns = ", ".join(f"c{i + 1}::text" for i in range(count))
         for row in made.ask(f"SELECT {columns} FROM roir_shard.{outbox}_source", shard=name):
             whole = (*row[:place], name, *row[place:])

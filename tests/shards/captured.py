@@ -13,7 +13,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.shards import home, sources
 from airflow_roir.shards.capture import outbox
-from airflow_roir.shards.shard import Lane, Shard
+from airflow_roir.shards.shard import Feed, Shard
 from servers.shards import Shards
 from tests.engine import steps
 
@@ -35,30 +35,30 @@ class Captured:
     """A table that is captured in the only shard."""
 
     shards: Shards
-    lane: Lane
+    feed: Feed
     entry: Entry
 
     @property
     def database(self) -> Database:
-        return self.lane.shard.database("roir tests", self.shards.database.limits)
+        return self.feed.shard.database("roir tests", self.shards.database.limits)
 
     def session(self) -> psycopg2.extensions.connection:
         return steps.session(self.shards.dsns["s0"])
 
     def look(self) -> Since:
         columns = ", ".join(f"{name}::text" for name in self.entry.physical())
-        rows = self.shards.ask(f"SELECT {columns} FROM {outbox.view(self.lane.outbox)}", shard="s0")
+        rows = self.shards.ask(f"SELECT {columns} FROM {outbox.view(self.feed.outbox)}", shard="s0")
         ((version, emptied),) = self.shards.ask(
             "SELECT CASE WHEN is_called THEN last_value ELSE 0 END, emptied "
             "FROM roir_shard.version, roir_shard.outbox WHERE name = %s",
-            self.lane.outbox,
+            self.feed.outbox,
             shard="s0",
         )
         n = self.entry.identity
         return Since({row[:n]: row[n:] for row in rows}, version, emptied)
 
     def touched(self, since: int = 0) -> int:
-        table = outbox.table(self.lane.outbox)
+        table = outbox.table(self.feed.outbox)
         return int(self.shards.ask(f"SELECT count(*) FROM {table} WHERE version > %s", since, shard="s0")[0][0])
 
     def missed(self, before: Since) -> list[tuple[str | None, ...]]:
@@ -75,7 +75,7 @@ class Captured:
         same = " AND ".join(
             f"c{i + 1} IS NOT DISTINCT FROM %s::{self.entry.columns[i].type}" for i in self.entry.identity_positions
         )
-        seen = f"SELECT 1 FROM {outbox.table(self.lane.outbox)} WHERE version > %s AND {same}"
+        seen = f"SELECT 1 FROM {outbox.table(self.feed.outbox)} WHERE version > %s AND {same}"
         return [
             one
             for one in sorted(changed, key=repr)
@@ -83,7 +83,7 @@ class Captured:
         ]
 
     def problem(self) -> str | None:
-        found: str | None = self.shards.ask("SELECT roir_shard.capture_problem(%s)", self.lane.outbox, shard="s0")[0][0]
+        found: str | None = self.shards.ask("SELECT roir_shard.capture_problem(%s)", self.feed.outbox, shard="s0")[0][0]
         return found
 
 
@@ -100,7 +100,7 @@ def capture(
     assert definition.source is not None
     with shard.database("roir tests", limits).transaction() as there:
         source = sources.read(there, definition.source)
-    lane = Lane(1, 1, shard, f"o_{secrets.token_hex(8)}", source.oid)
-    made = Captured(shards, lane, Entry.of(source, definition, "none", 1))
-    outbox.install(made.database, lane, definition, "x", 500, 30.0)
+    feed = Feed(1, 1, shard, f"o_{secrets.token_hex(8)}", source.oid)
+    made = Captured(shards, feed, Entry.of(source, definition, "none", 1))
+    outbox.install(made.database, feed, definition, "x", 500, 30.0)
     return made

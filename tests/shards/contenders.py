@@ -22,13 +22,13 @@ from psycopg2 import errors
 
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import Fenced, RoirError
-from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.ship.feed import FeedShipper, InShard
 from servers.shards import Shards
 
 KEYS = [f"k{i}" for i in range(5)]
 END = float("inf")
-LANES = """
-SELECT l.id FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
+FEEDS = """
+SELECT l.id FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id
  WHERE g.status IN ('active', 'retired') AND l.removed_at IS NULL ORDER BY l.id
 """
 
@@ -188,16 +188,16 @@ class Contest:
             yield id_, None if chances.random() < 0.4 else key
 
     def _ship(self, stop: threading.Event, owner: str, chance: float) -> None:
-        """Ships lanes by chance, and is often killed: what it had in its hands is given up, and others take over."""
+        """Ships feeds by chance, and is often killed: what it had in its hands is given up, and others take over."""
         chances = random.Random(chance)
         database = Database(self.made.index, f"roir {owner}")
         while not stop.is_set():
-            lane = chances.choice([row[0] for row in self.made.ask(LANES)])
-            shipper = LaneShipper(database, lane, f"{owner} {chances.random()}")
+            feed = chances.choice([row[0] for row in self.made.ask(FEEDS)])
+            shipper = FeedShipper(database, feed, f"{owner} {chances.random()}")
             with suppress(Fenced, InShard, RoirError):
                 if shipper.claim(take_over=True):
                     for _ in range(chances.choice([1, 2, 3])):
-                        found = shipper.visit()
+                        found = shipper.poll()
                         if chances.random() < 0.2:
                             time.sleep(chances.random() / 20)
                         if chances.random() < 0.2:

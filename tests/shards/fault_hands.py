@@ -26,8 +26,8 @@ from airflow_roir.operation import Phase, Status
 from airflow_roir.options import BuildOptions, VerifyOptions
 from airflow_roir.shards import registry
 from airflow_roir.shards.announce import announce
-from airflow_roir.shards.ship import lanes
-from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.ship import feeds
+from airflow_roir.shards.ship.feed import FeedShipper, InShard
 from airflow_roir.shards.verify import judge
 from tests.shards import apart
 from tests.shards.fault_readers import INDEX
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 class Shipper:
-    """Ships a lane of a shard step by step: claims, visits, applies, dies, comes back with an old visit, takes over."""
+    """Ships a feed of a shard step by step: claims, polls, applies, dies, comes back with an old poll, takes over."""
 
     def __init__(self, traffic: Traffic, shard: str, number: int, chance: random.Random) -> None:
         self.traffic, self.shard, self.number, self.chance = traffic, shard, number, chance
         self.index = traffic.through("", number)
         self.there = traffic.through(shard, number)
-        self.one: LaneShipper | None = None
+        self.one: FeedShipper | None = None
 
     def run(self) -> None:
         while not self.traffic.stopped.is_set():
@@ -63,11 +63,11 @@ class Shipper:
 
     def _claim(self) -> bool:
         with self.index.transaction() as connection:
-            found = lanes.to_ship(connection, [self.shard])
+            found = feeds.to_ship(connection, [self.shard])
         if found:
-            lane = self.chance.choice(found).id
+            feed = self.chance.choice(found).id
             owner, most = f"{self.shard} {self.number}", self.chance.choice((4, 30, 1000))
-            self.one = LaneShipper(self.index, lane, owner, self.there, most)
+            self.one = FeedShipper(self.index, feed, owner, self.there, most)
             if self.one.claim(take_over=self.chance.random() < 0.15):
                 return True
         self._die()
@@ -79,7 +79,7 @@ class Shipper:
         if self.chance.random() < 0.3:
             self.traffic.happened["pass"] += self.one.ship_pass(self.traffic.stopped.is_set) > 0
             return
-        found = self.one.visit()
+        found = self.one.poll()
         if self.chance.random() < 0.2:
             self.traffic.stopped.wait(self.chance.uniform(0, 0.3))
         self.one.apply(found)

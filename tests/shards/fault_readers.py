@@ -24,7 +24,7 @@ STRICT = "SELECT id, k, v, shard FROM roir.strict(NULL::public.ix, jsonb_build_o
 BOUNDED = """
 SELECT s.name, extract(epoch FROM l.fresh_at)::float8,
        (SELECT e.v FROM public.ix e WHERE e.shard = s.name AND e.id = -1 AND e.k = 'count')
-  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id JOIN roir.generation g ON g.id = l.generation_id
+  FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id JOIN roir.generation g ON g.id = l.generation_id
  WHERE g.status = 'active' AND l.fresh_at IS NOT NULL
 """
 # Not now; a server that is away, a connection that broke.

@@ -5,7 +5,7 @@ readers at each level; verifications, rebuilds, reverts; servers that die. At re
 projections; strict reads never miss, and never make up; bounded reads don't lie.
 
 Each of these mistakes is found within one schedule: intents that are settled whatever the snapshot, an outbox that is
-cleared before what was visited is committed, entries and intents that `roir.strict` reads in two snapshots, a pass that
+cleared before what was polled is committed, entries and intents that `roir.strict` reads in two snapshots, a pass that
 is as fresh as its end.
 """
 
@@ -36,17 +36,17 @@ TABLE = (
     "CREATE TABLE done (writer int PRIMARY KEY, n int NOT NULL)",
     "INSERT INTO t SELECT i, 'old', i FROM generate_series(1000, 1099) i",
 )
-LANES = """
-SELECT l.id, g.id, g.status = 'active' FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
+FEEDS = """
+SELECT l.id, g.id, g.status = 'active' FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id
  WHERE g.status IN ('active', 'retired') AND l.captured_at IS NOT NULL AND l.removed_at IS NULL ORDER BY l.id
 """
 SHOWN = """
-SELECT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
+SELECT s.name FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
  WHERE g.status = 'active'
 """
 # The shards that are part of every generation that a revert may show.
 KEPT = """
-SELECT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
+SELECT s.name FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
  WHERE g.status IN ('active', 'retired') GROUP BY s.name
 HAVING count(DISTINCT g.id) = (SELECT count(*) FROM roir.generation WHERE status IN ('active', 'retired'))
 """
@@ -192,9 +192,9 @@ class Traffic:
         while (left := self._ship()) and time.monotonic() < until:
             time.sleep(0.2)
         assert not left, f"intents that stay: {left}"
-        doubts = self.made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL AND removed_at IS NULL")
+        doubts = self.made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL AND removed_at IS NULL")
         assert not doubts, f"nothing was lost: {doubts}"
-        for _, generation, _ in self.made.ask(LANES):
+        for _, generation, _ in self.made.ask(FEEDS):
             apart.assert_exact(self.made, generation)
         if self.by is not None:
             self._read()
@@ -202,7 +202,7 @@ class Traffic:
     def _ship(self) -> Sequence[tuple[object, ...]]:
         """Ships everything; returns the intents that are left."""
         left: list[tuple[object, ...]] = []
-        for generation in {row[1] for row in self.made.ask(LANES)}:
+        for generation in {row[1] for row in self.made.ask(FEEDS)}:
             apart.ship_all(self.made, generation)
             left += self.made.ask(f"SELECT * FROM roir_data.g{generation}_intent")
         return left

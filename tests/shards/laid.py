@@ -1,4 +1,4 @@
-"""An index over shards as its build leaves it, by hand: shape table, generation, outboxes, lanes; and its oracle."""
+"""An index over shards as its build leaves it, by hand: shape table, generation, outboxes, feeds; and its oracle."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from airflow_roir.engine.source import catalog
 from airflow_roir.shards import home, sources
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy import shape_table
-from airflow_roir.shards.shard import Lane, Shard, lanes_of
-from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.shard import Feed, Shard, feeds_of
+from airflow_roir.shards.ship.feed import FeedShipper
 from servers.shards import Shards
 
 Entries = list[tuple[str | None, ...]]
@@ -24,7 +24,7 @@ Entries = list[tuple[str | None, ...]]
 
 @dataclass(frozen=True)
 class Laid:
-    """An index with one active generation, and a lane for each shard."""
+    """An index with one active generation, and a feed for each shard."""
 
     shards: Shards
     generation: int
@@ -36,15 +36,15 @@ class Laid:
         return self.shards.database
 
     @property
-    def lanes(self) -> list[Lane]:
+    def feeds(self) -> list[Feed]:
         with self.database.transaction() as connection:
-            return lanes_of(connection, self.generation)
+            return feeds_of(connection, self.generation)
 
-    def lane(self, shard: str) -> Lane:
-        return next(lane for lane in self.lanes if lane.shard.name == shard)
+    def feed(self, shard: str) -> Feed:
+        return next(feed for feed in self.feeds if feed.shard.name == shard)
 
-    def shipper(self, shard: str, owner: str = "a", most: int = 20_000) -> LaneShipper:
-        return LaneShipper(self.database, self.lane(shard).id, owner, most=most)
+    def shipper(self, shard: str, owner: str = "a", most: int = 20_000) -> FeedShipper:
+        return FeedShipper(self.database, self.feed(shard).id, owner, most=most)
 
     def ship(self, *names: str) -> None:
         """Ship to rest."""
@@ -55,8 +55,8 @@ class Laid:
             shipper.release()
 
     def column(self, name: str) -> object:
-        """A column of the only lane, or of the first shard's lane."""
-        return self.shards.ask(f"SELECT {name} FROM roir.lane WHERE generation_id = %s ORDER BY id", self.generation)[
+        """A column of the only feed, or of the first shard's feed."""
+        return self.shards.ask(f"SELECT {name} FROM roir.feed WHERE generation_id = %s ORDER BY id", self.generation)[
             0
         ][0]
 
@@ -134,7 +134,7 @@ def lay(
                 oid = sources.read(there, source_name).oid
             execute(
                 connection,
-                "INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid) "
+                "INSERT INTO roir.feed (generation_id, shard_id, outbox, source_oid) "
                 "VALUES (%(generation)s, %(shard)s, %(outbox)s, %(oid)s)",
                 {
                     "generation": generation,
@@ -144,8 +144,8 @@ def lay(
                 },
             )
     laid = Laid(shards, generation, definition, entry)
-    for lane in laid.lanes:
-        outbox.install(lane.shard.database("t", database.limits), lane, definition, "x", 500, 30.0)
+    for feed in laid.feeds:
+        outbox.install(feed.shard.database("t", database.limits), feed, definition, "x", 500, 30.0)
     with database.transaction() as connection:
-        execute(connection, "UPDATE roir.lane SET captured_at = clock_timestamp()")
+        execute(connection, "UPDATE roir.feed SET captured_at = clock_timestamp()")
     return laid

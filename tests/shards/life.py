@@ -15,8 +15,8 @@ from airflow_roir.engine.control.run import Run, start_run
 from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.options import VerifyOptions
-from airflow_roir.shards.ship.feed import InShard, LaneShipper
-from airflow_roir.shards.ship.lanes import to_ship
+from airflow_roir.shards.ship.feed import FeedShipper, InShard
+from airflow_roir.shards.ship.feeds import to_ship
 from airflow_roir.shards.ship.shipping import Shipper
 from servers.shards import Shards, run_sql
 from tests.shards import apart
@@ -30,7 +30,7 @@ class Life(Tables):
         super().__init__(made, seed, kind, k, pg)
         self.run_: Run | None = None
         self.phase = "none"
-        self.shippers: dict[int, LaneShipper] = {}
+        self.shippers: dict[int, FeedShipper] = {}
 
     # -- a life
 
@@ -78,36 +78,36 @@ class Life(Tables):
 
     def ship(self) -> None:
         with self.made.database.transaction() as connection:
-            lanes = [one.id for one in to_ship(connection)]
-        if not lanes:
+            feeds = [one.id for one in to_ship(connection)]
+        if not feeds:
             return
-        lane = self.chance.choice(lanes)
-        shipper = self.shippers.get(lane)
+        feed = self.chance.choice(feeds)
+        shipper = self.shippers.get(feed)
         if shipper is not None and self.chance.random() < 0.15:
-            self.say("a shipper dies", str(lane))
-            self.shippers.pop(lane).close()
+            self.say("a shipper dies", str(feed))
+            self.shippers.pop(feed).close()
             return
         if shipper is None:
-            self.say("claim", str(lane))
+            self.say("claim", str(feed))
             most = self.chance.choice([2, 5, 20_000])
-            shipper = self.shippers[lane] = LaneShipper(self.made.database, lane, f"test {len(self.told)}", most=most)
+            shipper = self.shippers[feed] = FeedShipper(self.made.database, feed, f"test {len(self.told)}", most=most)
             if not shipper.claim(take_over=True):
-                self.shippers.pop(lane).close()
+                self.shippers.pop(feed).close()
                 return
         try:
             if self.chance.random() < 0.3:
-                self.say("ship a pass", str(lane))
+                self.say("ship a pass", str(feed))
                 shipper.ship_pass()
             else:
-                self.say("visit", str(lane))
-                shipper.apply(shipper.visit())
+                self.say("poll", str(feed))
+                shipper.apply(shipper.poll())
         except Fenced:
-            self.say("fenced", str(lane))
-            self.shippers.pop(lane).close()
+            self.say("fenced", str(feed))
+            self.shippers.pop(feed).close()
         except InShard as error:
             # A writer's DDL that is not committed holds it up.
             self.say("in shard", str(error))
-            self.shippers.pop(lane).close()
+            self.shippers.pop(feed).close()
             if not error.passes:
                 raise
 
@@ -119,18 +119,18 @@ class Life(Tables):
             one.close()
         self.shippers.clear()
         with self.made.database.transaction() as connection:
-            lanes = [one.id for one in to_ship(connection)]
-        for lane in lanes:
-            shipper = LaneShipper(self.made.database, lane, "rest")
+            feeds = [one.id for one in to_ship(connection)]
+        for feed in feeds:
+            shipper = FeedShipper(self.made.database, feed, "rest")
             assert shipper.claim(take_over=True)
             shipper.ship_pass()
             shipper.release()
         generations = self.made.ask(
-            "SELECT DISTINCT generation_id FROM roir.lane WHERE id = ANY (%s) ORDER BY 1", lanes
+            "SELECT DISTINCT generation_id FROM roir.feed WHERE id = ANY (%s) ORDER BY 1", feeds
         )
         for (generation,) in generations:
             apart.assert_exact(self.made, generation)
-        assert self.made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL AND removed_at IS NULL") == []
+        assert self.made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL AND removed_at IS NULL") == []
 
     # -- operations of the index
 

@@ -43,7 +43,7 @@ def engine(dsn: str) -> Engine:
 
 @dataclass
 class Ground:
-    """scene: with its lanes shipped; index: what is under test."""
+    """scene: with its feeds shipped; index: what is under test."""
 
     scene: Scene
     index: ShardedIndex
@@ -84,13 +84,13 @@ class Ground:
         )
 
     def refresh(self) -> None:
-        """As after a pass of each lane that has just begun and found nothing."""
+        """As after a pass of each feed that has just begun and found nothing."""
         announced.fresh(self.scene)
 
     def ship(self, shard: str | None = None) -> None:
-        for lane in self.scene.lanes:
-            if shard in (None, lane.shard.name):
-                while self.scene.ship(lane):
+        for feed in self.scene.feeds:
+            if shard in (None, feed.shard.name):
+                while self.scene.ship(feed):
                     pass
 
 

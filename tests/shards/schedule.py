@@ -1,6 +1,6 @@
 """Random schedules of writers and shippers, stepped one after the other, and what must be true of them.
 
-Shippers overtake each other, and die between any two steps; what one has visited may be applied much later.
+Shippers overtake each other, and die between any two steps; what one has polled may be applied much later.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.errors import Fenced
-from airflow_roir.shards.ship.feed import InShard, LaneShipper
-from airflow_roir.shards.ship.poll import Acknowledged, Visit
+from airflow_roir.shards.ship.feed import FeedShipper, InShard
+from airflow_roir.shards.ship.poll import Acknowledged, Poll
 from tests.shards.laid import Laid
 
 KEYS = ("a", "b", "c", None)
@@ -91,9 +91,9 @@ class Schedule:
         self.laid, self.rng = laid, random.Random(seed)
         self.told: list[str] = [f"seed {seed}"]
         self.writers = {name: Writer(laid, name, self.rng) for name in laid.shards.names}
-        self.shippers: list[LaneShipper] = []
-        self.visits: dict[int, Visit] = {}
-        # By id: what the last visit of each was to acknowledge.
+        self.shippers: list[FeedShipper] = []
+        self.polls: dict[int, Poll] = {}
+        # By id: what the last poll of each was to acknowledge.
         self.applied: dict[int, Acknowledged | None] = {}
         self.born = 0
 
@@ -117,31 +117,31 @@ class Schedule:
         if self.rng.random() < 0.06:
             self.say(f"{shipper.owner} dies")
             shipper.close()
-            self.visits.pop(id(shipper), None)
+            self.polls.pop(id(shipper), None)
             del self.shippers[number]
             return
         try:
             self.say(f"{shipper.owner} {self.ship(shipper)}")
         except (Fenced, InShard) as error:
             self.say(f"{shipper.owner} is told: {error}")
-            self.visits.pop(id(shipper), None)
+            self.polls.pop(id(shipper), None)
             shipper.claimed = None
         self.check_fresh()
 
-    def ship(self, shipper: LaneShipper) -> str:
+    def ship(self, shipper: FeedShipper) -> str:
         """The next step of a shipper."""
         if shipper.claimed is None:
             self.applied.pop(id(shipper), None)
             return f"claims: {shipper.claim(take_over=self.rng.random() < 0.5)}"
-        found = self.visits.pop(id(shipper), None)
+        found = self.polls.pop(id(shipper), None)
         if found is not None:
             self.applied[id(shipper)] = shipper.apply(found).done
             return f"applies {found.there} without {found.gone}"
         if self.applied.pop(id(shipper), None) is not None and self.rng.random() < 0.5:
             shipper.acknowledge()
             return "acknowledges"
-        self.visits[id(shipper)] = shipper.visit()
-        return f"visits {self.visits[id(shipper)].versions}"
+        self.polls[id(shipper)] = shipper.poll()
+        return f"polls {self.polls[id(shipper)].versions}"
 
     def bear(self, shard: str) -> None:
         self.born += 1
@@ -150,12 +150,12 @@ class Schedule:
 
     def check_fresh(self) -> None:
         """For each row, the base has the state that was committed last before `fresh_at`, or a later one."""
-        lanes = self.laid.shards.ask(
+        feeds = self.laid.shards.ask(
             "SELECT s.name, extract(epoch FROM l.fresh_at)::float8 "
-            "FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.fresh_at IS NOT NULL AND l.doubt IS NULL"
+            "FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id WHERE l.fresh_at IS NOT NULL AND l.doubt IS NULL"
         )
         base = {(str(shard), int(str(number)), key): value for key, shard, number, value in self.laid.base()}
-        for shard, fresh in lanes:
+        for shard, fresh in feeds:
             for number in range(IDS):
                 log = self.writers[shard].log[number]
                 later = [image for _, image in log[max(i for i, (at, _) in enumerate(log) if at < fresh) :]]

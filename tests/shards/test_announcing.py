@@ -17,13 +17,13 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import InvalidInput
 from airflow_roir.shards.announce import announce, intents
 from airflow_roir.shards.capture import outbox
-from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.ship.feed import FeedShipper
 from servers.shards import run_sql
 from tests.shards.announced import (
     INDEX,
     Scene,
+    add_feeds,
     add_generation,
-    add_lanes,
     fresh,
     index_dsn,
     of_shard,
@@ -245,11 +245,11 @@ def test_strict_reads_begin_with_the_first_pass_after_the_last_shard(contrib_sha
     fresh(found)
     assert problem(found) is None
     found.made.ask(
-        "UPDATE roir.lane SET doubtful_at = now(), doubt = 'lost commits' WHERE id = (SELECT min(id) FROM roir.lane)"
+        "UPDATE roir.feed SET doubtful_at = now(), doubt = 'lost commits' WHERE id = (SELECT min(id) FROM roir.feed)"
     )
     assert "may be wrong: lost commits" in str(problem(found))
-    found.made.ask("UPDATE roir.lane SET doubtful_at = NULL, doubt = NULL")
-    found.made.ask("UPDATE roir.lane SET strict_history = 'another/1'")
+    found.made.ask("UPDATE roir.feed SET doubtful_at = NULL, doubt = NULL")
+    found.made.ask("UPDATE roir.feed SET strict_history = 'another/1'")
     assert "was promoted or recovered" in str(problem(found))
     announce.announce(found.database, INDEX, None)
     assert "writes are not announced" in str(problem(found))
@@ -257,7 +257,7 @@ def test_strict_reads_begin_with_the_first_pass_after_the_last_shard(contrib_sha
 
 def test_a_clock_that_was_set_back_makes_nothing_fresh(contrib_shards: Make) -> None:
     found = scene(contrib_shards(1, *TABLE))
-    found.made.ask("UPDATE roir.lane SET fresh_at = clock_timestamp() + interval '1 hour'")
+    found.made.ask("UPDATE roir.feed SET fresh_at = clock_timestamp() + interval '1 hour'")
     announce.announce(found.database, INDEX, "server")
     assert "not all that was written" in str(problem(found))
 
@@ -281,23 +281,23 @@ def test_writers_in_flight_end_before_the_announcing_begins(contrib_shards: Make
 
 def test_whoever_switches_the_announcing_off_is_seen(contrib_shards: Make) -> None:
     found = scene(contrib_shards(1, *TABLE), "server")
-    [lane] = found.lanes
-    asked = f"SELECT roir_shard.announcing_problem('{lane.outbox}')"
+    [feed] = found.feeds
+    asked = f"SELECT roir_shard.announcing_problem('{feed.outbox}')"
     assert found.made.ask(asked, shard="s0") == [(None,)]
     for broken, mended in (
         (
-            f"ALTER TABLE roir_shard.{lane.outbox} DISABLE TRIGGER roir_announce",
-            f"ALTER TABLE roir_shard.{lane.outbox} ENABLE ALWAYS TRIGGER roir_announce",
+            f"ALTER TABLE roir_shard.{feed.outbox} DISABLE TRIGGER roir_announce",
+            f"ALTER TABLE roir_shard.{feed.outbox} ENABLE ALWAYS TRIGGER roir_announce",
         ),
         (
-            f"ALTER TABLE t DISABLE TRIGGER roir_{lane.outbox}_w",
-            f"ALTER TABLE t ENABLE ALWAYS TRIGGER roir_{lane.outbox}_w",
+            f"ALTER TABLE t DISABLE TRIGGER roir_{feed.outbox}_w",
+            f"ALTER TABLE t ENABLE ALWAYS TRIGGER roir_{feed.outbox}_w",
         ),
         (
-            f"ALTER FUNCTION roir_shard.{lane.outbox}_announce() SECURITY INVOKER",
-            f"ALTER FUNCTION roir_shard.{lane.outbox}_announce() SECURITY DEFINER",
+            f"ALTER FUNCTION roir_shard.{feed.outbox}_announce() SECURITY INVOKER",
+            f"ALTER FUNCTION roir_shard.{feed.outbox}_announce() SECURITY DEFINER",
         ),
-        (f"ALTER FOREIGN TABLE roir_shard.{lane.outbox}_intent OPTIONS (SET table_name 'other')", None),
+        (f"ALTER FOREIGN TABLE roir_shard.{feed.outbox}_intent OPTIONS (SET table_name 'other')", None),
     ):
         found.made.run(broken)
         assert found.made.ask(asked, shard="s0") != [(None,)], broken
@@ -312,7 +312,7 @@ def test_a_rebuild_announces_before_it_is_published(contrib_shards: Make) -> Non
     found = scene(contrib_shards(1, *TABLE), "server")
     with found.database.transaction() as connection:
         newer = add_generation(connection, found.index_id, found.entry, "building")
-    add_lanes(found, newer)
+    add_feeds(found, newer)
     announce.keep_on(found.database, newer)
     found.made.run("UPDATE t SET k = 'n' WHERE id = 1")
     for generation in (found.generation_id, newer):
@@ -448,12 +448,12 @@ def test_a_client_needs_no_rights_but_to_write(shards: Make) -> None:
 
 def test_a_client_may_prepare_its_transaction(shards: Make) -> None:
     found = scene(shards(1, *TABLE), "client")
-    [lane] = found.lanes
+    [feed] = found.feeds
     with Database(found.made.dsns["s0"]).connect() as here, Database(found.made.index).connect() as there:
         here.execute(text("UPDATE public.t SET k = 'n' WHERE id = 1"))
         announce_by_client(here, there)
         here.execute(text("PREPARE TRANSACTION 'p'"))
-    found.ship(lane)
+    found.ship(feed)
     assert len(found.intents()) == 2
     run_sql(found.made.dsns["s0"], "COMMIT PREPARED 'p'")
     found.rest()
@@ -506,8 +506,8 @@ def psycopg_engine(dsn: str, options: str) -> Any:
 
 def shipped(scene: Scene) -> None:
     """Ships by the engine's own shipper."""
-    for lane in scene.lanes:
-        with closing(LaneShipper(scene.database, lane.id, "test")) as shipper:
+    for feed in scene.feeds:
+        with closing(FeedShipper(scene.database, feed.id, "test")) as shipper:
             assert shipper.claim(take_over=True)
             shipper.ship_pass()
             shipper.release()
@@ -527,10 +527,10 @@ def test_the_shipper_settles_what_is_announced(contrib_shards: Make) -> None:
     assert problem(found) is None
 
 
-def test_a_visit_that_finds_no_announcing_ends_strict_reads(contrib_shards: Make) -> None:
+def test_a_poll_that_finds_no_announcing_ends_strict_reads(contrib_shards: Make) -> None:
     found = scene(contrib_shards(1, *TABLE), "server")
-    [lane] = found.lanes
-    found.made.run(f"ALTER TABLE roir_shard.{lane.outbox} DISABLE TRIGGER roir_announce")
+    [feed] = found.feeds
+    found.made.run(f"ALTER TABLE roir_shard.{feed.outbox} DISABLE TRIGGER roir_announce")
     shipped(found)
     assert "writers of shard s0 don't announce" in str(problem(found))
     announce.announce(found.database, INDEX, "server")
@@ -545,12 +545,12 @@ def test_a_visit_that_finds_no_announcing_ends_strict_reads(contrib_shards: Make
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_a_repair_has_nothing_to_announce(contrib_shards: Make, by: str) -> None:
     found = scene(contrib_shards(1, *TABLE), by)
-    [lane] = found.lanes
+    [feed] = found.feeds
     with of_shard(found.made, "s0").transaction() as connection:
-        entry = outbox.read_entry(connection, lane.outbox)
+        entry = outbox.read_entry(connection, feed.outbox)
         assert entry is not None
-        announce.nothing_to_announce(connection, lane.outbox)
-        execute(connection, outbox.touch(lane.outbox, entry, "VALUES ('k1', 1)"))
+        announce.nothing_to_announce(connection, feed.outbox)
+        execute(connection, outbox.touch(feed.outbox, entry, "VALUES ('k1', 1)"))
     assert found.intents() == []
     if by == "server":
         found.made.run("UPDATE t SET v = 0 WHERE id = 1")

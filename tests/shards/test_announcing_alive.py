@@ -84,9 +84,9 @@ class Alive:
                 self.writes += 1
 
     def ship(self, shard: str) -> None:
-        lane = self.scene.lane(shard)
+        feed = self.scene.feed(shard)
         while not self.done.is_set():
-            self.scene.ship(lane, 20)
+            self.scene.ship(feed, 20)
 
     def read(self, number: int) -> None:
         rng = random.Random(f"{self.seed} reader {number}")

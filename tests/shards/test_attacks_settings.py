@@ -121,7 +121,7 @@ def test_what_databases_set_changes_no_value_and_ends_nothing(shards: Make, side
     apart.assert_exact(pinned, prepared.generation_id)
     found = pinned.ask("SELECT count(*), count(*) FILTER (WHERE outcome = 'mended') FROM roir.discrepancy")
     assert found[0][0] == found[0][1] > 0
-    assert pinned.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+    assert pinned.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL") == []
 
 
 # Settings of a writer's session, one for each case.

@@ -92,12 +92,12 @@ def test_a_table_that_is_gone_is_told_and_the_rest_of_its_shard_is_worked_with(s
     made.run("INSERT INTO t VALUES (1, 'a', 1)")
     laid.ship()
     statement, doubt = GONE[kind]
-    made.run(statement.format(outbox=laid.lane("s0").outbox))
+    made.run(statement.format(outbox=laid.feed("s0").outbox))
     shipper = Shipper(made.database)
     with pytest.raises(RoirError, match='shard "s0"'):
         ship_once(shipper)
     assert made.ask("SELECT away_until, problem IS NOT NULL FROM roir.shard") == [(None, True)]
-    [(found,)] = made.ask("SELECT doubt FROM roir.lane")
+    [(found,)] = made.ask("SELECT doubt FROM roir.feed")
     assert found == (doubt and f'shard "s0": {doubt}, so that writes may be missing here')
 
 
@@ -111,7 +111,7 @@ def test_a_shard_that_is_another_database_is_away(shards: Make) -> None:
     with pytest.raises(RoirError, match="another database"):
         ship_once(Shipper(made.database))
     assert made.ask("SELECT away_until IS NOT NULL FROM roir.shard") == [(True,)]
-    assert made.ask("SELECT doubt FROM roir.lane") == [(None,)]
+    assert made.ask("SELECT doubt FROM roir.feed") == [(None,)]
     assert [one.away for one in registry.listed(made.database)] == [True]
     # As it looks once the index server's clock was set back by a day.
     made.ask("UPDATE roir.shard SET away_until = away_until + interval '1 day'")
@@ -140,14 +140,14 @@ def test_a_shard_that_was_restored_from_a_dump_is_told_and_no_entry_of_it_goes(
         with pytest.raises(SourceChanged, match='shard "s0" was restored from a dump'):
             lifecycle.verify(made.database, "public.ix", VerifyOptions(repair=True), "test")
         ship_once(Shipper(made.database))
-        found = made.ask("SELECT doubt FROM roir.lane ORDER BY shard_id")
+        found = made.ask("SELECT doubt FROM roir.feed ORDER BY shard_id")
         assert "restored from a dump" in found[0][0]
         assert found[1] == (None,)
         assert made.ask("SELECT count(*) FROM public.ix") == [(42,)]
         again, run = begin(made, keys=None, include=None, table=None)
         finish_all(made, run)
         assert_exact(made, again.generation_id)
-        assert made.ask("SELECT doubt FROM roir.lane WHERE generation_id = %s", again.generation_id) == [(None,)] * 2
+        assert made.ask("SELECT doubt FROM roir.feed WHERE generation_id = %s", again.generation_id) == [(None,)] * 2
         drop.drop_index(made.database, "public.ix", "test")
         assert made.ask("SELECT count(*) FROM roir_shard.outbox", shard="s0") == [(0,)]
         made.run("INSERT INTO t VALUES (100, 'free', 1)")

@@ -83,7 +83,7 @@ def test_entries_of_another_shard_are_neither_written_nor_removed(shards: Make) 
     shipper = laid.shipper("s0")
     assert shipper.claim()
     made.run("UPDATE t SET v = 2; INSERT INTO t VALUES (2, 'b', 2)", "DELETE FROM t WHERE id = 1", only="s0")
-    found = shipper.visit()
+    found = shipper.poll()
     assert found.there
     assert found.gone
     lies = {name: tuple(one.replace("s0", "s1") for one in getattr(found, name)) for name in ("there", "gone")}
@@ -194,7 +194,7 @@ def test_the_owner_of_a_shard_may_be_renamed(owned: tuple[Shards, str], server: 
     registry.add(made.database, "s0", dsn)
     renamed.run("INSERT INTO t VALUES (1, 'a', 1)")
     ship_once(Shipper(made.database))
-    assert made.ask("SELECT doubt FROM roir.lane") == [(None,)]
+    assert made.ask("SELECT doubt FROM roir.feed") == [(None,)]
     assert apart.assert_exact(renamed, prepared.generation_id) == 1
     lifecycle.verify(made.database, "public.ix", VerifyOptions(), "test")
     again, run = apart.begin(renamed, keys=None, include=None, table=None)

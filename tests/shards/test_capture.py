@@ -80,10 +80,10 @@ BROKEN: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("variant", BROKEN)
 def test_the_sweep_finds_a_broken_capture(shards: Make, variant: str) -> None:
     made = capture(shards(1, *SHAPES["plain"].ddl))
-    name = outbox.touch_function(made.lane.outbox)
+    name = outbox.touch_function(made.feed.outbox)
     text = str(made.shards.ask(f"SELECT pg_get_functiondef('{name}'::regproc)", shard="s0")[0][0]).replace('"', "")
     was, becomes = BROKEN[variant]
-    table = outbox.table(made.lane.outbox)
+    table = outbox.table(made.feed.outbox)
     broken = text.replace(was, becomes.replace("x.version", f"{table}.version".split(".", 1)[1]))
     assert broken != text
     made.shards.run(broken)
@@ -109,7 +109,7 @@ def test_the_sweep_finds_a_broken_capture(shards: Make, variant: str) -> None:
 )
 def test_a_capture_that_somebody_has_changed_is_noticed(shards: Make, kind: str) -> None:
     made = capture(shards(1, *(PARTITIONED if "leaf" in kind else (TABLE,))))
-    name = made.lane.outbox
+    name = made.feed.outbox
     assert made.problem() is None
     change = {
         "row": f"ALTER TABLE t DISABLE TRIGGER {outbox.trigger(name)}",
@@ -173,11 +173,11 @@ def test_a_writer_needs_no_right_on_what_captures_and_gets_none(shards: Make) ->
     user.commit()
     assert made.missed(before) == []
     for statement in (
-        f"SELECT FROM {outbox.table(made.lane.outbox)}",
-        f"SELECT FROM {outbox.view(made.lane.outbox)}",
+        f"SELECT FROM {outbox.table(made.feed.outbox)}",
+        f"SELECT FROM {outbox.view(made.feed.outbox)}",
         "SELECT FROM roir_shard.outbox",
         "SELECT nextval('roir_shard.version')",
-        f"CREATE TRIGGER x AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION {outbox.touch_function(made.lane.outbox)}()",
+        f"CREATE TRIGGER x AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION {outbox.touch_function(made.feed.outbox)}()",
     ):
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             sql(user, f"SET ROLE captured_writer; {statement}")
@@ -218,7 +218,7 @@ def test_a_capture_ends_without_a_trace_and_may_end_twice(shards: Make) -> None:
     made = capture(shards(1, *PARTITIONED))
     made.shards.run("ALTER TABLE t DETACH PARTITION t2")
     for _ in range(2):
-        outbox.remove(made.database, made.lane.outbox, 500, 30.0)
+        outbox.remove(made.database, made.feed.outbox, 500, 30.0)
     found = made.shards.ask(
         "SELECT count(*) FROM pg_trigger WHERE tgname ~ '^roir' UNION ALL "
         "SELECT count(*) FROM pg_class WHERE relname ~ '^o_' UNION ALL SELECT count(*) FROM roir_shard.outbox "

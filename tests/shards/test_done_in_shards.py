@@ -1,6 +1,6 @@
-"""Changes of our objects in a shard, undone or not before the next visit: nothing is lost silently.
+"""Changes of our objects in a shard, undone or not before the next poll: nothing is lost silently.
 
-The oracle: after the visit the contents are exact, or the shard is in doubt. Each write that committed was announced,
+The oracle: after the poll the contents are exact, or the shard is in doubt. Each write that committed was announced,
 or strict reads and enforcement are refused until `roir announce` begins them again.
 """
 
@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.shards import registry
 from airflow_roir.shards.announce import announce
-from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.ship.feed import FeedShipper, InShard
 from airflow_roir.shards.ship.feed_thread import note_failed, note_refused
 from airflow_roir.shards.unique import enforce
 from servers.postgres import COPIED
@@ -241,7 +241,7 @@ WRITES = (
     "DELETE FROM t WHERE id = 3",
 )
 INTENTS = "SELECT count(*) FROM roir_data.g1_intent WHERE c2 = 's0'"
-STRICT = "SELECT strict_from IS NOT NULL AND doubtful_at IS NULL FROM roir.lane"
+STRICT = "SELECT strict_from IS NOT NULL AND doubtful_at IS NULL FROM roir.feed"
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,7 @@ def saved(contrib: str) -> Iterator[tuple[Shards, Callable[[], None]]]:
                 f"DROP DATABASE {name} WITH (FORCE)",
                 f"CREATE DATABASE {name} TEMPLATE {name}_saved {COPIED}",
             )
-        made.ask("UPDATE roir.lane SET strict_history = roir.server_history()")
+        made.ask("UPDATE roir.feed SET strict_history = roir.server_history()")
         made.ask("UPDATE roir.generation SET unique_history = roir.server_history()")
         assert made.ask(STRICT) == [(True,)]
         assert made.ask("SELECT roir.unique_problem(1)") == [(None,)]
@@ -284,7 +284,7 @@ def saved(contrib: str) -> Iterator[tuple[Shards, Callable[[], None]]]:
 
 def names_of(made: Shards) -> dict[str, str]:
     """The values of the placeholders in cases."""
-    [(outbox,)] = made.ask("SELECT outbox FROM roir.lane")
+    [(outbox,)] = made.ask("SELECT outbox FROM roir.feed")
     [(server,)] = made.ask("SELECT srvname::text FROM pg_foreign_server", shard="s0")
     there, here = (urlsplit(dsn).path[1:] for dsn in (made.dsns["s0"], made.index))
     return {"{b}": f"roir_shard.{outbox}", "{o}": outbox, "{s}": server, "{d}": there, "{x}": here}
@@ -313,16 +313,16 @@ def written(made: Shards, done: list[str], truncates: bool, undone: list[str]) -
 
 def shipped(made: Shards) -> None:
     """Ships as the service does; a pass that fails says so, and the next one is tried."""
-    [(lane,)] = made.ask("SELECT id FROM roir.lane")
+    [(feed,)] = made.ask("SELECT id FROM roir.feed")
     for _ in range(3):
-        shipper = LaneShipper(made.database, lane, "test")
+        shipper = FeedShipper(made.database, feed, "test")
         assert shipper.claim(take_over=True)
         try:
             shipper.ship_pass()
         except InShard as error:
             note_failed(shipper, error)
         except DBAPIError as error:
-            if note_refused(made.database, lane, error) is None:
+            if note_refused(made.database, feed, error) is None:
                 raise
         finally:
             shipper.release()
@@ -347,7 +347,7 @@ def test_what_is_done_in_a_shard_loses_nothing_without_a_word(
     truncates = "TRUNCATE" in what or "emptied" in what or "whole" in what or what.startswith("the table: DISABLE")
     unannounced = written(made, named(do), truncates, named(undo) if undone else [])
     shipped(made)
-    [(doubted, strict)] = made.ask("SELECT doubtful_at IS NOT NULL, strict_from IS NOT NULL FROM roir.lane")
+    [(doubted, strict)] = made.ask("SELECT doubtful_at IS NOT NULL, strict_from IS NOT NULL FROM roir.feed")
     [(away,)] = made.ask("SELECT problem IS NOT NULL FROM roir.shard")
     if not doubted and not away:
         apart.assert_exact(made, 1)

@@ -1,4 +1,4 @@
-"""The next visit notices each change of the capture's objects in a shard, even one that was undone before."""
+"""The next poll notices each change of the capture's objects in a shard, even one that was undone before."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def ready(shards: Make, table: tuple[str, ...]) -> tuple[Shards, int, Callable[[
     made.run("INSERT INTO t VALUES (1, 'a', 1), (11, 'b', 1)")
     prepared, run = apart.begin(made)
     apart.finish_all(made, run)
-    [(outbox,)] = made.ask("SELECT outbox FROM roir.lane")
+    [(outbox,)] = made.ask("SELECT outbox FROM roir.feed")
     leaf = "t_1" if len(table) > 1 else "t"
     return made, prepared.generation_id, lambda text: text.replace("{o}", outbox).replace("{t}", leaf)
 
 
 def doubts(made: Shards) -> list[str]:
-    return [found for (found,) in made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL")]
+    return [found for (found,) in made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL")]
 
 
 def table_of(what: str) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def test_an_outbox_that_was_emptied_is_doubted_once(shards: Make) -> None:
     made.run(named(MISSED), named("TRUNCATE roir_shard.{o}"))
     apart.ship_all(made, generation)
     assert len(doubts(made)) == 1
-    made.ask("UPDATE roir.lane SET doubtful_at = NULL, doubt = NULL")
+    made.ask("UPDATE roir.feed SET doubtful_at = NULL, doubt = NULL")
     apart.ship_all(made, generation)
     apart.ship_all(made, generation)
     assert doubts(made) == []

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from airflow_roir.errors import NotStrict
-from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.ship.feed import FeedShipper
 from servers.killable import Server
 from servers.shards import shard_servers
 from tests.shards.reading import Ground, ground
@@ -38,8 +38,8 @@ def put_back(server: Server, folder: Path) -> Iterator[None]:
 
 
 def ship(made: Ground) -> None:
-    for lane in made.scene.lanes:
-        shipper = LaneShipper(made.made.database, lane.id, "test")
+    for feed in made.scene.feeds:
+        shipper = FeedShipper(made.made.database, feed.id, "test")
         assert shipper.claim(take_over=True)
         for _ in range(5):
             shipper.ship_pass()
@@ -75,7 +75,7 @@ def test_no_strict_read_misses_what_an_older_copy_does_not_know(pg: int, tmp_pat
                     ship(made)
             assert STARTED in strict(made)
             ship(made)
-            [(doubt,)] = servers.ask("SELECT doubt FROM roir.lane")
+            [(doubt,)] = servers.ask("SELECT doubt FROM roir.feed")
             if shipped:
                 assert "this server has lost its last commits" in doubt
                 return

@@ -64,11 +64,11 @@ def other(found: Scene) -> Iterator[Writer]:
 
 
 def test_an_intent_stays_while_its_transaction_is_open(found: Scene, writer: Writer) -> None:
-    [lane] = found.lanes
+    [feed] = found.feeds
     writer.change(1, "n")
     writer.announce()
     for _ in range(2):
-        assert found.ship(lane) > 0
+        assert found.ship(feed) > 0
         assert len(found.intents()) == 2
     writer.source.commit()
     found.rest()
@@ -81,24 +81,24 @@ def test_an_open_transaction_is_beyond_the_snapshots_end(found: Scene, writer: W
 
     On a server of its own the shard's ids don't move when the index server commits; here the intent comes first.
     """
-    [lane] = found.lanes
+    [feed] = found.feeds
     for _ in range(20):
         xid = next_xid(found) + 1
         put(found, 1, "n", xid)
-        looked = found.look(lane)
+        looked = found.look(feed)
         writer.change(1, "n")
-        visited = found.visit(lane, looked)
+        polled = found.poll(feed, looked)
         given = writer.source.execute(text("SELECT pg_current_xact_id()::text")).scalar_one()
-        if int(given) == xid == int(visited.snapshot.split(":")[1]):
+        if int(given) == xid == int(polled.snapshot.split(":")[1]):
             break
         writer.source.rollback()
         found.rest()
     else:
         pytest.fail("the case isn't met")
-    found.apply(lane, visited)
+    found.apply(feed, polled)
     assert found.intents("xid::text") == [(str(xid),)]
     # With the snapshot's end as the bound, the intent is settled wrongly.
-    found.apply(lane, replace(visited, own=str(xid)))
+    found.apply(feed, replace(polled, own=str(xid)))
     assert found.intents() == []
 
 
@@ -112,31 +112,31 @@ def test_an_intent_of_a_transaction_that_was_rolled_back_goes(found: Scene, writ
 
 def test_an_intent_that_came_after_the_look_is_not_settled(found: Scene, writer: Writer, other: Writer) -> None:
     """Even if its transaction has ended in the snapshot: of another history that would say nothing."""
-    [lane] = found.lanes
+    [feed] = found.feeds
     writer.change(1, "n")
     writer.announce()
-    looked = found.look(lane)
+    looked = found.look(feed)
     other.change(2, "n")
     other.announce()
     other.source.commit()
     writer.source.commit()
-    visited = found.visit(lane, looked)
-    found.apply(lane, visited)
-    found.clear(lane, visited)
+    polled = found.poll(feed, looked)
+    found.apply(feed, polled)
+    found.clear(feed, polled)
     assert {row[3] for row in found.intents()} == {2}
     found.rest()
     assert found.intents() == []
 
 
-def test_the_visit_decides_not_the_moment_of_applying(found: Scene, writer: Writer) -> None:
-    """A transaction that ends between visit and apply: what is applied doesn't have it."""
-    [lane] = found.lanes
+def test_the_poll_decides_not_the_moment_of_applying(found: Scene, writer: Writer) -> None:
+    """A transaction that ends between poll and apply: what is applied doesn't have it."""
+    [feed] = found.feeds
     writer.change(1, "n")
     writer.announce()
-    visited = found.visit(lane, found.look(lane))
+    polled = found.poll(feed, found.look(feed))
     writer.source.commit()
-    found.apply(lane, visited)
-    found.clear(lane, visited)
+    found.apply(feed, polled)
+    found.clear(feed, polled)
     assert len(found.intents()) == 2
     found.rest()
     assert found.intents() == []
@@ -164,13 +164,13 @@ def test_an_intent_of_a_history_that_was_lost_goes(found: Scene) -> None:
 
 
 def test_a_transaction_id_that_is_given_again_protects_itself(found: Scene, writer: Writer) -> None:
-    """Lost intent and new one have the same entry and transaction id; an old visit settles the lost one alone."""
-    [lane] = found.lanes
+    """Lost intent and new one have the same entry and transaction id; an old poll settles the lost one alone."""
+    [feed] = found.feeds
     ahead = next_xid(found) + 5
     put(found, 1, "n", ahead)
-    looked = found.look(lane)
-    visited = found.visit(lane, looked)
-    assert int(visited.own) < ahead
+    looked = found.look(feed)
+    polled = found.poll(feed, looked)
+    assert int(polled.own) < ahead
     while True:
         writer.change(1, "n")
         [(xid,)] = writer.source.execute(text("SELECT pg_current_xact_id()::text")).all()
@@ -179,7 +179,7 @@ def test_a_transaction_id_that_is_given_again_protects_itself(found: Scene, writ
         writer.source.rollback()
     assert int(xid) == ahead, "another one took it"
     writer.announce()
-    found.apply(lane, visited)
+    found.apply(feed, polled)
     assert {row[1] for row in found.intents()} == {"n", "k1"}
     writer.source.commit()
     found.rest()
@@ -187,25 +187,25 @@ def test_a_transaction_id_that_is_given_again_protects_itself(found: Scene, writ
     assert found.stored() == found.truth()
 
 
-def test_a_shard_that_failed_over_between_visit_and_apply(found: Scene) -> None:
+def test_a_shard_that_failed_over_between_poll_and_apply(found: Scene) -> None:
     """A new transaction took an id that had ended in the snapshot of before: its intent came after the look."""
-    [lane] = found.lanes
+    [feed] = found.feeds
     put(found, 1, "k1", 3)
-    looked = found.look(lane)
-    visited = found.visit(lane, looked)
+    looked = found.look(feed)
+    polled = found.poll(feed, looked)
     put(found, 1, "k1", 4)
-    found.apply(lane, visited)
+    found.apply(feed, polled)
     assert found.intents("xid::text") == [("4",)]
 
 
 def test_intents_of_transactions_that_are_open_for_long_do_not_hide_the_others(found: Scene, writer: Writer) -> None:
-    [lane] = found.lanes
+    [feed] = found.feeds
     for id_ in range(1, 7):
         writer.change(id_, "n")
     writer.announce()
     put(found, 50, "lost", 3)
     for _ in range(200):
-        found.ship(lane, limit=2)
+        found.ship(feed, limit=2)
         if not [row for row in found.intents() if row[3] == 50]:
             break
     else:
@@ -215,14 +215,14 @@ def test_intents_of_transactions_that_are_open_for_long_do_not_hide_the_others(f
 
 def test_equal_values_that_look_different_are_one_entry(shards: Make) -> None:
     found = scene(shards(1, "CREATE TABLE t (id int PRIMARY KEY, k numeric, v int)"), "client")
-    [lane] = found.lanes
+    [feed] = found.feeds
     found.made.ask(
         f"INSERT INTO {intents.table(found.generation_id)} (c1, c2, c3, xid) VALUES (1.50, 's0', 1, '3'), "
         "(NULL, 's0', 1, '3'), (1.5, 's1', 1, '3'), (1.5, 's0', 2, '3')"
     )
     looked = intents.Look((), 100)
     with found.database.transaction() as connection:
-        gone = intents.settle(connection, lane, [("1.5", "1"), (None, "1")], looked, "100:100:")
+        gone = intents.settle(connection, feed, [("1.5", "1"), (None, "1")], looked, "100:100:")
     assert gone == 2
     assert [row[1:4] for row in found.intents("id, c1::text, c2, c3")] == [("1.5", "s1", 1), ("1.5", "s0", 2)]
 
@@ -290,19 +290,19 @@ def wander(scene: Scene, seed: int, steps: int = 150) -> str | None:
                             del doing[who]
                             touched[who] = set()
                 case "ship":
-                    lane = rng.choice(scene.lanes)
-                    step = shipping.setdefault(lane.id, [])
+                    feed = rng.choice(scene.feeds)
+                    step = shipping.setdefault(feed.id, [])
                     if not step:
-                        step.append(scene.look(lane, rng.choice((1, 100))))
+                        step.append(scene.look(feed, rng.choice((1, 100))))
                     elif len(step) == 1:
-                        step.append(scene.visit(lane, step[0], rng.choice((1, 2, 100))))
+                        step.append(scene.poll(feed, step[0], rng.choice((1, 2, 100))))
                     elif len(step) == 2:
-                        scene.apply(lane, step[1])
+                        scene.apply(feed, step[1])
                         step.append(True)
                     else:
                         if rng.random() < 0.7:
-                            scene.clear(lane, step[1])
-                        shipping[lane.id] = []
+                            scene.clear(feed, step[1])
+                        shipping[feed.id] = []
                 case "read":
                     if readings and (len(readings) == 3 or rng.random() < 0.6):
                         reading = readings.pop(rng.randrange(len(readings)))
@@ -342,8 +342,8 @@ def settles_all(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settles all intents, whatever the snapshot says."""
     real = intents.settle
 
-    def settle(connection: Connection, lane: Any, visited: Any, looked: Any, snapshot: str, own: Any = None) -> int:
-        return real(connection, lane, visited, looked, "1000000000:1000000000:", own)
+    def settle(connection: Connection, feed: Any, polled: Any, looked: Any, snapshot: str, own: Any = None) -> int:
+        return real(connection, feed, polled, looked, "1000000000:1000000000:", own)
 
     monkeypatch.setattr(intents, "settle", settle)
 
@@ -351,9 +351,9 @@ def settles_all(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 def announces_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The intents come after the commit."""
     for name in scene.made.names:
-        for lane in scene.lanes:
-            if lane.shard.name == name:
-                scene.made.run(f"ALTER TABLE roir_shard.{lane.outbox} DISABLE TRIGGER roir_announce", only=name)
+        for feed in scene.feeds:
+            if feed.shard.name == name:
+                scene.made.run(f"ALTER TABLE roir_shard.{feed.outbox} DISABLE TRIGGER roir_announce", only=name)
     monkeypatch.setattr(Writer, "announce", lambda self: None)
 
 

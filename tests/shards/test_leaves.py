@@ -9,8 +9,8 @@ import pytest
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.readers import view
-from airflow_roir.shards.shard import lanes_of
-from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.shard import feeds_of
+from airflow_roir.shards.ship.feed import FeedShipper
 from servers.shards import Shards
 from tests.shards.apart import add_all, assert_exact, begin, build_all, seal_all, ship_all
 from tests.shards.conftest import Make
@@ -27,20 +27,20 @@ TABLE = (
 )
 
 
-def ready(shards: Make) -> tuple[Shards, int, list[LaneShipper]]:
+def ready(shards: Make) -> tuple[Shards, int, list[FeedShipper]]:
     """Two shards whose index is built, and may be shipped to."""
     made = add_all(shards(2, *TABLE))
     prepared, run = begin(made)
     build_all(made, run)
     seal_all(made, run)
-    lanes = made.ask("SELECT id FROM roir.lane ORDER BY id")
-    shippers = [LaneShipper(made.database, lane, "test") for (lane,) in lanes]
+    feeds = made.ask("SELECT id FROM roir.feed ORDER BY id")
+    shippers = [FeedShipper(made.database, feed, "test") for (feed,) in feeds]
     for one in shippers:
         assert one.claim()
     return made, prepared.generation_id, shippers
 
 
-def ship(shippers: list[LaneShipper]) -> None:
+def ship(shippers: list[FeedShipper]) -> None:
     for one in shippers:
         one.ship_pass()
 
@@ -88,7 +88,7 @@ def test_what_a_partition_brings_or_takes_is_followed(shards: Make, change: str)
     made.run("UPDATE t SET k = k || '!' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 5 = 0")
     ship(shippers)
     assert_exact(made, generation)
-    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+    assert made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL") == []
 
 
 def test_a_level_that_was_out_is_followed_to_its_leaves(shards: Make) -> None:
@@ -112,7 +112,7 @@ def test_a_level_that_was_out_is_followed_to_its_leaves(shards: Make) -> None:
     )
     ship(shippers)
     assert_exact(made, generation)
-    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+    assert made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL") == []
 
 
 # Made otherwise on the index server; how the primary key is cut; the ends of the leaf `t_1`; keys.
@@ -192,7 +192,7 @@ def test_a_leaf_of_an_order_that_is_the_shards_own_is_followed(shards: Make, ord
         )
     ship_all(made, prepared.generation_id)
     assert_exact(made, prepared.generation_id)
-    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+    assert made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL") == []
 
 
 GENERATED = "k text, v int GENERATED ALWAYS AS (n % 5) STORED, n int"
@@ -224,8 +224,8 @@ def test_values_that_are_generated_anew_are_followed(shards: Make, kind: str, ke
     build_all(made, run)
     seal_all(made, run)
     with made.database.transaction() as connection:
-        lanes = [one.id for one in lanes_of(connection, prepared.generation_id)]
-    shippers = [LaneShipper(made.database, lane, "test") for lane in lanes]
+        feeds = [one.id for one in feeds_of(connection, prepared.generation_id)]
+    shippers = [FeedShipper(made.database, feed, "test") for feed in feeds]
     assert all(one.claim() for one in shippers)
     ship(shippers)
     made.run(f"ALTER TABLE {relation} ALTER v SET EXPRESSION AS (n % 7)", only="s0")
@@ -235,7 +235,7 @@ def test_values_that_are_generated_anew_are_followed(shards: Make, kind: str, ke
     made.run("UPDATE t SET n = n + 1 WHERE id % 2 = 0", "TRUNCATE t", "INSERT INTO t (id, k, n) VALUES (1, 'a', 1)")
     ship(shippers)
     assert assert_exact(made, prepared.generation_id) == 2
-    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+    assert made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL") == []
 
 
 def test_nothing_is_fresh_while_rows_that_were_generated_anew_are_on_their_way(shards: Make, pg: int) -> None:
@@ -253,7 +253,7 @@ def test_nothing_is_fresh_while_rows_that_were_generated_anew_are_on_their_way(s
     made.run("ALTER TABLE t ALTER v SET EXPRESSION AS (n % 7)")
     shipper = laid.shipper("s0")
     assert shipper.claim()
-    shipper.apply(shipper.visit())
+    shipper.apply(shipper.poll())
     assert laid.base() == []
     with pytest.raises(psycopg2.Error, match="has not been shipped to its end"):
         made.ask(asked)
@@ -272,27 +272,27 @@ def test_a_default_partition_that_was_alone_is_followed_when_it_goes(shards: Mak
     assert assert_exact(made, prepared.generation_id) == 300
 
 
-def test_a_new_partition_that_is_emptied_between_a_visit_and_what_follows_it(shards: Make) -> None:
+def test_a_new_partition_that_is_emptied_between_a_poll_and_what_follows_it(shards: Make) -> None:
     made, generation, shippers = ready(shards)
     ship(shippers)
     made.run("CREATE TABLE t_3 PARTITION OF t FOR VALUES FROM (500) TO (600)", "INSERT INTO t VALUES (555, 'x', 1)")
-    found = [one.visit() for one in shippers]
+    found = [one.poll() for one in shippers]
     made.run("TRUNCATE t_3")
-    for one, visit in zip(shippers, found, strict=True):
-        one.apply(visit)
+    for one, poll in zip(shippers, found, strict=True):
+        one.apply(poll)
     ship(shippers)
     assert_exact(made, generation)
 
 
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("seed", range(12))
-def test_random_partitions_come_and_go_between_visits_and_shippers_die(shards: Make, seed: int) -> None:
+def test_random_partitions_come_and_go_between_polls_and_shippers_die(shards: Make, seed: int) -> None:
     made, generation, shippers = ready(shards)
     chance = random.Random(seed)
     out: set[str] = set()
     bounds = {"t_0": (0, 100), "t_1": (100, 200)}
     for _ in range(25):
-        what = chance.choice(["write", "write", "out", "in", "visit", "visit", "die"])
+        what = chance.choice(["write", "write", "out", "in", "poll", "poll", "die"])
         shard = "s0"
         if what == "write":
             made.run(
@@ -314,14 +314,14 @@ def test_random_partitions_come_and_go_between_visits_and_shippers_die(shards: M
                 only=shard,
             )
             out.discard(leaf)
-        elif what == "visit":
+        elif what == "poll":
             for one in shippers:
-                one.apply(one.visit())
+                one.apply(one.poll())
         elif what == "die":
             for one in shippers:
                 one.close()
-            lanes = [one.lane_id for one in shippers]
-            shippers = [LaneShipper(made.database, lane, "another") for lane in lanes]
+            feeds = [one.feed_id for one in shippers]
+            shippers = [FeedShipper(made.database, feed, "another") for feed in feeds]
             for one in shippers:
                 assert one.claim(take_over=True)
     ship(shippers)

@@ -80,4 +80,4 @@ def test_from_the_build_to_the_drop(shards: Make) -> None:
     drop.drop_index(made.database, "public.ix", "test")
     assert outboxes(made) == [0, 0, 0]
     assert left_behind(made) == []
-    assert made.ask("SELECT count(*) FROM roir.lane WHERE removed_at IS NULL") == [(0,)]
+    assert made.ask("SELECT count(*) FROM roir.feed WHERE removed_at IS NULL") == [(0,)]

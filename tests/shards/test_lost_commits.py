@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import lifecycle
 from airflow_roir.errors import Fenced, SourceChanged
-from airflow_roir.shards.ship import poll as visiting
-from airflow_roir.shards.ship.feed import InShard, LaneShipper
+from airflow_roir.shards.ship import poll as polling
+from airflow_roir.shards.ship.feed import FeedShipper, InShard
 from servers.shards import Shards, on_server, run_sql
 from tests.shards import apart
 from tests.shards.conftest import Make
@@ -74,7 +74,7 @@ def copies() -> Iterator[Copies]:
 
 
 def doubt(laid: Laid) -> str | None:
-    found: str | None = laid.shards.ask("SELECT doubt FROM roir.lane ORDER BY id")[0][0]
+    found: str | None = laid.shards.ask("SELECT doubt FROM roir.feed ORDER BY id")[0][0]
     return found
 
 
@@ -132,12 +132,12 @@ def masked(made: Shards, copies: Copies, how: str) -> Laid:
     copies.restore(made.dsns["s0"], before)
     if how == "zombie":
         for _ in range(3):
-            zombie.visit()
+            zombie.poll()
     else:
         for number in range(3):
             lost = laid.shipper("s0", f"lost {number}")
             assert lost.claim(take_over=True)
-            lost.visit()
+            lost.poll()
             lost.close()
     zombie.close()
     ship(laid, "b")
@@ -145,17 +145,17 @@ def masked(made: Shards, copies: Copies, how: str) -> Laid:
 
 
 @pytest.mark.parametrize("how", ["answer", "zombie"])
-def test_a_lost_commit_is_not_masked_by_visits_that_were_never_applied(shards: Make, copies: Copies, how: str) -> None:
+def test_a_lost_commit_is_not_masked_by_polls_that_were_never_applied(shards: Make, copies: Copies, how: str) -> None:
     assert "has lost its last commits" in str(doubt(masked(shards(1), copies, how)))
 
 
 def test_a_shard_that_counts_although_it_has_lost_commits_masks_them(
     shards: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken variant: a visit doesn't compare the shard's tick with the one that the index server knows."""
+    """The broken variant: a poll doesn't compare the shard's tick with the one that the index server knows."""
     for condition in ("o.tick >= %(known)s AND ",):
-        assert visiting.VISIT.count(condition) == 2
-        monkeypatch.setattr(visiting, "VISIT", visiting.VISIT.replace(condition, ""))
+        assert polling.POLL.count(condition) == 2
+        monkeypatch.setattr(polling, "POLL", polling.POLL.replace(condition, ""))
     laid = masked(shards(1), copies, "answer")
     assert doubt(laid) is None
     assert laid.base() != laid.projection()
@@ -184,7 +184,7 @@ def test_an_index_server_that_lost_what_is_still_in_the_outbox_ships_it_again(sh
     made.run("INSERT INTO t VALUES (2, 'b', 2)", "TRUNCATE t", "INSERT INTO t VALUES (3, 'c', 3)")
     shipper = laid.shipper("s0", "dies")
     assert shipper.claim()
-    shipper.apply(shipper.visit())
+    shipper.apply(shipper.poll())
     shipper.close()
     copies.restore(made.index, before)
     ship(laid)
@@ -193,21 +193,21 @@ def test_an_index_server_that_lost_what_is_still_in_the_outbox_ships_it_again(sh
 
 
 def late_acknowledgement(made: Shards, copies: Copies) -> Laid:
-    """A shipper was cut off between an apply, which is lost, and the acknowledgement; another has visited since."""
+    """A shipper was cut off between an apply, which is lost, and the acknowledgement; another has polled since."""
     laid = lay(made)
     before = copies.keep(made.index)
     made.run("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)")
     old = laid.shipper("s0", "old")
     assert old.claim()
-    old.apply(old.visit())
+    old.apply(old.poll())
     copies.restore(made.index, before)
     new = laid.shipper("s0", "new", most=1)
     assert new.claim()
-    visited = new.visit()
-    # The same token was given again: the shard's tick is beyond its visits.
-    assert not visited.fits
-    new.apply(visited)
-    found = new.visit()
+    polled = new.poll()
+    # The same token was given again: the shard's tick is beyond its polls.
+    assert not polled.fits
+    new.apply(polled)
+    found = new.poll()
     old.acknowledge()
     new.apply(found)
     new.ship_pass()
@@ -226,23 +226,23 @@ def test_a_late_acknowledgement_of_what_the_index_server_lost_takes_nothing_away
 def test_without_the_tick_it_takes_away_what_nobody_ships(
     shards: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken variant: an acknowledgement deletes rows even if another shipper has visited since."""
+    """The broken variant: an acknowledgement deletes rows even if another shipper has polled since."""
     for condition in (" AND tick = %(mine)s", " AND o.tick = %(mine)s"):
-        assert condition in visiting.ACKNOWLEDGE
-        monkeypatch.setattr(visiting, "ACKNOWLEDGE", visiting.ACKNOWLEDGE.replace(condition, ""))
+        assert condition in polling.ACKNOWLEDGE
+        monkeypatch.setattr(polling, "ACKNOWLEDGE", polling.ACKNOWLEDGE.replace(condition, ""))
     laid = late_acknowledgement(shards(1), copies)
     assert len(laid.base()) == 1
     assert len(laid.projection()) == 2
 
 
-def test_another_database_is_not_visited_at_all(shards: Make) -> None:
+def test_another_database_is_not_polled_at_all(shards: Make) -> None:
     made = shards(2)
     laid = lay(made)
     made.ask("UPDATE roir.shard SET dsn = %s WHERE name = 's0'", made.dsns["s1"])
     shipper = laid.shipper("s0")
     assert shipper.claim()
     with pytest.raises(InShard, match="another database answers"):
-        shipper.visit()
+        shipper.poll()
     shipper.release()
 
 
@@ -250,7 +250,7 @@ def test_another_database_is_not_visited_at_all(shards: Make) -> None:
 def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipped(
     shards: Make, copies: Copies, moment: str
 ) -> None:
-    """From the end of the copies to the first visit that finds something: then, at the latest, it is named."""
+    """From the end of the copies to the first poll that finds something: then, at the latest, it is named."""
     made = apart.add_all(shards(1))
     made.run("INSERT INTO t VALUES (1, 'a', 1)", "ANALYZE t")
     prepared, run = apart.begin(made, verify="none")
@@ -261,13 +261,13 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
         apart.seal_all(made, run)
     if moment == "published":
         # Its row of the outbox goes, as if it had been touched before the capture.
-        [(outbox,)] = made.ask("SELECT outbox FROM roir.lane")
+        [(outbox,)] = made.ask("SELECT outbox FROM roir.feed")
         made.run(f"DELETE FROM roir_shard.{outbox} WHERE version > 0")
         lifecycle.run_phases(made.database, run)
     copies.restore(made.dsns["s0"], before)
     if moment == "published":
         apart.ship_all(made, prepared.generation_id)
-        assert 'shard "s0" has lost its last commits' in str(made.ask("SELECT doubt FROM roir.lane")[0][0])
+        assert 'shard "s0" has lost its last commits' in str(made.ask("SELECT doubt FROM roir.feed")[0][0])
         return
     if moment == "built":
         apart.seal_all(made, run)
@@ -287,7 +287,7 @@ def test_an_index_server_that_lost_the_end_of_a_partition_is_named(shards: Make,
     apart.assert_exact(made, prepared.generation_id)
     copies.restore(made.index, before)
     apart.ship_all(made, prepared.generation_id)
-    [(doubt,)] = made.ask("SELECT doubt FROM roir.lane")
+    [(doubt,)] = made.ask("SELECT doubt FROM roir.feed")
     assert "this server has lost its last commits" in str(doubt)
 
 
@@ -302,7 +302,7 @@ def test_whatever_is_lost_when_the_index_is_exact_or_in_doubt(shards: Make, copi
     places = [made.dsns["s0"], made.index]
     kept: dict[str, str] = {}
     shippers = [laid.shipper("s0", f"shipper {n}", most=rng.choice((1, 3))) for n in range(2)]
-    visits: dict[int, visiting.Visit] = {}
+    polls: dict[int, polling.Poll] = {}
 
     def write() -> None:
         number, key = rng.randrange(4), rng.choice("abc")
@@ -321,12 +321,12 @@ def test_whatever_is_lost_when_the_index_is_exact_or_in_doubt(shards: Make, copi
         shipper = shippers[n]
         if shipper.claimed is None:
             shipper.claim(take_over=True)
-        elif n in visits:
-            shipper.apply(visits.pop(n))
+        elif n in polls:
+            shipper.apply(polls.pop(n))
         elif rng.random() < 0.3:
             shipper.acknowledge()
         else:
-            visits[n] = shipper.visit()
+            polls[n] = shipper.poll()
 
     def lose() -> None:
         place = rng.choice(places)
@@ -339,7 +339,7 @@ def test_whatever_is_lost_when_the_index_is_exact_or_in_doubt(shards: Make, copi
 
     moments: list[Callable[[], None]] = [write] * 6 + [lambda: step(0)] * 8 + [lambda: step(1)] * 3 + [lose]
     for _ in range(80):
-        told += [_tried(rng.choice(moments), shippers, visits) or "done"]
+        told += [_tried(rng.choice(moments), shippers, polls) or "done"]
     for shipper in shippers:
         shipper.close()
     for _ in range(2):
@@ -348,7 +348,7 @@ def test_whatever_is_lost_when_the_index_is_exact_or_in_doubt(shards: Make, copi
     assert doubt(laid) is not None or laid.base() == laid.projection(), "\n".join(told)
 
 
-def _tried(act: Callable[[], None], shippers: list[LaneShipper], visits: dict[int, visiting.Visit]) -> str | None:
+def _tried(act: Callable[[], None], shippers: list[FeedShipper], polls: dict[int, polling.Poll]) -> str | None:
     try:
         act()
     except (Fenced, InShard, DBAPIError) as error:
@@ -358,6 +358,6 @@ def _tried(act: Callable[[], None], shippers: list[LaneShipper], visits: dict[in
             # The service continues automatically, with a new claim.
             shipper.close()
             shipper.claimed = None
-            visits.pop(n, None)
+            polls.pop(n, None)
         return str(error).split("\n", 1)[0]
     return None

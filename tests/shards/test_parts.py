@@ -19,7 +19,7 @@ def test_shards_are_databases_with_a_table_each(shards: Make) -> None:
     made = shards(2, "CREATE TABLE o (id int PRIMARY KEY, at text)", "INSERT INTO o VALUES ({number}, '{shard}')")
     assert made.names == ["s0", "s1"]
     assert [made.ask("SELECT * FROM o", shard=name) for name in made.names] == [[(0, "s0")], [(1, "s1")]]
-    assert made.ask("SELECT count(*) FROM roir.lane") == [(0,)]
+    assert made.ask("SELECT count(*) FROM roir.feed") == [(0,)]
 
 
 def test_a_shard_writes_to_the_index_server_by_postgres_fdw(contrib_shards: Make) -> None:

@@ -80,7 +80,7 @@ def test_the_locks_are_those_that_are_taken(shards: Make) -> None:
     made = apart.add_all(shards(1))
     _, run = apart.begin(made)
     apart.finish_all(made, run)
-    [(name,)] = made.ask("SELECT outbox FROM roir.lane")
+    [(name,)] = made.ask("SELECT outbox FROM roir.feed")
     with of_shard(made, "s0").transaction() as connection:
         source = catalog.read_source(connection, parse_name("public.t", "table"))
         foreseen = dry_run.foresee(source, definition(made).name, "rebuild", BuildOptions(), DEFAULT)

@@ -35,7 +35,7 @@ def definition(made: Shards, **given: Any) -> IndexDefinition:
 def nothing_is_left(made: Shards) -> None:
     assert left_behind(made) == []
     assert set(outboxes(made)) == {0}
-    assert made.ask("SELECT count(*) FROM roir.lane WHERE removed_at IS NULL") == [(0,)]
+    assert made.ask("SELECT count(*) FROM roir.feed WHERE removed_at IS NULL") == [(0,)]
 
 
 @pytest.mark.parametrize("at", range(1, 200, 3))
@@ -65,7 +65,7 @@ def test_a_shard_that_is_away_is_captured_by_a_worker_later(shards: Make) -> Non
 
     # It goes away between the look at its table and its capture.
     def leave(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if "INTO roir.lane" in statement:
+        if "INTO roir.feed" in statement:
             move_away(made, "s1")
 
     event.listen(Engine, "before_cursor_execute", leave)

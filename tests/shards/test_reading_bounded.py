@@ -31,9 +31,9 @@ def two(shards: Make) -> Iterator[Ground]:
         yield made
 
 
-def lanes(ground: Ground, change: str, shard: str = "s1") -> None:
+def feeds(ground: Ground, change: str, shard: str = "s1") -> None:
     ground.made.ask(
-        f"UPDATE roir.lane SET {change} WHERE shard_id = (SELECT id FROM roir.shard WHERE name = '{shard}')"
+        f"UPDATE roir.feed SET {change} WHERE shard_id = (SELECT id FROM roir.shard WHERE name = '{shard}')"
     )
 
 
@@ -50,7 +50,7 @@ STATES = {
 def test_an_answer_that_may_lack_something_is_refused_and_the_shard_named(two: Ground, state: str) -> None:
     assert two.made.ask(READ) == [(4,)]
     change, message = STATES[state]
-    lanes(two, change)
+    feeds(two, change)
     with pytest.raises(psycopg2.OperationalError, match=message) as e:
         two.made.ask(READ)
     assert e.value.pgcode == "40R01"
@@ -69,11 +69,11 @@ def test_an_answer_that_may_lack_something_is_refused_and_the_shard_named(two: G
 
 
 def test_the_worst_shard_is_named_first(two: Ground) -> None:
-    lanes(two, "fresh_at = clock_timestamp() - interval '100 s'", "s0")
-    lanes(two, "fresh_at = clock_timestamp() - interval '200 s'", "s1")
+    feeds(two, "fresh_at = clock_timestamp() - interval '100 s'", "s0")
+    feeds(two, "fresh_at = clock_timestamp() - interval '200 s'", "s1")
     with pytest.raises(psycopg2.OperationalError, match="shard s1 lags by 200"):
         two.made.ask(READ)
-    lanes(two, "doubtful_at = now(), doubt = 'restored'", "s0")
+    feeds(two, "doubtful_at = now(), doubt = 'restored'", "s0")
     with pytest.raises(psycopg2.OperationalError, match="shard s0 may be wrong: restored"):
         two.made.ask(READ)
 
@@ -85,7 +85,7 @@ def test_a_shard_that_came_with_a_rebuild_counts_once_the_new_generation_is_show
         "entry FROM roir.generation"
     )
     made.ask(
-        "INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid) "
+        "INSERT INTO roir.feed (generation_id, shard_id, outbox, source_oid) "
         "SELECT g.id, s.id, s.name, 1 FROM roir.generation g, roir.shard s WHERE g.status = 'building'"
     )
     assert made.ask(READ) == [(4,)]
@@ -131,13 +131,13 @@ def test_it_speaks_of_the_snapshot_that_the_entries_are_read_in(two: Ground, bro
     if broken:
         run_sql(two.made.index, "ALTER FUNCTION roir.fresh(regclass, interval) VOLATILE")
     two.made.run("INSERT INTO t VALUES (7, 'k1', 0)", only="s1")
-    lanes(two, "fresh_at = clock_timestamp() - interval '1 h'")
+    feeds(two, "fresh_at = clock_timestamp() - interval '1 h'")
     user = steps.session(two.made.index)
     sql(user, f"DECLARE c CURSOR FOR {READ}")
     two.ship()
     two.refresh()
     if broken:
-        # Row 7 was committed, and the lane is fresh; the answer lacks it.
+        # Row 7 was committed, and the feed is fresh; the answer lacks it.
         assert sql(user, "FETCH c") == [(4,)]
     else:
         with pytest.raises(psycopg2.OperationalError, match="lags by 3600"):
@@ -147,7 +147,7 @@ def test_it_speaks_of_the_snapshot_that_the_entries_are_read_in(two: Ground, bro
 
 def test_an_old_snapshot_is_no_fresh_answer(two: Ground) -> None:
     old = steps.old_session(two.made.index)
-    lanes(two, "fresh_at = clock_timestamp() - interval '1 h'")
+    feeds(two, "fresh_at = clock_timestamp() - interval '1 h'")
     later = steps.old_session(two.made.index)
     two.refresh()
     assert two.made.ask(READ) == [(4,)]
@@ -179,7 +179,7 @@ def test_it_is_asked_once_whatever_the_plan(two: Ground, plan: str) -> None:
     calls = "SELECT pg_stat_get_xact_function_calls('roir.fresh(regclass, interval)'::regprocedure)"
     assert sql(user, calls) == [(1,)]
     user.commit()
-    lanes(two, "fresh_at = clock_timestamp() - interval '1 h'")
+    feeds(two, "fresh_at = clock_timestamp() - interval '1 h'")
     with pytest.raises(psycopg2.OperationalError, match="lags by 3600"):
         sql(user, read)
 
@@ -198,7 +198,7 @@ def test_a_reader_needs_no_right_but_to_the_view(two: Ground) -> None:
         assert sql(user, READ) == [(4,)]
         user.commit()
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
-            sql(user, "SELECT * FROM roir.lane")
+            sql(user, "SELECT * FROM roir.feed")
         user.close()
     finally:
         run_sql(made.index, f"DROP OWNED BY {role}", f"DROP ROLE {role}")

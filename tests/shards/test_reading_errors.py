@@ -127,11 +127,11 @@ def test_whatever_a_server_says_comes_as_an_error_of_ours_with_its_sqlstate(
 
 
 def test_what_a_level_does_not_allow_has_its_sqlstate_too(two: Ground) -> None:
-    two.made.ask("UPDATE roir.lane SET fresh_at = clock_timestamp() - interval '1 hour'")
+    two.made.ask("UPDATE roir.feed SET fresh_at = clock_timestamp() - interval '1 hour'")
     with pytest.raises(StaleAnswer) as stale:
         two.index.rows(T, T.c.k == "k1", "bounded", max_staleness=1)
     assert stale.value.sqlstate == "40R01"
-    two.made.ask("UPDATE roir.lane SET strict_from = NULL")
+    two.made.ask("UPDATE roir.feed SET strict_from = NULL")
     with pytest.raises(NotStrict) as strict:
         two.index.rows(T, T.c.k == "k1", "strict")
     assert strict.value.sqlstate == "55000"

@@ -97,7 +97,7 @@ def test_a_shard_that_has_none_of_a_subclass_must_be_the_shard_too(shards: Make)
     with ground(shards(1, *TABLE)) as found:
         assert [row.id for row in found.index.rows(Fifth, Fifth.k == "k2", "strict").rows] == [5]
         assert found.index.rows(Fifth, Fifth.k == "k1", "strict").rows == []
-        found.made.ask("UPDATE roir.lane SET tick = tick + 100")
+        found.made.ask("UPDATE roir.feed SET tick = tick + 100")
         for key in ("k1", "k2"):
             with pytest.raises(NotStrict, match="it has lost commits"):
                 found.index.rows(Fifth, Fifth.k == key, "strict")
@@ -124,8 +124,8 @@ def test_a_bounded_reader_follows_a_rebuild_whose_old_capture_is_gone(shards: Ma
         with found.scene.database.transaction() as connection:
             second = announced.add_generation(connection, found.scene.index_id, found.scene.entry)
         made.ask(
-            "INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid, captured_at, fresh_at) "
-            "SELECT %s, shard_id, outbox || 'x', source_oid, captured_at, fresh_at FROM roir.lane",
+            "INSERT INTO roir.feed (generation_id, shard_id, outbox, source_oid, captured_at, fresh_at) "
+            "SELECT %s, shard_id, outbox || 'x', source_oid, captured_at, fresh_at FROM roir.feed",
             second,
         )
         made.run("UPDATE roir_shard.outbox SET name = name || 'x'")

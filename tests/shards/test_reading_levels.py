@@ -227,10 +227,10 @@ def test_a_row_that_moves_to_another_shard_is_found_in_one_of_them(
 def test_a_range_finds_a_row_once_while_its_key_moves_within_it(both: Ground) -> None:
     """One of its entries is settled, the other is still named."""
     both.write("s0", "UPDATE t SET k = 'b' WHERE id = 10")
-    lane = both.scene.lane("s0")
-    visited = both.scene.visit(lane, both.scene.look(lane, limit=0))
-    visited.rows = [row for row in visited.rows if "b" in row[1]]
-    both.scene.apply(lane, visited)
+    feed = both.scene.feed("s0")
+    polled = both.scene.poll(feed, both.scene.look(feed, limit=0))
+    polled.rows = [row for row in polled.rows if "b" in row[1]]
+    both.scene.apply(feed, polled)
     assert len(both.scene.intents()) == 1
     found = both.index.rows(Item, Item.key.between("a", "c"), "strict")
     assert sorted((row.id, row.key, shard) for row, shard in found) == [(10, "a", "s1"), (10, "b", "s0")]
@@ -275,9 +275,9 @@ def test_an_older_snapshot_of_the_index_is_refused_by_the_server(both: Ground, i
 
 NOT_YET = {
     "not announced": "UPDATE roir.index SET announced_by = NULL",
-    "not drained": "UPDATE roir.lane SET fresh_at = strict_from",
-    "doubtful": "UPDATE roir.lane SET doubtful_at = now(), doubt = 'it lost commits'",
-    "another history": "UPDATE roir.lane SET strict_history = 'another'",
+    "not drained": "UPDATE roir.feed SET fresh_at = strict_from",
+    "doubtful": "UPDATE roir.feed SET doubtful_at = now(), doubt = 'it lost commits'",
+    "another history": "UPDATE roir.feed SET strict_history = 'another'",
 }
 
 
@@ -310,12 +310,12 @@ def test_what_answers_must_be_the_shard_as_the_index_knows_it(both: Ground) -> N
     index = both.made.index
     both.write("s0", "UPDATE t SET v = 5 WHERE id = 10")
     refused = "shard s0: it has lost commits that the index has"
-    run_sql(index, "UPDATE roir.lane SET tick = tick + 1000")
+    run_sql(index, "UPDATE roir.feed SET tick = tick + 1000")
     with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match=refused):
         both.sql_strict()
     with pytest.raises(NotStrict, match="it has lost commits that the index has"):
         both.strict()
-    run_sql(index, "UPDATE roir.lane SET tick = 0", "UPDATE roir.shard SET home = gen_random_uuid()")
+    run_sql(index, "UPDATE roir.feed SET tick = 0", "UPDATE roir.shard SET home = gen_random_uuid()")
     with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="shard s0: another database answers"):
         both.sql_strict()
     both.index._about = None

@@ -15,10 +15,10 @@ from airflow_roir.errors import StaleAnswer
 from airflow_roir.reading import candidates, sharded
 from airflow_roir.shards.announce import intents
 from airflow_roir.shards.capture import outbox
-from airflow_roir.shards.shard import Lane
+from airflow_roir.shards.shard import Feed
 from tests.engine import steps
 from tests.engine.steps import sql
-from tests.shards.announced import Visited
+from tests.shards.announced import Polled
 from tests.shards.conftest import Make
 from tests.shards.reading import Ground, T, ground, with_servers
 
@@ -102,36 +102,36 @@ class Writer:
 
 
 class Shipper:
-    """Passes of one lane, each of four steps."""
+    """Passes of one feed, each of four steps."""
 
-    def __init__(self, ground: Ground, lane: Lane) -> None:
-        self.scene, self.lane = ground.scene, lane
+    def __init__(self, ground: Ground, feed: Feed) -> None:
+        self.scene, self.feed = ground.scene, feed
         self.at = 0
         self.began: Any = None
         self.looked = intents.Look()
-        self.visited: Visited | None = None
+        self.polled: Polled | None = None
 
     def step(self) -> None:
-        (self.look, self.visit, self.apply, self.clear)[self.at]()
+        (self.look, self.poll, self.apply, self.clear)[self.at]()
         self.at = (self.at + 1) % 4
 
     def look(self) -> None:
         [(self.began,)] = self.scene.made.ask("SELECT clock_timestamp()")
-        self.looked = self.scene.look(self.lane)
+        self.looked = self.scene.look(self.feed)
 
-    def visit(self) -> None:
-        self.visited = self.scene.visit(self.lane, self.looked)
+    def poll(self) -> None:
+        self.polled = self.scene.poll(self.feed, self.looked)
 
     def apply(self) -> None:
-        assert self.visited is not None
-        self.scene.apply(self.lane, self.visited)
-        self.scene.made.ask("UPDATE roir.lane SET fresh_at = %s WHERE id = %s", self.began, self.lane.id)
+        assert self.polled is not None
+        self.scene.apply(self.feed, self.polled)
+        self.scene.made.ask("UPDATE roir.feed SET fresh_at = %s WHERE id = %s", self.began, self.feed.id)
 
     def clear(self) -> None:
-        assert self.visited is not None
-        versions = [version for version, _, _ in self.visited.rows if version is not None]
-        with self.scene.made.shard(self.lane.shard.name).transaction() as connection:
-            statement = CLEARED.format(table=outbox.table(self.lane.outbox))
+        assert self.polled is not None
+        versions = [version for version, _, _ in self.polled.rows if version is not None]
+        with self.scene.made.shard(self.feed.shard.name).transaction() as connection:
+            statement = CLEARED.format(table=outbox.table(self.feed.outbox))
             execute(connection, statement, {"versions": versions})
 
 
@@ -159,7 +159,7 @@ def run(ground: Ground, monkeypatch: pytest.MonkeyPatch, seed: int, rounds: int,
     ]
     past.rows = {(shard, id_): [(0, 0.0, None)] for shard in ground.made.names for id_ in range(1, 5)}
     # Shippers are slower than writers, or nothing would be left to be wrong.
-    actors += [Shipper(ground, lane) for lane in ground.scene.lanes]
+    actors += [Shipper(ground, feed) for feed in ground.scene.feeds]
 
     def some() -> None:
         for _ in range(chance.randrange(12)):
@@ -240,13 +240,13 @@ def test_the_oracle_finds_broken_readers(shards: Make, monkeypatch: pytest.Monke
 def test_the_oracle_finds_a_freshness_that_is_too_young(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """broken: each pass counts as if it had begun just now.
 
-    It counted from its end before, and was found if a read came within 50 ms of both lanes' ends: on a slow machine
+    It counted from its end before, and was found if a read came within 50 ms of both feeds' ends: on a slow machine
     each of 400 reads was refused as stale.
     """
     asked = sharded.ShardedIndex._ask
 
     def ask(self: Any, *values: Any) -> Any:
-        made.scene.made.ask("UPDATE roir.lane SET fresh_at = clock_timestamp() WHERE fresh_at IS NOT NULL")
+        made.scene.made.ask("UPDATE roir.feed SET fresh_at = clock_timestamp() WHERE fresh_at IS NOT NULL")
         return asked(self, *values)
 
     monkeypatch.setattr(sharded.ShardedIndex, "_ask", ask)

@@ -115,7 +115,7 @@ def test_strict_reads_of_a_built_index_of_hostile_names(contrib_shards: Make, by
     )
     apart.finish_all(made, run)
     announce.announce(made.database, "public.ix", "server")
-    made.ask("UPDATE roir.lane SET fresh_at = clock_timestamp()")
+    made.ask("UPDATE roir.feed SET fresh_at = clock_timestamp()")
     made.run("""UPDATE "we""ird: %s" SET "K" = ARRAY[9, 9.0] WHERE "key%" = 'x1' OR "key%" = ''""", only="s1")
     assert made.ask("SELECT count(*) FROM roir_data.g1_intent") == [(4,)]
     if by == "client":
@@ -221,9 +221,9 @@ def test_another_generation_is_followed(two: Ground) -> None:
     with two.scene.database.transaction() as connection:
         second = announced.add_generation(connection, two.scene.index_id, two.scene.entry)
     two.scene.made.ask(
-        "INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid, captured_at, strict_from, strict_history, "
+        "INSERT INTO roir.feed (generation_id, shard_id, outbox, source_oid, captured_at, strict_from, strict_history, "
         "strict_start, fresh_at) SELECT %s, shard_id, outbox || 'x', source_oid, captured_at, strict_from, "
-        "strict_history, strict_start, fresh_at FROM roir.lane",
+        "strict_history, strict_start, fresh_at FROM roir.feed",
         second,
     )
     made.run(

@@ -104,7 +104,7 @@ def test_a_shard_that_an_index_is_over_stays(shards: Make) -> None:
             "VALUES ('public', 'i', 1, '[]', '[]'); "
             "INSERT INTO roir.generation (index_id, status, capture_mode, entry) SELECT id, 'active', 'active', '{}' "
             "FROM roir.index; "
-            f"INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid) SELECT id, {added.id}, 'o_1', 1 "
+            f"INSERT INTO roir.feed (generation_id, shard_id, outbox, source_oid) SELECT id, {added.id}, 'o_1', 1 "
             "FROM roir.generation",
         )
     with pytest.raises(OperationRunning, match=r"has entries in public\.i; rebuild"):

@@ -1,4 +1,4 @@
-"""The service that ships: lanes are shared and taken over, servers come and go, and it ends when it is told to."""
+"""The service that ships: feeds are shared and taken over, servers come and go, and it ends when it is told to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.errors import RoirError
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.ship import feed, freshness
-from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.ship.feed import FeedShipper
 from airflow_roir.shards.ship.freshness import Alarm
 from airflow_roir.shards.ship.shipping import Shipper, ship_once
 from tests.shards.conftest import Make
@@ -45,7 +45,7 @@ def test_no_transaction_stays_open_in_a_shard_between_two_messages(shards: Make)
     """Asked of the session itself after each message, and of the server: it is idle, not idle in transaction."""
     made = shards(1)
     laid = lay(made)
-    database = laid.lane("s0").shard.database("watched", made.database.limits)
+    database = laid.feed("s0").shard.database("watched", made.database.limits)
     sent: list[str] = []
     states: list[Any] = []
 
@@ -56,7 +56,7 @@ def test_no_transaction_stays_open_in_a_shard_between_two_messages(shards: Make)
         states.extend(row[0] for row in made.ask(asked, cursor.connection.info.dbname))
 
     event.listen(database.engine, "after_cursor_execute", look)
-    shipper = LaneShipper(made.database, laid.lane("s0").id, "a", shard=database, most=2)
+    shipper = FeedShipper(made.database, laid.feed("s0").id, "a", shard=database, most=2)
     assert shipper.claim()
     for _ in range(3):
         made.run(
@@ -69,7 +69,7 @@ def test_no_transaction_stays_open_in_a_shard_between_two_messages(shards: Make)
     laid.assert_exact()
     assert len(sent) > 10
     assert set(states) == {0, "idle"}
-    # One message for a visit and what it acknowledges.
+    # One message for a poll and what it acknowledges.
     assert all("BEGIN" not in one for one in sent)
 
 
@@ -79,11 +79,11 @@ def test_a_writer_that_holds_a_row_of_the_outbox_holds_no_shipper_up(shards: Mak
     made.run("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 1)")
     shipper = laid.shipper("s0")
     assert shipper.claim()
-    shipper.apply(shipper.visit())
+    shipper.apply(shipper.poll())
     with made.shard("s0").connect() as writer:
         writer.exec_driver_sql("UPDATE public.t SET k = 'c' WHERE id = 1")
         shipper.acknowledge()
-        left = f"SELECT c1 FROM {outbox.table(laid.lane('s0').outbox)} WHERE version > 0"
+        left = f"SELECT c1 FROM {outbox.table(laid.feed('s0').outbox)} WHERE version > 0"
         assert made.ask(left, shard="s0") == [("a",)]
         shipper.ship_pass()
         writer.commit()
@@ -93,13 +93,13 @@ def test_a_writer_that_holds_a_row_of_the_outbox_holds_no_shipper_up(shards: Mak
 
 
 def test_no_clock_of_a_shard_is_asked(shards: Make) -> None:
-    """A touch writes its own time down, for people; no visit reads that, or any clock."""
+    """A touch writes its own time down, for people; no poll reads that, or any clock."""
     made = shards(1)
     laid = lay(made)
-    database = laid.lane("s0").shard.database("watched", made.database.limits)
+    database = laid.feed("s0").shard.database("watched", made.database.limits)
     sent: list[str] = []
     event.listen(database.engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
-    shipper = LaneShipper(made.database, laid.lane("s0").id, "a", shard=database)
+    shipper = FeedShipper(made.database, laid.feed("s0").id, "a", shard=database)
     assert shipper.claim()
     made.run("INSERT INTO t VALUES (1, 'a', 1)")
     shipper.ship_pass()
@@ -113,7 +113,7 @@ def test_no_clock_of_a_shard_is_asked(shards: Make) -> None:
         assert "now(" not in body
 
 
-def test_an_idle_visit_writes_nothing_in_the_shard(shards: Make) -> None:
+def test_an_idle_poll_writes_nothing_in_the_shard(shards: Make) -> None:
     made = shards(1)
     laid = lay(made)
     made.run("INSERT INTO t VALUES (1, 'a', 1)")
@@ -121,10 +121,10 @@ def test_an_idle_visit_writes_nothing_in_the_shard(shards: Make) -> None:
     shipper = laid.shipper("s0")
     assert shipper.claim()
     fresh = laid.column("fresh_at")
-    row = f"SELECT xmin, xmax, ctid, tick FROM roir_shard.outbox WHERE name = '{laid.lane('s0').outbox}'"
+    row = f"SELECT xmin, xmax, ctid, tick FROM roir_shard.outbox WHERE name = '{laid.feed('s0').outbox}'"
     before = made.ask(row, shard="s0")
     for _ in range(3):
-        found = shipper.visit()
+        found = shipper.poll()
         assert (found.ticked, found.xid, found.rows, found.ended) == (False, None, 0, True)
         shipper.apply(found)
     assert made.ask(row, shard="s0") == before
@@ -147,7 +147,7 @@ def test_a_removal_and_an_upsert_use_the_index_of_the_base(shards: Make) -> None
 
     database = made.database
     event.listen(database.engine, "before_cursor_execute", explain)
-    shipper = LaneShipper(database, laid.lane("s0").id, "a")
+    shipper = FeedShipper(database, laid.feed("s0").id, "a")
     assert shipper.claim()
     made.run("DELETE FROM t WHERE id < 100", "UPDATE t SET k = NULL WHERE id = 200")
     shipper.ship_pass()
@@ -161,7 +161,7 @@ def test_a_removal_and_an_upsert_use_the_index_of_the_base(shards: Make) -> None
         assert "Seq Scan on g" not in plan, plan
 
 
-def test_a_visit_asks_the_catalogs_once_however_many_rows_it_reads(shards: Make) -> None:
+def test_a_poll_asks_the_catalogs_once_however_many_rows_it_reads(shards: Make) -> None:
     made = shards(1)
     laid = lay(made)
     made.run("INSERT INTO t SELECT i, 'k' || i, i FROM generate_series(1, 500) i")
@@ -169,7 +169,7 @@ def test_a_visit_asks_the_catalogs_once_however_many_rows_it_reads(shards: Make)
     made.run(f"ALTER DATABASE {urlsplit(made.dsns['s0']).path[1:]} SET track_functions = 'all'")
     shipper = laid.shipper("s0")
     assert shipper.claim()
-    assert shipper.visit().rows == 500
+    assert shipper.poll().rows == 500
     shipper.release()
     until(lambda: made.ask(calls, shard="s0"), "the statistics are written")
     assert made.ask(calls, shard="s0") == [(1,)]
@@ -184,7 +184,7 @@ def test_a_shipper_that_is_started_gets_a_share_and_who_dies_leaves_his(shards: 
     first, second = shippers(laid, 2)
     first.look()
     assert len(first.shipped) == 4
-    held = "SELECT count(*) FROM roir.lane WHERE owner = %s"
+    held = "SELECT count(*) FROM roir.feed WHERE owner = %s"
     until(lambda: laid.shards.ask(held, first.owner) == [(4,)], "the first one claims")
     second.look()
     assert second.shipped == []
@@ -205,17 +205,17 @@ def test_a_shipper_that_is_started_gets_a_share_and_who_dies_leaves_his(shards: 
     laid.shards.run("INSERT INTO t VALUES (1, 'a', 1)")
     until(lambda: laid.base() == laid.projection(), "all is shipped")
     second.end()
-    assert laid.shards.ask("SELECT count(*) FROM roir.lane WHERE owner IS NOT NULL") == [(0,)]
+    assert laid.shards.ask("SELECT count(*) FROM roir.feed WHERE owner IS NOT NULL") == [(0,)]
 
 
 @pytest.mark.slow
-def test_who_rests_for_long_keeps_the_lane(shards: Make) -> None:
+def test_who_rests_for_long_keeps_the_feed(shards: Make) -> None:
     laid = lay(shards(1))
-    beat = "SELECT heartbeat_at FROM roir.lane WHERE fresh_at IS NOT NULL"
+    beat = "SELECT heartbeat_at FROM roir.feed WHERE fresh_at IS NOT NULL"
     with Shipper(laid.database, every_s=3600).running():
         until(lambda: laid.shards.ask(beat), "a first pass")
         # Passes follow each other less and less often, then there is none for an hour.
-        kept = "SELECT fresh_at, heartbeat_at FROM roir.lane"
+        kept = "SELECT fresh_at, heartbeat_at FROM roir.feed"
         seen: list[tuple[Any, ...]] = []
 
         def beats_alone() -> bool:
@@ -236,7 +236,7 @@ def test_a_shard_that_is_away_is_named_and_the_others_go_on(shards: Make, monkey
     [(problem, away)] = made.ask("SELECT problem, away_until > now() FROM roir.shard WHERE name = 's0'")
     assert "nowhere" in problem
     assert away
-    # The reason goes with the first visit that succeeds.
+    # The reason goes with the first poll that succeeds.
     made.ask("UPDATE roir.shard SET dsn = %s WHERE name = 's0'", made.dsns["s0"])
     ship_once(Shipper(laid.database))
     laid.assert_exact()
@@ -264,7 +264,7 @@ def test_who_is_too_far_behind_is_told_once_and_that_it_caught_up(shards: Make) 
     made = shards(1)
     laid = lay(made)
     laid.ship()
-    made.ask("UPDATE roir.lane SET fresh_at = clock_timestamp() - interval '1 hour', pending = 7")
+    made.ask("UPDATE roir.feed SET fresh_at = clock_timestamp() - interval '1 hour', pending = 7")
     alarm = Alarm(age_s=60)
 
     def look() -> list[str]:
@@ -282,7 +282,7 @@ def test_lag_is_in_status_metrics_and_signals(shards: Make) -> None:
     made = shards(1)
     laid = lay(made)
     laid.ship()
-    made.ask("UPDATE roir.lane SET fresh_at = clock_timestamp() - interval '1 hour', pending = 7, pending_bytes = 8192")
+    made.ask("UPDATE roir.feed SET fresh_at = clock_timestamp() - interval '1 hour', pending = 7, pending_bytes = 8192")
     [found] = indexes(laid.database)
     assert [(one.shard, one.pending, one.shipper) for one in found.shards] == [("s0", 7, None)]
     assert json.loads(json.dumps(found.as_dict()))["shards"][0]["pending_bytes"] == 8192
@@ -298,7 +298,7 @@ def test_lag_is_in_status_metrics_and_signals(shards: Make) -> None:
     assert str(outboxes) == "the outbox of shard s0 holds 8 kB, limit 1.0 GB"
 
 
-def test_a_capture_that_is_disabled_puts_the_lane_in_doubt(shards: Make) -> None:
+def test_a_capture_that_is_disabled_puts_the_feed_in_doubt(shards: Make) -> None:
     made = shards(1)
     laid = lay(made)
     laid.ship()
@@ -333,7 +333,7 @@ def test_the_command_ships_and_ends_when_it_is_told_to(shards: Make) -> None:
         assert process.wait(30) == 0
     finally:
         process.kill()
-    assert made.ask("SELECT count(*) FROM roir.lane WHERE owner IS NOT NULL") == [(0,)]
+    assert made.ask("SELECT count(*) FROM roir.feed WHERE owner IS NOT NULL") == [(0,)]
     once = command(laid, "--once", "--json", "--shards", "s0")
     made.run("DELETE FROM t WHERE id < 50")
     out, _ = once.communicate(timeout=60)
@@ -361,6 +361,6 @@ def test_a_database_without_the_small_schema_is_no_shard(shards: Make) -> None:
     shipper = laid.shipper("s0")
     assert shipper.claim()
     with pytest.raises(feed.InShard, match="has no schema roir_shard") as told:
-        shipper.visit()
+        shipper.poll()
     assert not told.value.passes
     shipper.release()

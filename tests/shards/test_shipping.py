@@ -24,11 +24,11 @@ def test_what_was_written_is_shipped(shards: Make) -> None:
     made.run("UPDATE t SET k = NULL WHERE id % 19 = 0", "DELETE FROM t WHERE k IS NULL AND id % 2 = 0")
     laid.ship()
     laid.assert_exact()
-    for lane in laid.lanes:
-        assert made.ask(f"SELECT count(*) FROM roir_shard.{lane.outbox} WHERE version > 0", shard=lane.shard.name) == [
+    for feed in laid.feeds:
+        assert made.ask(f"SELECT count(*) FROM roir_shard.{feed.outbox} WHERE version > 0", shard=feed.shard.name) == [
             (0,)
         ]
-    assert made.ask("SELECT owner, pending, oldest_at, doubt FROM roir.lane") == [(None, 0, None, None)] * 2
+    assert made.ask("SELECT owner, pending, oldest_at, doubt FROM roir.feed") == [(None, 0, None, None)] * 2
 
 
 def test_a_truncated_shard_loses_all_of_its_entries_and_no_others(shards: Make) -> None:
@@ -54,7 +54,7 @@ def test_who_was_overtaken_changes_nothing(shards: Make) -> None:
     first, second = laid.shipper("s0", "first"), laid.shipper("s0", "second")
     assert first.claim()
     assert not second.claim()
-    late = first.visit()
+    late = first.poll()
     assert second.claim(take_over=True)
     made.run("UPDATE t SET k = 'new'")
     second.ship_pass()

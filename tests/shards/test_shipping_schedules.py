@@ -13,9 +13,9 @@ import pytest
 
 from airflow_roir.engine.database import execute
 from airflow_roir.shards.ship import apply as applying
-from airflow_roir.shards.ship import poll as visiting
-from airflow_roir.shards.ship.feed import NOW, LaneShipper
-from airflow_roir.shards.ship.poll import Acknowledged, Visit
+from airflow_roir.shards.ship import poll as polling
+from airflow_roir.shards.ship.feed import NOW, FeedShipper
+from airflow_roir.shards.ship.poll import Acknowledged, Poll
 from tests.shards.conftest import Make
 from tests.shards.laid import lay
 from tests.shards.schedule import Broken, Schedule
@@ -30,64 +30,64 @@ def test_whatever_order_the_base_is_the_union_and_fresh_at_is_true(shards: Make,
     made = shards(2)
     schedule = Schedule(lay(made), SEED + number)
     schedule.run(STEPS)
-    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+    assert made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL") == []
 
 
 def _acknowledged_before(patch: pytest.MonkeyPatch) -> None:
-    visit = LaneShipper.visit
+    poll = FeedShipper.poll
 
-    def early(self: LaneShipper) -> Visit:
-        found = visit(self)
+    def early(self: FeedShipper) -> Poll:
+        found = poll(self)
         if found.ticked:
             done = Acknowledged(found.tick, 0, found.versions)
-            visiting.acknowledge(self._in_shard(), self.route, done)
+            polling.acknowledge(self._in_shard(), self.route, done)
         return found
 
-    patch.setattr(LaneShipper, "visit", early)
+    patch.setattr(FeedShipper, "poll", early)
 
 
 def _deleted_without_version(patch: pytest.MonkeyPatch) -> None:
     old = "x.version = ANY (%(acked)s::bigint[])"
-    assert old in visiting.ACKNOWLEDGE
-    patch.setattr(visiting, "ACKNOWLEDGE", visiting.ACKNOWLEDGE.replace(old, "%(acked)s::bigint[] <> '{{}}'"))
+    assert old in polling.ACKNOWLEDGE
+    patch.setattr(polling, "ACKNOWLEDGE", polling.ACKNOWLEDGE.replace(old, "%(acked)s::bigint[] <> '{{}}'"))
 
 
 def _token_not_checked(patch: pytest.MonkeyPatch) -> None:
     def unchecked(connection: Any, route: Any, claim: Any) -> Any:
-        row = execute(connection, applying.HELD, {"lane": route.lane.id}).one()
+        row = execute(connection, applying.HELD, {"feed": route.feed.id}).one()
         return type("Row", (), dict(row._mapping) | {"tick": 0})
 
     patch.setattr(applying, "check", unchecked)
     patch.setattr(applying, "APPLIED", applying.APPLIED.replace(" AND token = %(token)s", " AND %(token)s > 0"))
 
 
-def _fresh_after_the_first_visit(patch: pytest.MonkeyPatch) -> None:
-    visit = LaneShipper.visit
+def _fresh_after_the_first_poll(patch: pytest.MonkeyPatch) -> None:
+    poll = FeedShipper.poll
 
-    def late(self: LaneShipper) -> Visit:
+    def late(self: FeedShipper) -> Poll:
         begins = self.began is None
-        found = visit(self)
+        found = poll(self)
         if begins:
             with self.database.transaction() as connection:
                 self.began = _now(connection)
         return found
 
-    apply = LaneShipper.apply
+    apply = FeedShipper.apply
 
-    def forgets(self: LaneShipper, found: Visit) -> Any:
+    def forgets(self: FeedShipper, found: Poll) -> Any:
         applied = apply(self, found)
         self.began = None if found.ended else self.began
         return applied
 
-    def and_later(self: LaneShipper, found: Visit) -> Any:
-        # As a slow shipper: what was committed since the visit is claimed, too.
+    def and_later(self: FeedShipper, found: Poll) -> Any:
+        # As a slow shipper: what was committed since the poll is claimed, too.
         if found.ended:
             with self.database.transaction() as connection:
                 self.began = _now(connection)
         return forgets(self, found)
 
-    patch.setattr(LaneShipper, "visit", late)
-    patch.setattr(LaneShipper, "apply", and_later)
+    patch.setattr(FeedShipper, "poll", late)
+    patch.setattr(FeedShipper, "apply", and_later)
 
 
 def _now(connection: Any) -> datetime:
@@ -100,15 +100,15 @@ def _emptied_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fresh_before_the_end(patch: pytest.MonkeyPatch) -> None:
-    visit = LaneShipper.visit
-    patch.setattr(LaneShipper, "visit", lambda self: replace(visit(self), ended=True))
+    poll = FeedShipper.poll
+    patch.setattr(FeedShipper, "poll", lambda self: replace(poll(self), ended=True))
 
 
 VARIANTS = [
     _acknowledged_before,
     _deleted_without_version,
     _token_not_checked,
-    _fresh_after_the_first_visit,
+    _fresh_after_the_first_poll,
     _emptied_is_not_looked_at,
     _fresh_before_the_end,
 ]

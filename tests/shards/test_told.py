@@ -14,7 +14,7 @@ from airflow_roir.engine.metrics import reading as looking
 from airflow_roir.engine.snapshot.index import IndexFacts, indexes
 from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.shards.announce import announce
-from airflow_roir.shards.ship import lanes
+from airflow_roir.shards.ship import feeds
 from airflow_roir.shards.ship.freshness import Alarm
 from airflow_roir.shards.ship.shipping import Shipper
 from servers.shards import Shards
@@ -60,18 +60,18 @@ def test_the_status_says_who_announces_and_whether_strict_reads_are_possible(sha
     states = [
         (None, CLIENTS + "not all that was written in shard s0 before its writers announced has come yet: roir ship"),
         ("fresh", "strict reads are possible: clients announce its writes"),
-        ("UPDATE roir.lane SET doubtful_at = now(), doubt = 'x'", CLIENTS + "entries of shard s0 may be wrong: x"),
+        ("UPDATE roir.feed SET doubtful_at = now(), doubt = 'x'", CLIENTS + "entries of shard s0 may be wrong: x"),
         (
-            "UPDATE roir.lane SET doubtful_at = NULL, doubt = NULL, strict_history = 'other'",
+            "UPDATE roir.feed SET doubtful_at = NULL, doubt = NULL, strict_history = 'other'",
             CLIENTS + "this server was promoted or recovered, and may have lost announcements: "
             "roir announce public.t_by_k --by client",
         ),
         (
-            "UPDATE roir.lane SET strict_from = NULL WHERE id = (SELECT max(id) FROM roir.lane)",
+            "UPDATE roir.feed SET strict_from = NULL WHERE id = (SELECT max(id) FROM roir.feed)",
             CLIENTS + "this server was promoted",
         ),
         (
-            "UPDATE roir.lane SET strict_from = NULL",
+            "UPDATE roir.feed SET strict_from = NULL",
             CLIENTS + "writers of shard s0 don't announce: roir",
         ),
     ]
@@ -139,21 +139,21 @@ def test_what_was_turned_on_again_is_not_ended(shards: Make, monkeypatch: pytest
     """Another command turns announcing on again between the look at what is left and its end."""
     found = scene(shards(1, *TABLE), "client")
     database = found.database
-    real = lanes.held
+    real = feeds.held
 
     def late(*given: Any) -> Any:
         found.made.ask("UPDATE roir.index SET announced_by = 'client'")
         return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lanes, "held", late)
+        patch.setattr(feeds, "held", late)
         assert announce.announce(database, INDEX, None) == []
     assert announcers(found.made, "s0") == ["client"]
 
 
 def test_what_was_turned_off_is_not_installed(shards: Make) -> None:
     found = scene(shards(1, *TABLE))
-    announce.install(found.database, found.lane("s0"), "client")
+    announce.install(found.database, found.feed("s0"), "client")
     assert announcers(found.made, "s0") == [None]
 
 
@@ -173,7 +173,7 @@ def test_a_shard_that_a_running_shipper_has_not_taken_yet_is_said_to_be_so(shard
     assert (found.as_dict()["shipper"], found.as_dict()["shippers"]) == (None, 1)
     shipper.end()
     assert str(facts(laid.database).shards[0]).endswith("behind, and has no shipper: roir ship")
-    made.ask("UPDATE roir.lane SET owner = 'x', heartbeat_at = clock_timestamp()")
+    made.ask("UPDATE roir.feed SET owner = 'x', heartbeat_at = clock_timestamp()")
     assert str(facts(laid.database).shards[0]).endswith("behind")
 
 
@@ -195,7 +195,7 @@ def test_metrics_tell_of_shards_from_the_first_build_on(shards: Make) -> None:
     made = apart.add_all(shards(2, *TABLE))
     made.run("ANALYZE t")
     _, run = apart.begin(made, verify="none")
-    made.ask("UPDATE roir.lane SET captured_at = NULL WHERE id = (SELECT max(id) FROM roir.lane)")
+    made.ask("UPDATE roir.feed SET captured_at = NULL WHERE id = (SELECT max(id) FROM roir.feed)")
     made.ask("UPDATE roir.shard SET problem = 'away', problem_at = now() WHERE name = 's1'")
     found = samples(made.database)
     assert found["roir_shard_away"] == {"s0": 0, "s1": 1}
@@ -206,13 +206,13 @@ def test_metrics_tell_of_shards_from_the_first_build_on(shards: Make) -> None:
     alarm = Alarm(age_s=1)
     with made.database.transaction() as connection:
         assert alarm.look(connection, "test") == []
-    made.ask("UPDATE roir.lane SET captured_at = now()")
+    made.ask("UPDATE roir.feed SET captured_at = now()")
     made.ask("UPDATE roir.shard SET problem = NULL, problem_at = NULL")
     apart.finish_all(made, run)
     found = samples(made.database)
     assert found["roir_shard_shipper"] == {"s0": 0, "s1": 0}
     assert found["roir_shard_lag_seconds"].keys() == {"s0", "s1"}
     # A rebuild over one more: of each label once, as readers see it, and the new shard's.
-    made.ask("UPDATE roir.lane SET pending = 7")
+    made.ask("UPDATE roir.feed SET pending = 7")
     _, _ = apart.begin(made, None, None, None, verify="none")
     assert samples(made.database)["roir_shard_pending_rows"] == {"s0": 7, "s1": 7}

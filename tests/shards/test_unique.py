@@ -198,7 +198,7 @@ ENDS = {
     "its trigger": ("s0", "ALTER TABLE t DISABLE TRIGGER USER", "don't announce"),
     "announcing": ("s0", "DROP TRIGGER roir_announce ON {outbox}", "don't announce"),
     "its commits": ("s0", "UPDATE roir_shard.outbox SET tick = 0", "has lost its last commits"),
-    "another history": (None, "UPDATE roir.lane SET strict_history = 'another'", "promoted or recovered"),
+    "another history": (None, "UPDATE roir.feed SET strict_history = 'another'", "promoted or recovered"),
 }
 
 

@@ -42,7 +42,7 @@ def enforced(made: Shards, **options: Any) -> int:
 def test_writers_of_a_dropped_index_are_refused_nothing_while_a_shard_is_away(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shard is out of reach for the command that drops, and not for its writers: no visit settles there any
+    """The shard is out of reach for the command that drops, and not for its writers: no poll settles there any
     more."""
     made = contrib_shards(2, TABLE)
     made.run("INSERT INTO t VALUES (1, 'a', 0)", only="s0")

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.sample(1)
 
 @pytest.fixture(autouse=True)
 def old_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each visit takes along all intents that there are."""
+    """Each poll takes along all intents that there are."""
     monkeypatch.setattr(intents, "look", partial(intents.look, old_s=0.0))
 
 
@@ -138,7 +138,7 @@ def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make)
 def test_a_verification_finds_nothing_where_enforcement_ends_meanwhile(
     contrib_shards: Make, moment: str, again: bool
 ) -> None:
-    """After the end, visits remove entries and leave their holders; if enforcement begins again, there is no holder at
+    """After the end, polls remove entries and leave their holders; if enforcement begins again, there is no holder at
     first."""
     made = contrib_shards(2, TABLE)
     made.run("INSERT INTO t SELECT i, '{number}-' || i, 0 FROM generate_series(1, 9) i")

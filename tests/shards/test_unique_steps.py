@@ -1,4 +1,4 @@
-"""Unique over shards, step by step: two puts and a visit, and what a put may meet while keys are looked over.
+"""Unique over shards, step by step: two puts and a poll, and what a put may meet while keys are looked over.
 
 Each schedule is also run with a broken variant, which breaks what the schedule is about.
 """
@@ -19,8 +19,8 @@ from psycopg2 import errors
 
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired
 from airflow_roir.shards.announce import announce, intents
-from airflow_roir.shards.ship.feed import LaneShipper
-from airflow_roir.shards.ship.poll import Visit
+from airflow_roir.shards.ship.feed import FeedShipper
+from airflow_roir.shards.ship.poll import Poll
 from airflow_roir.shards.unique import enforce, fill_holders, holders
 from airflow_roir.shards.unique.enforce import Enforcing
 from servers.shards import Shards
@@ -37,7 +37,7 @@ WITHOUT_LEAVING = "SELECT WHERE false AND %(locked)s::text[] IS NULL AND %(entri
 
 @pytest.fixture(autouse=True)
 def old_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each visit takes along all intents that there are."""
+    """Each poll takes along all intents that there are."""
     monkeypatch.setattr(intents, "look", partial(intents.look, old_s=0.0))
 
 
@@ -51,9 +51,9 @@ def put(made: Shards, shard: str, *statements: str) -> Iterator[Any]:
         yield there
 
 
-def shipper(made: Shards, shard: str) -> LaneShipper:
-    [(lane,)] = made.ask("SELECT l.id FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE s.name = %s", shard)
-    found = LaneShipper(made.database, lane, "test")
+def shipper(made: Shards, shard: str) -> FeedShipper:
+    [(feed,)] = made.ask("SELECT l.id FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id WHERE s.name = %s", shard)
+    found = FeedShipper(made.database, feed, "test")
     assert found.claim(take_over=True)
     return found
 
@@ -64,16 +64,16 @@ def ship(made: Shards, shard: str) -> None:
     one.close()
 
 
-def given_up(made: Shards) -> tuple[LaneShipper, Visit]:
-    """The key of s0 whose row is deleted, and a visit that has seen so and isn't applied yet."""
+def given_up(made: Shards) -> tuple[FeedShipper, Poll]:
+    """The key of s0 whose row is deleted, and a poll that has seen so and isn't applied yet."""
     enforced(made)
     made.run(OWN, only="s0")
     ship(made, "s0")
     made.run("DELETE FROM t", only="s0")
-    visits = shipper(made, "s0")
-    found = visits.visit()
-    assert isinstance(found, Visit)
-    return visits, found
+    polls = shipper(made, "s0")
+    found = polls.poll()
+    assert isinstance(found, Poll)
+    return polls, found
 
 
 def shards_with_it(made: Shards) -> list[str]:
@@ -104,17 +104,17 @@ def without_key_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_visit_leaves_a_holder_that_a_put_has_found(
+def test_a_poll_leaves_a_holder_that_a_put_has_found(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     made = contrib_shards(2, *TABLE)
     if broken:
         without_key_share(monkeypatch)
-    visits, found = given_up(made)
+    polls, found = given_up(made)
     with put(made, "s0", OWN) as there:
-        visits.apply(found)
+        polls.apply(found)
         there.commit()
-    visits.close()
+    polls.close()
     if broken:
         made.run(OWN, only="s1")
         assert shards_with_it(made) == ["s0", "s1"]
@@ -128,11 +128,11 @@ def test_a_visit_leaves_a_holder_that_a_put_has_found(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_put_waits_for_a_visit_that_takes_its_holder_away(
+def test_a_put_waits_for_a_poll_that_takes_its_holder_away(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     made = contrib_shards(2, *TABLE)
-    visits, found = given_up(made)
+    polls, found = given_up(made)
     outcome: list[str] = []
     threads: list[threading.Thread] = []
     ready = threading.Event()
@@ -141,7 +141,7 @@ def test_a_put_waits_for_a_visit_that_takes_its_holder_away(
         try:
             with put(made, "s0", OWN) as there:
                 ready.set()
-                # Where the visit waits for us, it is after its look at the intents.
+                # Where the poll waits for us, it is after its look at the intents.
                 until(lambda: is_blocked(made))
                 there.commit()
                 outcome.append("done")
@@ -159,30 +159,30 @@ def test_a_put_waits_for_a_visit_that_takes_its_holder_away(
     monkeypatch.setattr(holders, "execute", stepped)
     if broken:
         monkeypatch.setattr(holders, "LOCK", holders.LOCK.replace(" FOR UPDATE OF h SKIP LOCKED", ""))
-    visits.apply(found)
+    polls.apply(found)
     monkeypatch.setattr(holders, "execute", real)
     for one in threads:
         one.join()
-    visits.close()
+    polls.close()
     assert outcome == (["done"] if broken else ["40001"])
     made.run(OWN, only="s1")
     assert shards_with_it(made) == (["s0", "s1"] if broken else ["s1"])
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_holder_that_a_visit_could_not_look_at_goes_with_a_later_one(
+def test_a_holder_that_a_poll_could_not_look_at_goes_with_a_later_one(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     made = contrib_shards(2, *TABLE)
     if broken:
         monkeypatch.setattr(holders, "LEAVE", WITHOUT_LEAVING)
-    visits, found = given_up(made)
+    polls, found = given_up(made)
     with put(made, "s0", OWN) as there:
-        visits.apply(found)
+        polls.apply(found)
         there.rollback()
     # The outbox row that named the key is gone.
-    visits.acknowledge()
-    visits.close()
+    polls.acknowledge()
+    polls.close()
     for _ in range(2):
         ship(made, "s0")
     if broken:
@@ -206,11 +206,11 @@ def test_a_key_is_not_free_before_what_was_announced_has_ended(
     made.run(f"{OWN}; DELETE FROM t", only="s0")
     # Its intent is committed here, and its own commit is still to come.
     [(later,)] = made.ask("SELECT pg_snapshot_xmax(pg_current_snapshot())::text", shard="s0")
-    visits = shipper(made, "s0")
-    found = visits.visit()
+    polls = shipper(made, "s0")
+    found = polls.poll()
     made.ask("INSERT INTO roir_data.g1_intent (c1, c2, c3, xid) VALUES ('k', 's0', 1, %s::xid8)", later)
-    visits.apply(found)
-    visits.close()
+    polls.apply(found)
+    polls.close()
     if broken:
         made.run(OWN, only="s1")
         return
@@ -300,16 +300,16 @@ def test_two_shards_that_take_a_key_at_once(contrib_shards: Make) -> None:
 def test_a_shard_that_names_another_one_settles_its_own_keys_alone(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     generation_id = enforced(made)
-    visits = shipper(made, "s0")
+    polls = shipper(made, "s0")
     for statement in (OWN, "DELETE FROM t WHERE k = 'k'"):
         made.run(statement, only="s0")
-        found = visits.visit()
+        found = polls.poll()
         lies: dict[str, Any] = {
             name: tuple(one.replace(",s0,", ",s1,") for one in getattr(found, name)) for name in ("there", "gone")
         }
         assert lies != {name: getattr(found, name) for name in lies}
-        visits.apply(replace(found, **lies))
-    visits.close()
+        polls.apply(replace(found, **lies))
+    polls.close()
     assert problem(made, generation_id) is None
     assert not made.ask(f"SELECT 1 FROM {holders.table(generation_id)} WHERE c1 = 'k'")
     made.run(OWN, only="s1")

@@ -60,7 +60,7 @@ MODES = {
 def _damage(one: Verified, case: str) -> None:
     one.run(*ON_INDEX.get(case, []))
     if case in IN_SHARD:
-        trigger = f"roir_{one.lanes['s1'].outbox}"
+        trigger = f"roir_{one.feeds['s1'].outbox}"
         one.made.run(
             f"ALTER TABLE t DISABLE TRIGGER {trigger}",
             *IN_SHARD[case],

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_roir.engine.database import execute
-from airflow_roir.shards.shard import Lane, lanes_of
-from airflow_roir.shards.ship.feed import LaneShipper
+from airflow_roir.shards.shard import Feed, feeds_of
+from airflow_roir.shards.ship.feed import FeedShipper
 from servers.shards import Shards
 from tests.shards import apart
 
@@ -24,7 +24,7 @@ class Verified:
 
     made: Shards
     generation: int
-    lanes: dict[str, Lane]
+    feeds: dict[str, Feed]
 
     @property
     def base(self) -> str:
@@ -35,12 +35,12 @@ class Verified:
         for one in statements:
             self.made.ask(one.replace("{base}", self.base))
 
-    def shipper(self, name: str) -> LaneShipper:
-        return LaneShipper(self.made.database, self.lanes[name].id, "test", most=100)
+    def shipper(self, name: str) -> FeedShipper:
+        return FeedShipper(self.made.database, self.feeds[name].id, "test", most=100)
 
     def ship(self) -> None:
         """Ship to rest."""
-        for name in self.lanes:
+        for name in self.feeds:
             one = self.shipper(name)
             assert one.claim(take_over=True)
             one.ship_pass()
@@ -48,7 +48,7 @@ class Verified:
 
     @contextmanager
     def shipping(self) -> Iterator[None]:
-        """Ship all lanes all the while."""
+        """Ship all feeds all the while."""
         stop, errors = threading.Event(), list[BaseException]()
 
         def work(name: str) -> None:
@@ -62,7 +62,7 @@ class Verified:
             except BaseException as error:  # it is raised again below
                 errors.append(error)
 
-        threads = [threading.Thread(target=work, args=(name,)) for name in self.lanes]
+        threads = [threading.Thread(target=work, args=(name,)) for name in self.feeds]
         for thread in threads:
             thread.start()
         try:
@@ -73,8 +73,8 @@ class Verified:
                 thread.join()
         assert not errors, errors
 
-    def lane(self, column: str, name: str) -> Any:
-        [(value,)] = self.made.ask(f"SELECT {column} FROM roir.lane WHERE id = %s", self.lanes[name].id)
+    def feed(self, column: str, name: str) -> Any:
+        [(value,)] = self.made.ask(f"SELECT {column} FROM roir.feed WHERE id = %s", self.feeds[name].id)
         return value
 
     def is_exact(self) -> bool:
@@ -88,8 +88,8 @@ def build(made: Shards, keys: str = "k", include: str | None = "v", **options: A
     prepared, run = apart.begin(made, keys, include, **{"verify": "none", **options})
     apart.finish_all(made, run)
     with made.database.transaction() as connection:
-        lanes = {lane.shard.name: lane for lane in lanes_of(connection, prepared.generation_id)}
-    one = Verified(made, prepared.generation_id, lanes)
+        feeds = {feed.shard.name: feed for feed in feeds_of(connection, prepared.generation_id)}
+    one = Verified(made, prepared.generation_id, feeds)
     one.ship()
     assert one.is_exact()
     return one

@@ -10,7 +10,7 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.generation.lanes import ends
+from airflow_roir.engine.generation.feeds import ends
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Drain
 from airflow_roir.engine.locks.table_lock import telling_of_names

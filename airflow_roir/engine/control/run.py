@@ -14,7 +14,7 @@ from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import admission, expected, operations, requests, sign_of_life
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database, execute, is_transient
-from airflow_roir.engine.generation.lanes import ends
+from airflow_roir.engine.generation.feeds import ends
 from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.retry.trouble import reason_of

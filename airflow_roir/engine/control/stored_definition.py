@@ -14,7 +14,7 @@ from airflow_roir.errors import InvalidInput, NotFound
 
 # The shards of the newest generation of an index over shards, which a rebuild keeps.
 SHARDS = """
-SELECT s.name FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+SELECT s.name FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
  WHERE l.generation_id = (SELECT max(g.id) FROM roir.generation g
                            WHERE g.index_id = %(index)s AND g.status IN ('building', 'active'))
  ORDER BY s.name

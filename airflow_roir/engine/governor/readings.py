@@ -59,7 +59,7 @@ SELECT 100 * %(rate)s * extract(epoch FROM current_setting('checkpoint_timeout')
 OUTBOXES = """
 SELECT s.name, extract(epoch FROM clock_timestamp() - coalesce(l.fresh_at, l.captured_at))::float8 AS lag,
        coalesce(l.pending_bytes, 0)::float8 AS bytes
-  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
+  FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
  WHERE g.status = 'active' AND l.removed_at IS NULL AND l.captured_at IS NOT NULL
 """
 PLACES = """

@@ -17,10 +17,10 @@ VERSION_TABLE = "schema_version"
 # again, one by one.
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
 # `0001` was their first number, too, and was edited several times: its unreleased forms lack the table `home`, the
-# table `lane`, or at least the function `options_in_effect`.
+# table `feed`, or at least the function `options_in_effect`.
 # whole: the section post-data of a dump has the keys and triggers.
 COMPLETENESS = """
-SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
+SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.feed') IS NOT NULL
        AND to_regprocedure('roir.options_in_effect(roir.operation)') IS NOT NULL AS released,
        EXISTS (SELECT FROM pg_index WHERE indrelid = to_regclass('roir.operation') AND indisprimary)
        AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('roir.operation') AND NOT tgisinternal) AS whole

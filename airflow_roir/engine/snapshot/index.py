@@ -20,7 +20,7 @@ from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation.lanes import TABLE_OF
+from airflow_roir.engine.generation.feeds import TABLE_OF
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.schema.schema import check_schema
@@ -38,7 +38,7 @@ SELECT {TABLE_OF} AS table_apart, i.announced_by, i.id, i.schema_name, i.name, i
             SELECT roir.strict_problem(g.id) FROM roir.generation g
              WHERE g.index_id = i.id AND g.status = 'active') END AS strict_problem,
        CASE WHEN i.announced_by IS NULL THEN ARRAY(
-            SELECT DISTINCT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
+            SELECT DISTINCT s.name FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id
               JOIN roir.shard s ON s.id = l.shard_id
              WHERE g.index_id = i.id AND g.status <> 'dropped' AND l.announced_by IS NOT NULL AND l.removed_at IS NULL
              ORDER BY s.name) END AS still_announcing,

@@ -27,7 +27,7 @@ pg_locks l
 LAGS = f"""
 SELECT v.schema_name, v.index, v.shard, v.generation, v.fresh_at, extract(epoch FROM v.lag)::float8 AS lag_s, v.pending,
        v.pending_bytes, extract(epoch FROM v.oldest_age)::float8 AS oldest_s, v.shipped, v.shipper, v.problem, v.doubt,
-       v.lane_id, v.index_id, v.generation_id, (SELECT count(*) FROM {SHIPPERS}) AS shippers
+       v.feed_id, v.index_id, v.generation_id, (SELECT count(*) FROM {SHIPPERS}) AS shippers
   FROM roir.shard_lag v
  WHERE (%(indexes)s::bigint[] IS NULL OR v.index_id = ANY (%(indexes)s))
  ORDER BY v.schema_name, v.index, v.generation_id DESC, v.shard
@@ -38,7 +38,7 @@ SELECT s.name AS shard, s.problem, l.doubt, l.captured_at IS NOT NULL AS capture
        coalesce(r.ranges, 0) AS ranges, coalesce(r.done, 0) AS ranges_done, coalesce(r.rows, 0)::bigint AS rows,
        coalesce(r.readers, 0) AS readers, extract(epoch FROM clock_timestamp() - l.fresh_at)::float8 AS lag_seconds,
        l.pending, abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) < 10 AS is_shipped
-  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+  FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
   LEFT JOIN (SELECT shard_id, count(*) AS ranges, count(*) FILTER (WHERE done) AS done, sum(rows) AS rows,
                     count(*) FILTER (WHERE NOT done AND claim_epoch = %(epoch)s) AS readers
                FROM roir.scan_range WHERE operation_id = %(operation)s GROUP BY shard_id) r ON r.shard_id = s.id
@@ -100,7 +100,7 @@ class ShardLag:
     shipper: str | None
     problem: str | None
     doubt: str | None
-    lane_id: int
+    feed_id: int
     index_id: int
     shippers: int = 0
 
@@ -120,7 +120,7 @@ class ShardLag:
             row.shipper,
             row.problem,
             row.doubt,
-            row.lane_id,
+            row.feed_id,
             row.index_id,
             row.shippers,
         )

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.engine.apart import Apart
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.generation.lanes import implementation
+from airflow_roir.engine.generation.feeds import implementation
 from airflow_roir.engine.verify.job import VerifyJob
 from airflow_roir.engine.verify.units import Units
 from airflow_roir.engine.verify.worker import VerifyWorker

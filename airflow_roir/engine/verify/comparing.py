@@ -13,7 +13,7 @@ from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.generation.lanes import is_apart
+from airflow_roir.engine.generation.feeds import is_apart
 from airflow_roir.engine.readers import view_check
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.source import catalog

@@ -36,7 +36,7 @@ class UnitClaim:
     lower: list[Any] | None
     upper: list[Any] | None
     compared: bool
-    lane_id: int | None = None
+    feed_id: int | None = None
 
     @property
     def of_source(self) -> bool:

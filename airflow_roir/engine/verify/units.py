@@ -76,10 +76,10 @@ VALUES (%(index)s, %(operation)s, %(generation)s, %(mode)s, %(options)s, %(bucke
 RETURNING id
 """
 WRITE_UNITS = """
-INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, lane_id)
-SELECT %(verification)s, %(stage)s, u.ordinal, u.side, u.relation, u.lower, u.upper, u.lane_id
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, feed_id)
+SELECT %(verification)s, %(stage)s, u.ordinal, u.side, u.relation, u.lower, u.upper, u.feed_id
   FROM jsonb_to_recordset(%(units)s)
-       AS u (ordinal int, side text, relation bigint, lower jsonb, upper jsonb, lane_id bigint)
+       AS u (ordinal int, side text, relation bigint, lower jsonb, upper jsonb, feed_id bigint)
 """
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.generation.lanes import IS_AWAY
+from airflow_roir.engine.generation.feeds import IS_AWAY
 from airflow_roir.engine.locks.table_lock import check_name, telling_of_names
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
@@ -32,15 +32,15 @@ from airflow_roir.operation import Phase, Status
 DUE = "(done AND claim_epoch IS NOT NULL OR NOT done AND NOT %(spent)s AND ordinal < %(until)s)"
 # A unit of a shard that can't be reached now.
 AWAY = f"""
-EXISTS (SELECT FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
-         WHERE l.id = lane_id AND {IS_AWAY})
+EXISTS (SELECT FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
+         WHERE l.id = feed_id AND {IS_AWAY})
 """
 UNITS = Pieces(
     "unit",
     "roir.verification_unit",
     "verification_id = %(verification)s",
     "NOT done",
-    "stage, side, relation, lower, upper, done, lane_id",
+    "stage, side, relation, lower, upper, done, feed_id",
     DUE,
     AWAY,
 )
@@ -107,7 +107,7 @@ class VerifyWorker(Worker):
             found.lower,
             found.upper,
             found.done,
-            found.lane_id,
+            found.feed_id,
         )
 
     def step(self, hold: UnitClaim) -> Step | Stop:

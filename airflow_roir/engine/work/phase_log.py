@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation.lanes import AWAY
+from airflow_roir.engine.generation.feeds import AWAY
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.errors import RoirError

@@ -29,8 +29,8 @@ from airflow_roir.shards import home
 from airflow_roir.shards.announce import end, foreign, functions, intents
 from airflow_roir.shards.announce.functions import CLIENT, SERVER
 from airflow_roir.shards.capture import outbox, strays
-from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, lanes_of
-from airflow_roir.shards.ship import lanes
+from airflow_roir.shards.shard import SHARD_SCHEMA, Feed, feeds_of
+from airflow_roir.shards.ship import feeds
 from airflow_roir.shards.unique import holders
 
 # The time that a drain outside an operation tries.
@@ -40,34 +40,34 @@ SELECT g.id, g.status FROM roir.generation g WHERE g.index_id = %(index)s AND g.
 """
 # The generations whose intents the login must write: a shard's server logs in as one role for all that it announces.
 SERVED = """
-SELECT DISTINCT l.generation_id FROM roir.lane l
+SELECT DISTINCT l.generation_id FROM roir.feed l
  WHERE l.shard_id = %(shard)s AND l.announced_by = 'server' AND l.removed_at IS NULL
    AND to_regclass(format('roir_data.g%%s_intent', l.generation_id)) IS NOT NULL
  ORDER BY 1
 """
-# The lanes whose shards may announce: also those whose announcements a failover has lost.
+# The feeds whose shards may announce: also those whose announcements a failover has lost.
 MAY_ANNOUNCE = """
-UPDATE roir.lane SET announced_by = coalesce(announced_by, 'server')
- WHERE id = ANY (%(lanes)s::bigint[]) AND removed_at IS NULL
+UPDATE roir.feed SET announced_by = coalesce(announced_by, 'server')
+ WHERE id = ANY (%(feeds)s::bigint[]) AND removed_at IS NULL
 """
-# Even if the clock was set back, a lane that was fresh before announcing began must not look younger than that.
+# Even if the clock was set back, a feed that was fresh before announcing began must not look younger than that.
 BEGUN = """
-UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.server_history(),
+UPDATE roir.feed SET strict_from = clock_timestamp(), strict_history = roir.server_history(),
        strict_start = pg_postmaster_start_time(),
        fresh_at = CASE WHEN fresh_at <= clock_timestamp() THEN fresh_at END,
        evidence = evidence || jsonb_build_object('announcing', %(evidence)s::jsonb)
- WHERE id = %(lane)s AND removed_at IS NULL
+ WHERE id = %(feed)s AND removed_at IS NULL
 """
 ANNOUNCING = f"SELECT {SHARD_SCHEMA}.announcing_evidence(%(name)s)"
-ENDED = "UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE generation_id = ANY (%(ids)s::bigint[])"
+ENDED = "UPDATE roir.feed SET strict_from = NULL, strict_history = NULL WHERE generation_id = ANY (%(ids)s::bigint[])"
 NOW_CALLED = f"UPDATE {SHARD_SCHEMA}.outbox SET server = %(server)s WHERE name = %(name)s AND server <> %(server)s"
 UNGUARDED = f"SELECT {SHARD_SCHEMA}.unique_problem(name) FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s AND is_unique"
 UNIQUE = """
 SELECT i.name FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s AND i.is_unique
 """
 BY = """
-UPDATE roir.lane l SET announced_by = %(by)s FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
- WHERE l.id = %(lane)s AND g.id = l.generation_id AND i.announced_by = %(by)s
+UPDATE roir.feed l SET announced_by = %(by)s FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE l.id = %(feed)s AND g.id = l.generation_id AND i.announced_by = %(by)s
 """
 
 
@@ -96,32 +96,32 @@ def announce(
         found = execute(connection, LIVE, {"index": row.id}).all()
         generations = [one.id for one in found]
         shown = {one.id for one in found if one.status == GenerationStatus.ACTIVE.value}
-        lanes = [lane for one in generations for lane in lanes_of(connection, one) if is_captured(connection, lane)]
+        feeds = [feed for one in generations for feed in feeds_of(connection, one) if is_captured(connection, feed)]
 
-    def is_needed(lane: Lane) -> bool:
-        return not shown or lane.generation_id in shown
+    def is_needed(feed: Feed) -> bool:
+        return not shown or feed.generation_id in shown
 
     if by is not None:
-        lanes = [lane for lane in lanes if _done(partial(check, lane, by, database), lane, is_needed(lane), report)]
+        feeds = [feed for feed in feeds if _done(partial(check, feed, by, database), feed, is_needed(feed), report)]
     with database.transaction() as connection:
         values = {"id": row.id, "by": by}
         execute(connection, "UPDATE roir.index SET announced_by = %(by)s WHERE id = %(id)s", values)
         execute(connection, ENDED, {"ids": generations})
         if by is None:
-            execute(connection, MAY_ANNOUNCE, {"lanes": [lane.id for lane in lanes]})
+            execute(connection, MAY_ANNOUNCE, {"feeds": [feed.id for feed in feeds]})
         for one in generations if row.is_unique else ():
             holders.end(connection, one, None, operations.default_actor())
     if by is None:
         return end.end_left(database, row.id, PATIENCE_S, report)
-    for shard in {lane.shard.id: lane.shard for lane in lanes if is_needed(lane)}.values():
+    for shard in {feed.shard.id: feed.shard for feed in feeds if is_needed(feed)}.values():
         strays.remove(database, shard, PATIENCE_S, report)
-    for lane in lanes:
-        if _done(partial(install, database, lane, by, report), lane, is_needed(lane), report):
-            report(f"shard {quote(lane.shard.name)}, generation {lane.generation_id}: done")
+    for feed in feeds:
+        if _done(partial(install, database, feed, by, report), feed, is_needed(feed), report):
+            report(f"shard {quote(feed.shard.name)}, generation {feed.generation_id}: done")
     return []
 
 
-def _done(work: Callable[[], None], lane: Lane, needed: bool, report: Callable[[str], None]) -> bool:
+def _done(work: Callable[[], None], feed: Feed, needed: bool, report: Callable[[str], None]) -> bool:
     """Does the work. If it fails for a generation that readers don't see, reports that and returns False."""
     try:
         work()
@@ -129,7 +129,7 @@ def _done(work: Callable[[], None], lane: Lane, needed: bool, report: Callable[[
         if needed:
             raise
         report(
-            f"shard {quote(lane.shard.name)}, generation {lane.generation_id}: left, since readers see another "
+            f"shard {quote(feed.shard.name)}, generation {feed.generation_id}: left, since readers see another "
             f"generation: {reason_of(error)}"
         )
         return False
@@ -144,29 +144,29 @@ def nothing_to_announce(connection: Connection, name: str) -> None:
     execute(connection, outbox.NOTHING, {"mark": f"{SHARD_SCHEMA}.{name}"})
 
 
-def is_captured(connection: Connection, lane: Lane) -> bool:
-    """False before the capture of a lane is committed in its shard, and after it was removed."""
-    query = "SELECT captured_at IS NOT NULL AND removed_at IS NULL FROM roir.lane WHERE id = %(id)s"
-    return bool(execute(connection, query, {"id": lane.id}).scalar_one())
+def is_captured(connection: Connection, feed: Feed) -> bool:
+    """False before the capture of a feed is committed in its shard, and after it was removed."""
+    query = "SELECT captured_at IS NOT NULL AND removed_at IS NULL FROM roir.feed WHERE id = %(id)s"
+    return bool(execute(connection, query, {"id": feed.id}).scalar_one())
 
 
 def keep_on(database: Database, generation_id: int, report: Callable[[str], None] = lambda line: None) -> None:
     """Makes the shards announce the writes for a new generation as for its index, so that strict reads go on across its
-    publish. Lanes that are announced already are left."""
+    publish. Feeds that are announced already are left."""
     query = "SELECT i.announced_by FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s"
     begun = (
         "SELECT strict_from IS NOT NULL AND strict_history IS NOT DISTINCT FROM roir.server_history() "
-        "FROM roir.lane WHERE id = %(id)s"
+        "FROM roir.feed WHERE id = %(id)s"
     )
     with database.transaction() as connection:
         by = execute(connection, query, {"id": generation_id}).scalar_one()
-        lanes = [
-            lane
-            for lane in lanes_of(connection, generation_id)
-            if is_captured(connection, lane) and not execute(connection, begun, {"id": lane.id}).scalar_one()
+        feeds = [
+            feed
+            for feed in feeds_of(connection, generation_id)
+            if is_captured(connection, feed) and not execute(connection, begun, {"id": feed.id}).scalar_one()
         ]
-    for lane in lanes if by is not None else ():
-        install(database, lane, by, report)
+    for feed in feeds if by is not None else ():
+        install(database, feed, by, report)
 
 
 def strict_problem(connection: Connection, generation_id: int) -> str | None:
@@ -176,78 +176,78 @@ def strict_problem(connection: Connection, generation_id: int) -> str | None:
     return found
 
 
-def check(lane: Lane, by: str, database: Database) -> None:
-    """Raises InvalidInput or RightMissing if the writes of a lane can't be announced; changes nothing."""
-    shard = lane.shard
+def check(feed: Feed, by: str, database: Database) -> None:
+    """Raises InvalidInput or RightMissing if the writes of a feed can't be announced; changes nothing."""
+    shard = feed.shard
     with shard.database("roir announce", database.limits).transaction() as connection:
         home.check(connection, shard)
-        source = catalog.read_source_by_oid(connection, lane.source_oid)
+        source = catalog.read_source_by_oid(connection, feed.source_oid)
         if source.partitioned:
             raise InvalidInput(
                 f"shard {quote(shard.name)}: {source.name} has partitions. One that is attached or detached changes "
                 "rows without a write that could be announced, so its index has no strict reads"
             )
         if by == SERVER:
-            foreign.connection_of(lane)
-            foreign.check_extension(connection, lane, source)
-        unguarded = execute(connection, UNGUARDED, {"name": lane.outbox}).scalar()
+            foreign.connection_of(feed)
+            foreign.check_extension(connection, feed, source)
+        unguarded = execute(connection, UNGUARDED, {"name": feed.outbox}).scalar()
         if unguarded is not None:
             raise InvalidInput(f"shard {quote(shard.name)}: {unguarded}; make it before writes are announced")
 
 
-def install(database: Database, lane: Lane, by: str, report: Callable[[str], None] = lambda line: None) -> None:
-    """Begins to announce the writes of one lane; when it returns, its shard's writers in flight have ended.
+def install(database: Database, feed: Feed, by: str, report: Callable[[str], None] = lambda line: None) -> None:
+    """Begins to announce the writes of one feed; when it returns, its shard's writers in flight have ended.
 
     database: the index server's. Raises InvalidInput, RightMissing, LockNotAcquired.
     """
-    check(lane, by, database)
-    with lanes.held(database, lane.id):
-        _install(database, lane, by, report)
+    check(feed, by, database)
+    with feeds.held(database, feed.id):
+        _install(database, feed, by, report)
 
 
-def _install(database: Database, lane: Lane, by: str, report: Callable[[str], None]) -> None:
-    shard = lane.shard.database("roir announce", database.limits)
+def _install(database: Database, feed: Feed, by: str, report: Callable[[str], None]) -> None:
+    shard = feed.shard.database("roir announce", database.limits)
     with database.transaction() as connection:
-        if not execute(connection, BY, {"lane": lane.id, "by": by}).rowcount:
+        if not execute(connection, BY, {"feed": feed.id, "by": by}).rowcount:
             # It was turned off meanwhile.
             return
         called = home.server_of(connection)
-        shape = intents.shape_of(connection, lane.generation_id)
-        unique: str | None = execute(connection, UNIQUE, {"id": lane.generation_id}).scalar()
+        shape = intents.shape_of(connection, feed.generation_id)
+        unique: str | None = execute(connection, UNIQUE, {"id": feed.generation_id}).scalar()
         if by == SERVER:
-            role = foreign.connection_of(lane)["user"]
-            for one in execute(connection, SERVED, {"shard": lane.shard.id}).scalars().all():
+            role = foreign.connection_of(feed)["user"]
+            for one in execute(connection, SERVED, {"shard": feed.shard.id}).scalars().all():
                 execute(connection, f"GRANT INSERT ON {intents.table(one)} TO {quote(role)}")
     with shard.transaction() as connection:
-        source = catalog.read_source_by_oid(connection, lane.source_oid)
-        entry = outbox.read_entry(connection, lane.outbox)
+        source = catalog.read_source_by_oid(connection, feed.source_oid)
+        entry = outbox.read_entry(connection, feed.outbox)
         if entry is None:
-            raise NotFound(f"shard {quote(lane.shard.name)}: the outbox {lane.outbox} is gone")
+            raise NotFound(f"shard {quote(feed.shard.name)}: the outbox {feed.outbox} is gone")
         # It has another name after an ALTER DATABASE or a pg_upgrade, and clients announce by that.
-        execute(connection, NOW_CALLED, {"name": lane.outbox, "server": called})
+        execute(connection, NOW_CALLED, {"name": feed.outbox, "server": called})
         if by == SERVER:
-            server = foreign.reach(connection, lane, source)
+            server = foreign.reach(connection, feed, source)
     if by == SERVER:
         with shard.transaction() as connection:
-            foreign.make_foreign_table(connection, lane, shape, server)
-        foreign.probe(database, shard, lane, server)
+            foreign.make_foreign_table(connection, feed, shape, server)
+        foreign.probe(database, shard, feed, server)
 
     def body(connection: Connection, lock: Callable[[], None]) -> str:
-        for name, text in functions.functions(lane, entry, shape, by, source, unique):
+        for name, text in functions.functions(feed, entry, shape, by, source, unique):
             execute(connection, text)
             rights.take_back(connection, (), [f"{SHARD_SCHEMA}.{name}()"])
         if by == CLIENT:
-            functions.let_clients_ask(connection, lane)
+            functions.let_clients_ask(connection, feed)
         lock()
-        _drop_triggers(connection, lane.outbox, source)
-        table = outbox.table(lane.outbox)
+        _drop_triggers(connection, feed.outbox, source)
+        table = outbox.table(feed.outbox)
         execute(
             connection,
             f"CREATE CONSTRAINT TRIGGER roir_announce AFTER INSERT OR UPDATE ON {table} DEFERRABLE INITIALLY DEFERRED "
             f"FOR EACH ROW EXECUTE FUNCTION {table}_announce()",
         )
         execute(connection, f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER roir_announce")
-        name = f"{outbox.trigger(lane.outbox)}_w"
+        name = f"{outbox.trigger(feed.outbox)}_w"
         execute(
             connection,
             f"CREATE TRIGGER {name} BEFORE TRUNCATE ON {source.sql} FOR EACH STATEMENT "
@@ -258,15 +258,15 @@ def _install(database: Database, lane: Lane, by: str, report: Callable[[str], No
             connection,
             f"UPDATE {SHARD_SCHEMA}.outbox SET announced_by = %(by)s, "
             f"announcing = {SHARD_SCHEMA}.announcing_of(name) WHERE name = %(name)s",
-            {"by": by, "name": lane.outbox},
+            {"by": by, "name": feed.outbox},
         )
-        return json.dumps(execute(connection, ANNOUNCING, {"name": lane.outbox}).scalar_one())
+        return json.dumps(execute(connection, ANNOUNCING, {"name": feed.outbox}).scalar_one())
 
     drain = Drain(shard, source.sql, source.relations, database.limits.attempt_ms, PATIENCE_S)
     with telling_of_names():
         kept = drain.run(body, report, [source.sql])
     with database.transaction() as connection:
-        execute(connection, BEGUN, {"lane": lane.id, "evidence": kept})
+        execute(connection, BEGUN, {"feed": feed.id, "evidence": kept})
 
 
 def _drop_triggers(connection: Connection, name: str, source: Source) -> None:

@@ -16,21 +16,21 @@ from airflow_roir.engine.source import catalog
 from airflow_roir.errors import RoirError
 from airflow_roir.shards import home
 from airflow_roir.shards.capture import outbox
-from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, lanes_of
-from airflow_roir.shards.ship import lanes
+from airflow_roir.shards.shard import SHARD_SCHEMA, Feed, feeds_of
+from airflow_roir.shards.ship import feeds
 
 OUTBOX = f"SELECT announced_by FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
-# The lanes that still announce in shards though it was turned off; without those of dropped generations, whose capture
+# The feeds that still announce in shards though it was turned off; without those of dropped generations, whose capture
 # is removed anyway.
 IS_LEFT = """l.announced_by IS NOT NULL AND i.announced_by IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped'"""
 STILL_ANNOUNCED = f"""
 SELECT l.id, l.generation_id, format('%%I.%%I', i.schema_name, i.name) AS index
-  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+  FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
  WHERE {IS_LEFT} AND (%(index)s::bigint IS NULL OR i.id = %(index)s) ORDER BY l.id
 """
 LEFT_OF = f"""
-SELECT EXISTS (SELECT FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
-                 JOIN roir.index i ON i.id = g.index_id WHERE l.id = %(lane)s AND {IS_LEFT})
+SELECT EXISTS (SELECT FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id
+                 JOIN roir.index i ON i.id = g.index_id WHERE l.id = %(feed)s AND {IS_LEFT})
 """
 
 
@@ -46,16 +46,16 @@ def end_left(
     """
     with database.transaction() as connection:
         rows = execute(connection, STILL_ANNOUNCED, {"index": index_id}).all()
-        left = [(row, next(one for one in lanes_of(connection, row.generation_id) if one.id == row.id)) for row in rows]
+        left = [(row, next(one for one in feeds_of(connection, row.generation_id) if one.id == row.id)) for row in rows]
     waiting, away = [], dict[str, str]()
-    for row, lane in left:
-        shard = lane.shard.name
-        # A shard that is away isn't tried for its other lanes, since each try takes time.
+    for row, feed in left:
+        shard = feed.shard.name
+        # A shard that is away isn't tried for its other feeds, since each try takes time.
         if shard not in away:
             try:
-                with lanes.held(database, lane.id):
-                    _end(database, lane, patience_s, report)
-                report(f"shard {quote(shard)}, generation {lane.generation_id}: done")
+                with feeds.held(database, feed.id):
+                    _end(database, feed, patience_s, report)
+                report(f"shard {quote(shard)}, generation {feed.generation_id}: done")
                 continue
             except (DBAPIError, RoirError) as error:
                 away[shard] = reason_of(error)
@@ -66,42 +66,42 @@ def end_left(
     return list(dict.fromkeys(waiting))
 
 
-def _end(database: Database, lane: Lane, patience_s: float, report: Callable[[str], None]) -> None:
+def _end(database: Database, feed: Feed, patience_s: float, report: Callable[[str], None]) -> None:
     with database.transaction() as connection:
         # It may have been turned on again.
-        if not execute(connection, LEFT_OF, {"lane": lane.id}).scalar_one():
+        if not execute(connection, LEFT_OF, {"feed": feed.id}).scalar_one():
             return
-    remove(lane, database, patience_s, report)
+    remove(feed, database, patience_s, report)
     with database.transaction() as connection:
-        execute(connection, "UPDATE roir.lane SET announced_by = NULL WHERE id = %(lane)s", {"lane": lane.id})
+        execute(connection, "UPDATE roir.feed SET announced_by = NULL WHERE id = %(feed)s", {"feed": feed.id})
 
 
 def remove(
-    lane: Lane, database: Database, patience_s: float, report: Callable[[str], None] = lambda line: None
+    feed: Feed, database: Database, patience_s: float, report: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Ends the announcing of one lane; strict reads are refused already. Raises LockNotAcquired."""
-    shard = lane.shard.database("roir announce", database.limits)
+    """Ends the announcing of one feed; strict reads are refused already. Raises LockNotAcquired."""
+    shard = feed.shard.database("roir announce", database.limits)
     with shard.transaction() as connection:
         # Another database has nothing of ours; that mustn't count as ended.
-        home.check(connection, lane.shard)
-        found = execute(connection, OUTBOX, {"name": lane.outbox}).first()
+        home.check(connection, feed.shard)
+        found = execute(connection, OUTBOX, {"name": feed.outbox}).first()
         if found is None or found.announced_by is None:
             return
-        if (oid := outbox.relation(connection, lane.outbox)) is None:
-            _drop(connection, lane, None)
+        if (oid := outbox.relation(connection, feed.outbox)) is None:
+            _drop(connection, feed, None)
             return
         source = catalog.read_source_by_oid(connection, oid, check=False)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         lock()
-        _drop(connection, lane, source.name)
+        _drop(connection, feed, source.name)
 
     drain = Drain(shard, source.sql, source.relations, database.limits.attempt_ms, patience_s)
     with telling_of_names():
         drain.run(body, report, [source.sql])
 
 
-def _drop(connection: Connection, lane: Lane, source: QualifiedName | None) -> None:
-    outbox.drop_announcing(connection, lane.outbox, source)
+def _drop(connection: Connection, feed: Feed, source: QualifiedName | None) -> None:
+    outbox.drop_announcing(connection, feed.outbox, source)
     ended = f"UPDATE {SHARD_SCHEMA}.outbox SET announced_by = NULL, announcing = NULL WHERE name = %(name)s"
-    execute(connection, ended, {"name": lane.outbox})
+    execute(connection, ended, {"name": feed.outbox})

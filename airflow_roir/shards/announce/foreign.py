@@ -19,7 +19,7 @@ from airflow_roir.errors import InvalidInput, RightMissing, RoirError
 from airflow_roir.shards.announce import handed, intents
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy.survey import ShardPlan, Survey
-from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
+from airflow_roir.shards.shard import SHARD_SCHEMA, Feed
 
 # The options of a connection from a shard's server to the index server. A commit there must last: readers count on it.
 OPTIONS = "-c synchronous_commit=on -c default_transaction_read_only=off -c lock_timeout=10s -c statement_timeout=30s"
@@ -49,7 +49,7 @@ PROBED = "DELETE FROM {table} WHERE {shard} IS NULL RETURNING xid::text"
 SERVER_OF = f"SELECT server FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 
 
-def check_extension(connection: Connection, lane: Lane, source: Source) -> None:
+def check_extension(connection: Connection, feed: Feed, source: Source) -> None:
     """Raises InvalidInput or RightMissing unless a shard has postgres_fdw, or may have it. connection: in the shard."""
     query = (
         "SELECT EXISTS (SELECT FROM pg_foreign_data_wrapper WHERE fdwname = 'postgres_fdw') AS present, "
@@ -58,7 +58,7 @@ def check_extension(connection: Connection, lane: Lane, source: Source) -> None:
     )
     found = execute(connection, query).one()
     grant = f"GRANT USAGE ON FOREIGN DATA WRAPPER postgres_fdw TO {quote(source.owner)}"
-    where = f"shard {quote(lane.shard.name)}"
+    where = f"shard {quote(feed.shard.name)}"
     if not found.present and not found.available:
         raise InvalidInput(
             f"{where}: its server hasn't the extension postgres_fdw. Install PostgreSQL's contrib there, or let "
@@ -74,9 +74,9 @@ def check_extension(connection: Connection, lane: Lane, source: Source) -> None:
         raise RightMissing(f"{where}: {quote(source.owner)} may not use postgres_fdw. As a superuser: {grant}")
 
 
-def connection_of(lane: Lane) -> dict[str, str]:
+def connection_of(feed: Feed) -> dict[str, str]:
     """The parameters by which the shard's server connects to the index server. Raises InvalidInput."""
-    shard = lane.shard
+    shard = feed.shard
     if not shard.index_dsn:
         raise InvalidInput(
             f"shard {quote(shard.name)}: how its server reaches the index server isn't known: "
@@ -94,15 +94,15 @@ def connection_of(lane: Lane) -> dict[str, str]:
     return found
 
 
-def reach(connection: Connection, lane: Lane, source: Source) -> str:
+def reach(connection: Connection, feed: Feed, source: Source) -> str:
     """Creates the foreign server that is the index server, and the user mapping for the source's owner; returns its
     name."""
-    given = connection_of(lane)
+    given = connection_of(feed)
     execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir_shard'), hashtext('announce'))")
     query = "SELECT EXISTS (SELECT FROM pg_foreign_data_wrapper WHERE fdwname = 'postgres_fdw')"
     if not execute(connection, query).scalar_one():
         execute(connection, "CREATE EXTENSION postgres_fdw")
-    token = execute(connection, SERVER_OF, {"name": lane.outbox}).scalar_one()
+    token = execute(connection, SERVER_OF, {"name": feed.outbox}).scalar_one()
     # The error of a writer that can't reach it shows this name.
     name = f"roir index server {hashlib.md5(token.encode()).hexdigest()[:8]} (see roir announce)"
     options = DEFAULTS | {key: value for key, value in given.items() if key not in OF_USER}
@@ -144,10 +144,10 @@ def _naming_the_option(what: str) -> Iterator[None]:
         raise InvalidInput(f"{what}: {said(error)}; look at the shard's --index-dsn") from None
 
 
-def make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape, server: str) -> None:
-    """Creates the foreign table that is the lane's table of intents, unless it exists and is right."""
-    schema, name = intents.table(lane.generation_id).split(".")
-    table = f"{outbox.table(lane.outbox)}_intent"
+def make_foreign_table(connection: Connection, feed: Feed, shape: intents.Shape, server: str) -> None:
+    """Creates the foreign table that is the feed's table of intents, unless it exists and is right."""
+    schema, name = intents.table(feed.generation_id).split(".")
+    table = f"{outbox.table(feed.outbox)}_intent"
     # Writers use the table if it exists; so it is left if it is right.
     given = {"table": table, "server": server, "options": [f"schema_name={schema}", f"table_name={name}"]}
     if execute(connection, RIGHT, given).scalar() is not None:
@@ -163,21 +163,21 @@ def make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape,
     rights.take_back(connection, [table])
 
 
-def probe(database: Database, shard: Database, lane: Lane, server: str) -> None:
+def probe(database: Database, shard: Database, feed: Feed, server: str) -> None:
     """Writes an intent that names no row, and finds it here: so the connection works, and leads to this server.
 
     server: the foreign server's name. Raises InvalidInput, also where sessions there aren't given their settings.
     """
-    where, table = f"shard {quote(lane.shard.name)}", intents.table(lane.generation_id)
-    change = f"roir shard add {quote(lane.shard.name)} --index-dsn …"
+    where, table = f"shard {quote(feed.shard.name)}", intents.table(feed.generation_id)
+    change = f"roir shard add {quote(feed.shard.name)} --index-dsn …"
     try:
         with shard.transaction() as connection:
-            execute(connection, PROBE.format(table=outbox.table(lane.outbox)))
+            execute(connection, PROBE.format(table=outbox.table(feed.outbox)))
             xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()
-            execute(connection, SETTINGS.format(table=outbox.table(lane.outbox), server=quote(server)))
-            found = execute(connection, FOUND.format(table=outbox.table(lane.outbox)), {"names": list(KEPT)})
+            execute(connection, SETTINGS.format(table=outbox.table(feed.outbox), server=quote(server)))
+            found = execute(connection, FOUND.format(table=outbox.table(feed.outbox)), {"names": list(KEPT)})
             others = [f"{row.name} is {row.setting}" for row in found if KEPT[row.name] != row.setting]
-            execute(connection, f"DROP FOREIGN TABLE {outbox.table(lane.outbox)}_probe")
+            execute(connection, f"DROP FOREIGN TABLE {outbox.table(feed.outbox)}_probe")
     except DBAPIError as error:
         raise InvalidInput(
             f"{where}: its server can't write to the index server: {said(error)}; look at the shard's --index-dsn: "
@@ -190,7 +190,7 @@ def probe(database: Database, shard: Database, lane: Lane, server: str) -> None:
             f"crash, and writers may wait for each other for ever. Lead past it: {change}"
         )
     with database.transaction() as connection:
-        column = intents.shape_of(connection, lane.generation_id).column
+        column = intents.shape_of(connection, feed.generation_id).column
         # Deletes also intents that an earlier probe has left when it was killed.
         if xid not in execute(connection, PROBED.format(table=table, shard=column)).scalars().all():
             raise InvalidInput(
@@ -205,15 +205,15 @@ def needs_by_server(index_server: Database, found: Survey) -> dict[str, list[str
 
 
 def _needs(index_server: Database, one: ShardPlan) -> list[str]:
-    lane = Lane(0, 0, one.shard, "", one.source.oid)
+    feed = Feed(0, 0, one.shard, "", one.source.oid)
     needs = []
     try:
-        connection_of(lane)
+        connection_of(feed)
     except RoirError as error:
         needs.append(str(error))
     try:
         with one.shard.database(index_server.application_name, index_server.limits).transaction() as connection:
-            check_extension(connection, lane, one.source)
+            check_extension(connection, feed, one.source)
     except RoirError as error:
         needs.append(str(error))
     except DBAPIError as error:

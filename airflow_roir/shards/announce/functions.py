@@ -13,7 +13,7 @@ from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.source.source import Source
 from airflow_roir.shards.announce import intents
 from airflow_roir.shards.capture import outbox
-from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
+from airflow_roir.shards.shard import SHARD_SCHEMA, Feed
 
 SERVER, CLIENT = "server", "client"
 # The time that a commit waits for an index server that hangs, if the shard has a limit for that (PostgreSQL 17). It is
@@ -34,12 +34,12 @@ AS_TEXT = {
 
 
 def functions(
-    lane: Lane, entry: Entry, shape: intents.Shape, by: str, source: Source, unique: str | None = None
+    feed: Feed, entry: Entry, shape: intents.Shape, by: str, source: Source, unique: str | None = None
 ) -> list[tuple[str, str]]:
-    """The functions by which a lane announces, by their names. unique: the name of a unique index in errors."""
-    name = lane.outbox
+    """The functions by which a feed announces, by their names. unique: the name of a unique index in errors."""
+    name = feed.outbox
     mark = f"{SHARD_SCHEMA}.{name}"
-    announced = _by_server(mark, lane, entry, shape, source, unique) if by == SERVER else _by_client(mark, source)
+    announced = _by_server(mark, feed, entry, shape, source, unique) if by == SERVER else _by_client(mark, source)
     refused = f"{source.name} is indexed with strict reads, and a TRUNCATE cannot be announced"
     whole = "\n".join(
         [
@@ -55,7 +55,7 @@ def functions(
         (f"{name}_whole", function(f"{mark}_whole", whole)),
     ]
     if by == CLIENT:
-        found.append((f"{name}_own", _own(mark, lane, entry, shape)))
+        found.append((f"{name}_own", _own(mark, feed, entry, shape)))
     return found
 
 
@@ -63,13 +63,13 @@ def _columns(shape: intents.Shape) -> str:
     return ", ".join(shape.entry.physical(shape.entry.identity_positions))
 
 
-def _values(lane: Lane, entry: Entry, shape: intents.Shape, record: str) -> list[str]:
+def _values(feed: Feed, entry: Entry, shape: intents.Shape, record: str) -> list[str]:
     """SQL for an intent's columns, from an outbox row: the shard's in their order, its name among them."""
     ours = iter(entry.physical(entry.identity_positions, prefix=f"{record}."))
-    return [literal(lane.shard.name) if i == shape.shard else next(ours) for i in shape.entry.identity_positions]
+    return [literal(feed.shard.name) if i == shape.shard else next(ours) for i in shape.entry.identity_positions]
 
 
-def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape, source: Source, unique: str | None) -> str:
+def _by_server(mark: str, feed: Feed, entry: Entry, shape: intents.Shape, source: Source, unique: str | None) -> str:
     """Sends all rows of the transaction by one statement, at the first event. By their versions later events know the
     rows that were sent.
 
@@ -111,14 +111,14 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape, source
         "    END IF;",
         "  END IF;",
         "  IF current_setting('transaction_isolation') = 'serializable' THEN",
-        *indent(send(f"{into} VALUES ({', '.join(_values(lane, entry, shape, 'NEW'))}, mine)"), 2),
+        *indent(send(f"{into} VALUES ({', '.join(_values(feed, entry, shape, 'NEW'))}, mine)"), 2),
         "    RETURN NULL;",
         "  END IF;",
         # No own row has a greater one, and each that gets a greater one has an event of its own.
         f"  last := pg_sequence_last_value('{SHARD_SCHEMA}.version');",
         *indent(
             send(
-                f"{into} SELECT {', '.join(_values(lane, entry, shape, 'o'))}, mine FROM {mark} o "
+                f"{into} SELECT {', '.join(_values(feed, entry, shape, 'o'))}, mine FROM {mark} o "
                 "WHERE o.xid = mine AND o.version BETWEEN NEW.version AND last "
                 "AND (low IS NULL OR o.version NOT BETWEEN low AND high)"
             )
@@ -162,11 +162,11 @@ def _by_client(mark: str, source: Source) -> str:
     return "\n".join(lines)
 
 
-def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
+def _own(mark: str, feed: Feed, entry: Entry, shape: intents.Shape) -> str:
     """A function that returns the intents, as JSON texts, of entries that this transaction has touched and not yet
     announced."""
     pinned = "".join(f" SET {name} = {literal(value)}" for name, value in AS_TEXT.items())
-    values = _values(lane, entry, shape, "o")
+    values = _values(feed, entry, shape, "o")
     pairs = []
     for i in shape.entry.identity_positions:
         cast = shape.entry.columns[i].cast
@@ -186,7 +186,7 @@ def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
             "    after := mark[3];",
             "  END IF;",
             "  RETURN QUERY",
-            f"  SELECT {lane.generation_id}::bigint, o.version,",
+            f"  SELECT {feed.generation_id}::bigint, o.version,",
             f"         jsonb_build_object({', '.join([*pairs, repr('xid')])}, o.xid::text)::text",
             f"    FROM {mark} o WHERE o.xid = pg_current_xact_id() AND o.version > after ORDER BY o.version;",
             "END",
@@ -196,9 +196,9 @@ def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
     return text.replace("RETURNS trigger", "RETURNS TABLE (generation bigint, version bigint, intent text)")
 
 
-def let_clients_ask(connection: Connection, lane: Lane) -> None:
+def let_clients_ask(connection: Connection, feed: Feed) -> None:
     """Lets any role read the changes of its own transaction, and no others."""
-    table = outbox.table(lane.outbox)
-    execute(connection, f"CREATE INDEX IF NOT EXISTS {lane.outbox}_xid ON {table} (xid)")
+    table = outbox.table(feed.outbox)
+    execute(connection, f"CREATE INDEX IF NOT EXISTS {feed.outbox}_xid ON {table} (xid)")
     execute(connection, f"GRANT USAGE ON SCHEMA {SHARD_SCHEMA} TO PUBLIC")
     execute(connection, f"GRANT EXECUTE ON FUNCTION {SHARD_SCHEMA}.unannounced() TO PUBLIC")

@@ -17,9 +17,9 @@ from airflow_roir.definition import DATA_SCHEMA, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.entry import Entry, EntryColumn, is_null
 from airflow_roir.engine.schema import rights
-from airflow_roir.shards.shard import Lane
+from airflow_roir.shards.shard import Feed
 
-# Younger intents are left: most of them are settled by the visit that brings their own rows.
+# Younger intents are left: most of them are settled by the poll that brings their own rows.
 OLD_S = 2.0
 
 IDENTITY = tuple[str | None, ...]
@@ -56,7 +56,7 @@ DELETE FROM {table} i
 
 @dataclass(frozen=True)
 class Named:
-    """An intent that the next visit must answer. identity: texts, in the order of the shard's entry."""
+    """An intent that the next poll must answer. identity: texts, in the order of the shard's entry."""
 
     id: int
     identity: IDENTITY
@@ -65,7 +65,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Look:
-    """The old intents found before a visit. horizon: the visit settles no intent after this one.
+    """The old intents found before a poll. horizon: the poll settles no intent after this one.
 
     After a failover a shard assigns the same transaction ids again: so an older snapshot says nothing about a
     transaction that was announced later.
@@ -94,7 +94,7 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
         "at timestamptz NOT NULL DEFAULT clock_timestamp()) "
         "WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000)",
     )
-    # Readers look up by the key, a visit that settles by the primary key.
+    # Readers look up by the key, a poll that settles by the primary key.
     execute(connection, f"CREATE INDEX ON {name} ({', '.join(entry.physical(entry.key_positions))})")
     row = [f"c{i + 1}" for i in entry.identity_positions if entry.columns[i].primary_key]
     execute(connection, f"CREATE INDEX ON {name} ({', '.join(row)})")
@@ -116,18 +116,18 @@ def drop(connection: Connection, generation_id: int) -> None:
         execute(connection, f"DROP TABLE IF EXISTS {table(generation_id)}")
 
 
-def look(connection: Connection, lane: Lane, limit: int, old_s: float = OLD_S) -> Look:
-    """The intents of a lane that a visit must know. The transaction of this look must end before the visit begins.
+def look(connection: Connection, feed: Feed, limit: int, old_s: float = OLD_S) -> Look:
+    """The intents of a feed that a poll must know. The transaction of this look must end before the poll begins.
 
     limit: the most old intents to name: their transactions have aborted, or have been open for long.
     """
-    name = table(lane.generation_id)
+    name = table(feed.generation_id)
     horizon = execute(connection, HORIZON, {"table": name}).scalar_one()
     if not horizon:
         return Look()
-    shape = shape_of(connection, lane.generation_id)
+    shape = shape_of(connection, feed.generation_id)
     old = OLD.format(shard=shape.column)
-    values: dict[str, Any] = {"shard": lane.shard.name, "old": old_s}
+    values: dict[str, Any] = {"shard": feed.shard.name, "old": old_s}
     first = execute(connection, FIRST.format(table=name, old=old), values).scalar()
     if first is None:
         return Look((), horizon)
@@ -146,31 +146,31 @@ def look(connection: Connection, lane: Lane, limit: int, old_s: float = OLD_S) -
 
 def settle(
     connection: Connection,
-    lane: Lane,
-    visited: Sequence[IDENTITY],
+    feed: Feed,
+    polled: Sequence[IDENTITY],
     looked: Look,
     snapshot: str,
     own: str | int | None = None,
 ) -> int:
-    """Deletes the intents that this transaction settles by the visit that it applies; returns their number.
+    """Deletes the intents that this transaction settles by the poll that it applies; returns their number.
 
-    visited: the identities of the entries whose truth as of `snapshot` is applied, among them all of `looked.named`.
-    own: the visit's own transaction id, which it drew after the look. An intent from before the look has a smaller id,
+    polled: the identities of the entries whose truth as of `snapshot` is applied, among them all of `looked.named`.
+    own: the poll's own transaction id, which it drew after the look. An intent from before the look has a smaller id,
     unless its transaction belongs to a history that the shard has lost. A snapshot's end doesn't show that, since a
     transaction beyond it may be open.
     """
     if not looked.horizon:
         return 0
-    name = table(lane.generation_id)
+    name = table(feed.generation_id)
     gone = 0
     if looked.named:
         ids = [one.id for one in looked.named]
         # Without an own transaction id nothing counts as lost: the greatest possible id.
         ended = {"ids": ids, "snapshot": snapshot, "own": str(2**64 - 1 if own is None else own)}
         gone += execute(connection, GONE_NAMED.format(table=name), ended).rowcount
-    shape = shape_of(connection, lane.generation_id)
+    shape = shape_of(connection, feed.generation_id)
     entry, positions = shape.entry, shape.positions
-    for nulls, identities in _by_nulls(positions, visited):
+    for nulls, identities in _by_nulls(positions, polled):
         columns = [f"c{i + 1}" for i in positions]
         statement = GONE.format(
             table=name,
@@ -186,7 +186,7 @@ def settle(
             ),
         )
         arrays = {column: list(texts) for column, texts in zip(columns, zip(*identities, strict=True), strict=True)}
-        values = {"shard": lane.shard.name, "horizon": looked.horizon, "snapshot": snapshot}
+        values = {"shard": feed.shard.name, "horizon": looked.horizon, "snapshot": snapshot}
         gone += execute(connection, statement, arrays | values).rowcount
     return gone
 
@@ -216,12 +216,10 @@ def shape_of(connection: Connection, generation_id: int) -> Shape:
     return Shape(entry, [column.source for column in entry.columns].index(row.shard_column))
 
 
-def _by_nulls(
-    positions: Sequence[int], visited: Sequence[IDENTITY]
-) -> Iterator[tuple[dict[int, bool], list[IDENTITY]]]:
+def _by_nulls(positions: Sequence[int], polled: Sequence[IDENTITY]) -> Iterator[tuple[dict[int, bool], list[IDENTITY]]]:
     """Groups identities by which of their columns are NULL: only conditions for one such pattern use an index."""
     patterns: defaultdict[tuple[bool, ...], list[IDENTITY]] = defaultdict(list)
-    for identity in visited:
+    for identity in polled:
         patterns[tuple(value is None for value in identity)].append(identity)
     for pattern, identities in patterns.items():
         yield dict(zip(positions, pattern, strict=True)), identities

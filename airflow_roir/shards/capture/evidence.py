@@ -1,7 +1,7 @@
 """Compares evidence that a shard's capture existed all the while, and that its values compare as before.
 
-The shard sends it in each visit (`roir_shard.evidence`), and the index server keeps it. So an object that was removed
-and put back between two visits is noticed.
+The shard sends it in each poll (`roir_shard.evidence`), and the index server keeps it. So an object that was removed
+and put back between two polls is noticed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SILENT = "what announces its writes was disabled, dropped, replaced or altered f
 
 
 def change(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> str | None:
-    """Why writes of a shard may have been missed, or not be found, since the last visit; None if nothing says so.
+    """Why writes of a shard may have been missed, or not be found, since the last poll; None if nothing says so.
 
-    kept: None before the first visit; found: None if nothing has changed.
+    kept: None before the first poll; found: None if nothing has changed.
     """
     # In a database that pg_upgrade made, or that was restored from a dump, all evidence differs.
     if not kept or not found or kept["schema"] != found["schema"]:
@@ -43,7 +43,7 @@ def change(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> s
 
 
 def silence(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> str | None:
-    """Why writes may have committed without an announcement since the last visit; as `change`."""
+    """Why writes may have committed without an announcement since the last poll; as `change`."""
     if not kept or not found or kept["schema"] != found["schema"]:
         return None
     before, now = kept.get("announcing", {}), found["announcing"]

@@ -26,7 +26,7 @@ from airflow_roir.shards.copy.bounds import Unreadable, within
 from airflow_roir.shards.shard import SHARD_SCHEMA
 from airflow_roir.shards.ship import poll
 from airflow_roir.shards.ship.apply import check
-from airflow_roir.shards.ship.lanes import Claim, Route
+from airflow_roir.shards.ship.feeds import Claim, Route
 from airflow_roir.shards.unique import holders
 from airflow_roir.shards.verify.recheck import identities
 
@@ -42,7 +42,7 @@ FOLLOWED = f"""
 UPDATE {SHARD_SCHEMA}.outbox o SET leaves = %(now)s::jsonb, bounds = %(bounds)s::jsonb, step = greatest(step, %(step)s)
  WHERE o.name = %(name)s AND {SHARD_SCHEMA}.leaves(o.source) = %(now)s::jsonb
 """
-STEP = "UPDATE roir.lane SET step = step + 1 WHERE id = %(lane)s RETURNING step"
+STEP = "UPDATE roir.feed SET step = step + 1 WHERE id = %(feed)s RETURNING step"
 # The identities of a shard's entries, as texts; AT_ONCE are fetched at a time.
 LISTED = "DECLARE roir_entries NO SCROLL CURSOR FOR SELECT {texts} FROM {base} b WHERE b.c{column} = %(shard)s"
 AT_ONCE = 2_000
@@ -56,11 +56,11 @@ NO_VALUE = ("22", "42")
 
 
 def follow(index: Connection, there: Connection, route: Route, claim: Claim, here: Entry) -> int:
-    """Follows leaves that came and went; returns the number of deleted entries. Visits do the rest.
+    """Follows leaves that came and went; returns the number of deleted entries. Polls do the rest.
 
     there: in the shard, in autocommit. Raises Fenced.
     """
-    name = route.lane.outbox
+    name = route.feed.outbox
     seen = execute(there, SEEN, {"name": name}).one()
     gone = [leaf for leaf, link in seen.known.items() if seen.now.get(leaf) != link]
     # A table without partitions is its own only part, and all its rows are within its bounds.
@@ -74,13 +74,13 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
             deleted += count or 0
             if count is None:
                 asked.append(f"({one['condition']})")
-        step = execute(index, STEP, {"lane": route.lane.id}).scalar_one()
+        step = execute(index, STEP, {"feed": route.feed.id}).scalar_one()
         if gone and route.unique:
-            why = f"rows of shard {quote(route.lane.shard.name)} got other values without a write to be announced"
-            holders.end(index, route.lane.generation_id, why, claim.owner)
+            why = f"rows of shard {quote(route.feed.shard.name)} got other values without a write to be announced"
+            holders.end(index, route.feed.generation_id, why, claim.owner)
         if any(leaf in seen.now for leaf in gone):
             # The rows of a new leaf exist, but their entries don't until they are shipped.
-            execute(index, "UPDATE roir.lane SET fresh_at = NULL WHERE id = %(lane)s", {"lane": route.lane.id})
+            execute(index, "UPDATE roir.feed SET fresh_at = NULL WHERE id = %(feed)s", {"feed": route.feed.id})
     if asked:
         _touch_within(index, there, route, here, " OR ".join(asked))
     source = catalog.name_of(there, seen.source).sql
@@ -107,8 +107,8 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
 
 def _delete(index: Connection, route: Route, here: Entry, levels: object) -> int | None:
     """Deletes the entries within bounds; None if only the shard can find these."""
-    base = physical.base(route.lane.generation_id)
-    values: dict[str, Any] = {"shard": route.lane.shard.name}
+    base = physical.base(route.feed.generation_id)
+    values: dict[str, Any] = {"shard": route.feed.shard.name}
     try:
         condition = within(route.entry, here, levels, "b", values)
         with index.begin_nested():
@@ -123,32 +123,32 @@ def _delete(index: Connection, route: Route, here: Entry, levels: object) -> int
 
 
 def _touch_within(index: Connection, there: Connection, route: Route, here: Entry, condition: str) -> None:
-    """Touches the shard's entries that meet a condition of the shard, in its order: visits delete those without a row.
+    """Touches the shard's entries that meet a condition of the shard, in its order: polls delete those without a row.
 
     An entry that is touched in vain only costs a look.
     """
     positions = [i for i in route.entry.identity_positions if i != route.column]
     texts = differences.texts(route.entry, "b.", positions)
-    base = physical.base(route.lane.generation_id)
+    base = physical.base(route.feed.generation_id)
     columns = ", ".join(f"s.{name}" for name in here.physical(here.identity_positions))
     # The condition uses the names of the source's columns.
-    types = {row.attnum: row.type for row in execute(there, TYPES, {"name": route.lane.outbox})}
+    types = {row.attnum: row.type for row in execute(there, TYPES, {"name": route.feed.outbox})}
     row = ", ".join(
         f"s.c{i + 1}::{types[one.attnum]}{f' COLLATE {one.collation}' if one.collation else ''} AS {quote(one.source)}"
         for i, one in enumerate(here.columns[: here.identity])
     )
     with index.begin():
         listed = LISTED.format(texts=texts, base=base, column=route.column + 1)
-        execute(index, listed, {"shard": route.lane.shard.name})
+        execute(index, listed, {"shard": route.feed.shard.name})
         while found := execute(index, f"FETCH {AT_ONCE} FROM roir_entries").scalars().all():
-            values: dict[str, Any] = {"name": route.lane.outbox, "mark": f"{SHARD_SCHEMA}.{route.lane.outbox}"}
+            values: dict[str, Any] = {"name": route.feed.outbox, "mark": f"{SHARD_SCHEMA}.{route.feed.outbox}"}
             some = identities(here, found, values)
             rows = (
                 f"SELECT DISTINCT ON ({columns}) {columns} FROM ({some}) s "
                 f"WHERE EXISTS (SELECT FROM (SELECT {row}) q WHERE {as_it_is(condition)}) ORDER BY {columns}"
             )
-            touched = outbox.touch(route.lane.outbox, here, rows)
-            execute(there, poll.owning(route.lane.outbox) + f"{outbox.NOTHING};\n{touched}", values)
+            touched = outbox.touch(route.feed.outbox, here, rows)
+            execute(there, poll.owning(route.feed.outbox) + f"{outbox.NOTHING};\n{touched}", values)
 
 
 def _watch(there: Connection, name: str, leaf: int) -> str:

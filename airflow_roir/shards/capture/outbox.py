@@ -1,6 +1,6 @@
 """The capture of a shard: the outbox of a generation, and the triggers that touch entries in it.
 
-A touch only says that an entry may have changed; the visit reads the source (docs/architecture-shards.md). So the order
+A touch only says that an entry may have changed; the poll reads the source (docs/architecture-shards.md). So the order
 of touches doesn't matter.
 """
 
@@ -23,7 +23,7 @@ from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import SourceChanged
 from airflow_roir.shards import home
-from airflow_roir.shards.shard import SHARD_SCHEMA, Lane
+from airflow_roir.shards.shard import SHARD_SCHEMA, Feed
 from airflow_roir.shards.sources import check_owner
 
 # Plans are kept. A plan made for an empty outbox would read all of it for each row once it is large.
@@ -70,7 +70,7 @@ def trigger(outbox: str) -> str:
 
 def install(
     database: Database,
-    lane: Lane,
+    feed: Feed,
     definition: IndexDefinition,
     server: str,
     timeout_ms: int,
@@ -84,17 +84,17 @@ def install(
     blockers; changes nothing), SourceChanged (the table isn't the one that was planned), RightMissing.
     """
     with database.transaction() as connection:
-        home.check(connection, lane.shard)
-        if execute(connection, REMEMBERED, {"name": lane.outbox}).first() is not None:
+        home.check(connection, feed.shard)
+        if execute(connection, REMEMBERED, {"name": feed.outbox}).first() is not None:
             return
-        source = catalog.read_source_by_oid(connection, lane.source_oid)
+        source = catalog.read_source_by_oid(connection, feed.source_oid)
         check_owner(connection, source)
     assert definition.source is not None
     entry = Entry.of(source, definition, "none", 1)
     drain = Drain(database, source.sql, source.relations, timeout_ms, patience_s)
     with telling_of_names():
         drain.run(
-            lambda connection, lock: _install(connection, lock, lane, source, entry, definition, server),
+            lambda connection, lock: _install(connection, lock, feed, source, entry, definition, server),
             report,
         )
 
@@ -102,16 +102,16 @@ def install(
 def _install(
     connection: Connection,
     lock: Callable[[], None],
-    lane: Lane,
+    feed: Feed,
     source: Source,
     entry: Entry,
     definition: IndexDefinition,
     server: str,
 ) -> None:
     execute(connection, "SELECT pg_advisory_xact_lock_shared(hashtext('roir_shard'))")
-    if execute(connection, REMEMBERED, {"name": lane.outbox}).first() is not None:
+    if execute(connection, REMEMBERED, {"name": feed.outbox}).first() is not None:
         return
-    name = lane.outbox
+    name = feed.outbox
     entry = _make_table(connection, name, entry)
     _make_view(connection, name, source, entry)
     for text in (_touched(name, source, entry), _emptied(name, source, entry)):
@@ -147,7 +147,7 @@ def _make_table(connection: Connection, name: str, entry: Entry) -> Entry:
         f"CREATE TABLE {table(name)} ({columns}, "
         f"version bigint NOT NULL DEFAULT nextval('{SHARD_SCHEMA}.version'), "
         "xid xid8 NOT NULL DEFAULT pg_current_xact_id(), touched_at timestamptz NOT NULL DEFAULT clock_timestamp()) "
-        # It is emptied all the time, and its first pages are read in each visit.
+        # It is emptied all the time, and its first pages are read in each poll.
         "WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000)",
     )
     identity = ", ".join(entry.physical(entry.identity_positions))

@@ -20,7 +20,7 @@ from airflow_roir.shards.shard import SHARD_SCHEMA, Shard
 
 PRESENT = f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL"
 OURS = f"SELECT name FROM {SHARD_SCHEMA}.outbox WHERE server = %(server)s ORDER BY name"
-KNOWN = "SELECT outbox FROM roir.lane WHERE outbox = ANY (%(names)s) AND removed_at IS NULL"
+KNOWN = "SELECT outbox FROM roir.feed WHERE outbox = ANY (%(names)s) AND removed_at IS NULL"
 
 
 def find(database: Database, shard: Shard) -> list[str]:
@@ -32,7 +32,7 @@ def find(database: Database, shard: Shard) -> list[str]:
             return []
         home.check(connection, shard)
         names = list(execute(connection, OURS, {"server": called}).scalars())
-    # Read after the shard: a lane is committed here before its outbox is created, and deleted after that was dropped.
+    # Read after the shard: a feed is committed here before its outbox is created, and deleted after that was dropped.
     with database.transaction() as connection:
         return [name for name in names if name not in _known(connection, names)]
 

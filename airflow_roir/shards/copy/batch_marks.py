@@ -2,7 +2,7 @@
 
 A batch's mark is committed in the shard, and on disk there, after its rows were read and before they are committed on
 the index server. A shard loses its newest commits first: if it has the mark, it has all rows that were read. Once all
-is copied a tick replaces the marks, as visits count it: by the tick the first visit notices a loss.
+is copied a tick replaces the marks, as polls count it: by the tick the first poll notices a loss.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.errors import SourceChanged
 from airflow_roir.shards import home
-from airflow_roir.shards.shard import SHARD_SCHEMA, Shard, lanes_of, set_away
+from airflow_roir.shards.shard import SHARD_SCHEMA, Shard, feeds_of, set_away
 
 FOUND = f"SELECT piece, mark FROM {SHARD_SCHEMA}.mark WHERE outbox = %(outbox)s"
 LEAVE = f"""
@@ -29,7 +29,7 @@ COUNT = f"""
 SET LOCAL synchronous_commit = on;
 UPDATE {SHARD_SCHEMA}.outbox SET tick = tick + 1 WHERE name = %(outbox)s RETURNING tick
 """
-COUNTED = "UPDATE roir.lane SET tick = greatest(tick, %(tick)s) WHERE id = %(lane)s"
+COUNTED = "UPDATE roir.feed SET tick = greatest(tick, %(tick)s) WHERE id = %(feed)s"
 
 
 def of(connection: Connection, outbox: str, piece: int) -> int:
@@ -52,25 +52,25 @@ def check_marks(database: Database, index: str, generation_id: int, operation_id
     Does nothing for other indexes. Nothing is shipped before. Raises SourceChanged.
     """
     with database.transaction() as connection:
-        lanes = lanes_of(connection, generation_id)
-        if not lanes:
+        feeds = feeds_of(connection, generation_id)
+        if not feeds:
             return
         rows = execute(connection, COPIED, {"operation": operation_id}).all()
-    for lane in lanes:
+    for feed in feeds:
         try:
-            with lane.shard.database(database.application_name, database.limits).transaction() as there:
-                home.check(there, lane.shard)
-                found = {row.piece: row.mark for row in execute(there, FOUND, {"outbox": lane.outbox})}
-                if any(found.get(row.id, 0) < row.mark for row in rows if row.shard_id == lane.shard.id):
-                    raise lost(index, lane.shard)
-                tick = execute(there, COUNT, {"outbox": lane.outbox}).scalar()
+            with feed.shard.database(database.application_name, database.limits).transaction() as there:
+                home.check(there, feed.shard)
+                found = {row.piece: row.mark for row in execute(there, FOUND, {"outbox": feed.outbox})}
+                if any(found.get(row.id, 0) < row.mark for row in rows if row.shard_id == feed.shard.id):
+                    raise lost(index, feed.shard)
+                tick = execute(there, COUNT, {"outbox": feed.outbox}).scalar()
         except DBAPIError as error:
             # The status shows for which shard the operation waits.
             with database.transaction() as connection:
-                set_away(connection, lane.shard.id, reason_of(error))
+                set_away(connection, feed.shard.id, reason_of(error))
             raise
         with database.transaction() as connection:
-            execute(connection, COUNTED, {"lane": lane.id, "tick": tick})
+            execute(connection, COUNTED, {"feed": feed.id, "tick": tick})
 
 
 def lost(index: str, shard: Shard) -> SourceChanged:

@@ -33,7 +33,7 @@ from airflow_roir.shards import home
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy import batch_marks, prepare
 from airflow_roir.shards.copy.copies import ReadFailed, stream
-from airflow_roir.shards.shard import Lane, Shard, by_id, lanes_of, set_away, set_reached
+from airflow_roir.shards.shard import Feed, Shard, by_id, feeds_of, set_away, set_reached
 
 # The lock under which claims are counted, one after the other.
 COUNTED = "SELECT pg_advisory_xact_lock(hashtext('roir claims'), %(operation)s::int)"
@@ -88,7 +88,7 @@ class _Shape:
 class _Side:
     """A worker's session in a shard. shapes: by relation."""
 
-    lane: Lane
+    feed: Feed
     connection: Connection
     shapes: dict[int, _Shape]
 
@@ -97,12 +97,12 @@ class ShardCopier:
     """One worker's sessions in the shards of its operation; one is open at a time."""
 
     def __init__(
-        self, database: Database, connection: Connection, job: Job, lanes: list[Lane], shard_column: str
+        self, database: Database, connection: Connection, job: Job, feeds: list[Feed], shard_column: str
     ) -> None:
         self.database = database
         self.connection = connection
         self.job = job
-        self.lanes = {lane.shard.id: lane for lane in lanes}
+        self.feeds = {feed.shard.id: feed for feed in feeds}
         self.shard_column = shard_column
         self._side: _Side | None = None
 
@@ -110,9 +110,9 @@ class ShardCopier:
     def of(cls, database: Database, connection: Connection, job: Job) -> ShardCopier | None:
         """None for an index whose source is in this database."""
         with connection.begin():
-            lanes = lanes_of(connection, job.generation_id)
+            feeds = feeds_of(connection, job.generation_id)
             column = operations.read_index(connection, job.index_id).shard_column
-        return None if column is None else cls(database, connection, job, lanes, column)
+        return None if column is None else cls(database, connection, job, feeds, column)
 
     def count_claims(self, connection: Connection) -> None:
         """Takes a lock before a claim, if a shard's readers are limited: otherwise two workers at once could both take
@@ -139,27 +139,27 @@ class ShardCopier:
 
     def open(self, shard_id: int) -> None:
         """Begins a session in a shard, and the capture there, if that wasn't possible before. Raises ShardAway."""
-        if self._side is not None and self._side.lane.shard.id == shard_id:
+        if self._side is not None and self._side.feed.shard.id == shard_id:
             return
         self.close()
         # With its present DSN.
         with self.database.transaction() as here:
-            lane = replace(self.lanes[shard_id], shard=by_id(here, shard_id))
+            feed = replace(self.feeds[shard_id], shard=by_id(here, shard_id))
         try:
-            if any(one.id == lane.id for one in prepare.missing(self.database, self.job.generation_id)):
+            if any(one.id == feed.id for one in prepare.missing(self.database, self.job.generation_id)):
                 timeout = self.job.options.get("lock_timeout_ms", BuildOptions.lock_timeout_ms)
-                prepare.capture(self.database, lane, timeout, self.database.limits.clean_up_s)
-            there = lane.shard.database(self.database.application_name, self.database.limits)
+                prepare.capture(self.database, feed, timeout, self.database.limits.clean_up_s)
+            there = feed.shard.database(self.database.application_name, self.database.limits)
             connection = there.engine.connect()
             try:
                 with connection.begin():
-                    home.check(connection, lane.shard)
+                    home.check(connection, feed.shard)
             except BaseException:
                 connection.close()
                 raise
         except (DBAPIError, RoirError) as error:
-            raise self._failed(lane, error) from error
-        self._side = _Side(lane, connection, {})
+            raise self._failed(feed, error) from error
+        self._side = _Side(feed, connection, {})
         with self.database.transaction() as here:
             set_reached(here, shard_id)
 
@@ -183,19 +183,19 @@ class ShardCopier:
                 try:
                     found = self._cut(side, relation, piece, limit)
                 except (DBAPIError, RoirError) as error:
-                    raise self._failed(side.lane, error) from error
+                    raise self._failed(side.feed, error) from error
                 if isinstance(found, Stretch):
                     return Copied(found, 0, piece.mark)
                 base = f"{physical.base(self.job.generation_id)} ({', '.join(self.job.entry.physical())})"
-                values = {**found.stretch.values, "shard_name": side.lane.shard.name}
-                rows = stream(side.connection, found.query, values, here, base, self._own(side.lane))
+                values = {**found.stretch.values, "shard_name": side.feed.shard.name}
+                rows = stream(side.connection, found.query, values, here, base, self._own(side.feed))
                 try:
-                    batch_marks.leave(side.connection, side.lane.outbox, piece.id, found.mark)
+                    batch_marks.leave(side.connection, side.feed.outbox, piece.id, found.mark)
                 except DBAPIError as error:
-                    raise self._failed(side.lane, error) from error
+                    raise self._failed(side.feed, error) from error
                 return Copied(found.stretch, rows, found.mark)
         except ReadFailed as failed:
-            raise self._failed(side.lane, failed.error) from failed
+            raise self._failed(side.feed, failed.error) from failed
         except BaseException:
             # The session may be in the middle of a COPY.
             self.close()
@@ -207,20 +207,20 @@ class ShardCopier:
         if name is None:
             return self._gone(side, relation, piece.scan)
         lock_table(side.connection, name, relation, "ACCESS SHARE", only=True)
-        values = {"outbox": side.lane.outbox, "source": side.lane.source_oid, "relation": relation}
+        values = {"outbox": side.feed.outbox, "source": side.feed.source_oid, "relation": relation}
         row = execute(side.connection, SOURCE_STATE, values).one()
         if row.name != name:
             raise LockNotAcquired(f"table {name} was renamed meanwhile. Try again")
         if row.problem is not None:
             raise SourceChanged(
-                f"index {self.job.run.index}: {row.problem} in shard {quote(side.lane.shard.name)}, so writes may be "
+                f"index {self.job.run.index}: {row.problem} in shard {quote(side.feed.shard.name)}, so writes may be "
                 "missing. Abort the operation and start again"
             )
         if not row.is_leaf:
             return self._gone(side, relation, piece.scan)
-        mark = batch_marks.of(side.connection, side.lane.outbox, piece.id)
+        mark = batch_marks.of(side.connection, side.feed.outbox, piece.id)
         if mark < (piece.mark or 0):
-            raise batch_marks.lost(self.job.run.index, side.lane.shard)
+            raise batch_marks.lost(self.job.run.index, side.feed.shard)
         shape = self._shape(side, relation, str(row.shape))
         stretch = shape.reader.next(name, piece.scan, limit(row.row_bytes))
         if stretch.settings:
@@ -244,9 +244,9 @@ class ShardCopier:
 
     def _gone(self, side: _Side, relation: int, scan: ScanRange) -> Stretch:
         """Ends the range of a leaf that is gone: shipping deletes its entries, or touches them."""
-        if relation == side.lane.source_oid:
+        if relation == side.feed.source_oid:
             raise SourceChanged(
-                f"index {self.job.run.index}: its table was dropped in shard {quote(side.lane.shard.name)}. Abort the "
+                f"index {self.job.run.index}: its table was dropped in shard {quote(side.feed.shard.name)}. Abort the "
                 "operation"
             )
         return Stretch(scan.watermark, True, "false", {})
@@ -256,16 +256,16 @@ class ShardCopier:
         known = side.shapes.get(relation)
         if known is not None and known.text == text:
             return known
-        lane = side.lane
-        source = catalog.read_source_by_oid(side.connection, lane.source_oid)
-        entry = outbox.read_entry(side.connection, lane.outbox)
+        feed = side.feed
+        source = catalog.read_source_by_oid(side.connection, feed.source_oid)
+        entry = outbox.read_entry(side.connection, feed.outbox)
         if entry is None:
-            raise SourceChanged(f"index {self.job.run.index}: its outbox in shard {quote(lane.shard.name)} is gone")
+            raise SourceChanged(f"index {self.job.run.index}: its outbox in shard {quote(feed.shard.name)} is gone")
         numbers = {column.source: column.attnum for column in entry.columns}
         expected = [numbers.get(name) for name in self.job.source.primary_key if name != self.shard_column]
         if [source.columns[name].attnum for name in source.primary_key] != expected:
             raise SourceChanged(
-                f"index {self.job.run.index}: the primary key of its table in shard {quote(lane.shard.name)} was "
+                f"index {self.job.run.index}: the primary key of its table in shard {quote(feed.shard.name)} was "
                 "altered since the operation was prepared. Abort the operation and start again"
             )
         shape = _Shape(text, KeyReader(side.connection, replace(self.job, source=source)), self._read(source, entry))
@@ -282,15 +282,15 @@ class ShardCopier:
     def _place(self) -> int:
         return next(i for i, one in enumerate(self.job.entry.columns) if one.source == self.shard_column)
 
-    def _own(self, lane: Lane) -> str:
+    def _own(self, feed: Feed) -> str:
         """A condition in SQL of the index server, true if a row is this shard's: a shard may send anything."""
-        return f"c{self._place + 1} OPERATOR(pg_catalog.=) {literal(lane.shard.name)}"
+        return f"c{self._place + 1} OPERATOR(pg_catalog.=) {literal(feed.shard.name)}"
 
-    def _failed(self, lane: Lane, error: DBAPIError | RoirError) -> Exception:
+    def _failed(self, feed: Feed, error: DBAPIError | RoirError) -> Exception:
         """The error to raise for an error in a shard: ShardAway if it may pass, or if an administrator can settle it
         there; otherwise one that ends the work."""
         self.close()
-        shard = lane.shard
+        shard = feed.shard
         if isinstance(error, SourceChanged):
             return error
         if isinstance(error, NotFound):

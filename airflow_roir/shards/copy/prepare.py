@@ -1,4 +1,4 @@
-"""Prepare over shards: lanes on the index server first, then capture in each shard (docs/architecture-shards.md)."""
+"""Prepare over shards: feeds on the index server first, then capture in each shard (docs/architecture-shards.md)."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from airflow_roir.shards.announce import announce, intents
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.copy import shape_table
 from airflow_roir.shards.copy.survey import Survey
-from airflow_roir.shards.shard import SHARD_PATIENCE_S, SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
-from airflow_roir.shards.ship.lanes import held
+from airflow_roir.shards.shard import SHARD_PATIENCE_S, SHARD_SCHEMA, Feed, feeds_of, set_away, set_reached
+from airflow_roir.shards.ship.feeds import held
 from airflow_roir.shards.unique import holders
 
 EVIDENCE = f"SELECT {SHARD_SCHEMA}.evidence(%(name)s)"
 DUE = """
 SELECT l.captured_at IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped' AS due
-  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s
+  FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(feed)s
 """
 
 
-CREATE_LANE = """
-INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid)
+CREATE_FEED = """
+INSERT INTO roir.feed (generation_id, shard_id, outbox, source_oid)
 VALUES (%(generation)s, %(shard)s, %(outbox)s, %(source)s)
 """
 MISSING = """
-SELECT id FROM roir.lane WHERE generation_id = %(generation)s AND captured_at IS NULL AND removed_at IS NULL
+SELECT id FROM roir.feed WHERE generation_id = %(generation)s AND captured_at IS NULL AND removed_at IS NULL
 """
 CAPTURED = """
-UPDATE roir.lane SET captured_at = clock_timestamp(), evidence = %(evidence)s
- WHERE id = %(lane)s AND captured_at IS NULL
+UPDATE roir.feed SET captured_at = clock_timestamp(), evidence = %(evidence)s
+ WHERE id = %(feed)s AND captured_at IS NULL
 """
 INDEX = """
 SELECT i.* FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(generation)s
@@ -59,11 +59,11 @@ def with_source(connection: Connection, dry: DryRun) -> DryRun:
 
 
 def write_down(connection: Connection, generation_id: int, dry: DryRun, entry: Entry) -> None:
-    """Records the lanes, before anything is created in the shards, and creates their tables on this server."""
+    """Records the feeds, before anything is created in the shards, and creates their tables on this server."""
     assert isinstance(dry.survey, Survey)
     for one in dry.survey.shards:
         values = {"generation": generation_id, "shard": one.shard.id, "source": one.source.oid}
-        execute(connection, CREATE_LANE, {**values, "outbox": f"o_{secrets.token_hex(8)}"})
+        execute(connection, CREATE_FEED, {**values, "outbox": f"o_{secrets.token_hex(8)}"})
     intents.create(connection, generation_id, entry)
     if dry.definition.unique:
         holders.create(connection, generation_id)
@@ -78,28 +78,28 @@ def capture_all(
     errors that won't pass, such as RightMissing and SourceChanged.
     """
     patience_s = min(options.lock_patience_s, SHARD_PATIENCE_S)
-    for lane in missing(database, generation_id):
+    for feed in missing(database, generation_id):
         try:
-            capture(database, lane, options.lock_timeout_ms, patience_s, report)
+            capture(database, feed, options.lock_timeout_ms, patience_s, report)
         except (DBAPIError, LockNotAcquired) as error:
             if isinstance(error, DBAPIError) and trouble_of(error) is None:
                 raise
             problem = reason_of(error)
             with database.transaction() as connection:
-                set_away(connection, lane.shard.id, problem)
-            report(f"shard {quote(lane.shard.name)} isn't captured yet: {problem}; the build goes on without it")
+                set_away(connection, feed.shard.id, problem)
+            report(f"shard {quote(feed.shard.name)} isn't captured yet: {problem}; the build goes on without it")
 
 
-def missing(database: Database, generation_id: int) -> list[Lane]:
-    """The lanes of a generation that aren't captured yet."""
+def missing(database: Database, generation_id: int) -> list[Feed]:
+    """The feeds of a generation that aren't captured yet."""
     with database.transaction() as connection:
         wanted = set(execute(connection, MISSING, {"generation": generation_id}).scalars())
-        return [one for one in lanes_of(connection, generation_id) if one.id in wanted]
+        return [one for one in feeds_of(connection, generation_id) if one.id in wanted]
 
 
 def capture(
     database: Database,
-    lane: Lane,
+    feed: Feed,
     timeout_ms: int,
     patience_s: float,
     report: Callable[[str], None] = lambda line: None,
@@ -108,21 +108,21 @@ def capture(
 
     Raises LockNotAcquired, also if another process does the same; DBAPIError of either side.
     """
-    with held(database, lane.id):
+    with held(database, feed.id):
         with database.transaction() as connection:
-            if not execute(connection, DUE, {"lane": lane.id}).scalar_one():
+            if not execute(connection, DUE, {"feed": feed.id}).scalar_one():
                 return
-            definition = definition_of(connection, lane.generation_id)
+            definition = definition_of(connection, feed.generation_id)
             server = home.server_of(connection)
-        there = lane.shard.database(database.application_name, database.limits)
-        outbox.install(there, lane, definition, server, timeout_ms, patience_s, report)
+        there = feed.shard.database(database.application_name, database.limits)
+        outbox.install(there, feed, definition, server, timeout_ms, patience_s, report)
         with there.transaction() as connection:
-            found = execute(connection, EVIDENCE, {"name": lane.outbox}).scalar_one()
+            found = execute(connection, EVIDENCE, {"name": feed.outbox}).scalar_one()
         with database.transaction() as connection:
-            execute(connection, CAPTURED, {"lane": lane.id, "evidence": to_json(found)})
-            set_reached(connection, lane.shard.id)
+            execute(connection, CAPTURED, {"feed": feed.id, "evidence": to_json(found)})
+            set_reached(connection, feed.shard.id)
     # Writes are announced for the new generation before readers see it.
-    announce.keep_on(database, lane.generation_id, report)
+    announce.keep_on(database, feed.generation_id, report)
 
 
 def definition_of(connection: Connection, generation_id: int) -> IndexDefinition:

@@ -19,7 +19,7 @@ from airflow_roir.shards.ship.shipping import Shipper
 FEW = 10_000
 NOT_CAUGHT_UP = """
 SELECT s.name, s.problem, l.pending, l.fresh_at > %(began)s AS fresh
-  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+  FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
  WHERE l.generation_id = %(generation)s AND l.removed_at IS NULL
    AND (l.fresh_at > %(began)s AND l.pending <= %(few)s) IS NOT TRUE
  ORDER BY s.name
@@ -39,7 +39,7 @@ def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambd
     announce.keep_on(database, row.generation_id, report)
     with database.transaction() as connection:
         waiting = Waiting(connection, row.generation_id)
-    if not waiting.lanes:
+    if not waiting.feeds:
         return
     shipper = Shipper(database, report, every_s=0.2, generation_id=row.generation_id, shares=False)
     said: str | None = None
@@ -61,22 +61,22 @@ def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambd
 
 
 class Waiting:
-    """The wait of a generation for shipping before its publish: all lanes must have been shipped to their end since."""
+    """The wait of a generation for shipping before its publish: all feeds must have been shipped to their end since."""
 
     def __init__(self, connection: Connection, generation_id: int) -> None:
         self.generation_id = generation_id
         self.began = execute(connection, "SELECT clock_timestamp()").scalar_one()
-        counted = "SELECT count(*) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
-        self.lanes = int(execute(connection, counted, {"id": generation_id}).scalar_one())
+        counted = "SELECT count(*) FROM roir.feed WHERE generation_id = %(id)s AND removed_at IS NULL"
+        self.feeds = int(execute(connection, counted, {"id": generation_id}).scalar_one())
 
     def doubt(self, connection: Connection) -> str | None:
         """Why entries of a shard may be wrong; None if they can't be."""
-        query = "SELECT min(doubt) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
+        query = "SELECT min(doubt) FROM roir.feed WHERE generation_id = %(id)s AND removed_at IS NULL"
         found: str | None = execute(connection, query, {"id": self.generation_id}).scalar_one()
         return found
 
     def left(self, connection: Connection, few: int) -> str | None:
-        """The shards that it waits for, as a text; None if every lane has been shipped to its end since, and has few
+        """The shards that it waits for, as a text; None if every feed has been shipped to its end since, and has few
         rows left."""
         values = {"generation": self.generation_id, "began": self.began, "few": few}
         found = execute(connection, NOT_CAUGHT_UP, values).all()

@@ -1,4 +1,4 @@
-"""Ships one lane, step by step: claim, visit, apply, acknowledge. Each is one transaction of one server."""
+"""Ships one feed, step by step: claim, poll, apply, acknowledge. Each is one transaction of one server."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from airflow_roir.shards.announce.intents import Look
 from airflow_roir.shards.capture import leaves, outbox
 from airflow_roir.shards.capture.evidence import is_readable
 from airflow_roir.shards.shard import SHARD_SCHEMA, Shard, set_reached
-from airflow_roir.shards.ship import lanes
-from airflow_roir.shards.ship import poll as visits
+from airflow_roir.shards.ship import feeds
+from airflow_roir.shards.ship import poll as polls
 from airflow_roir.shards.ship.apply import Applied, advance, apply, distrust, has_columns_of
-from airflow_roir.shards.ship.lanes import Claim, Route
-from airflow_roir.shards.ship.poll import Acknowledged, Visit
+from airflow_roir.shards.ship.feeds import Claim, Route
+from airflow_roir.shards.ship.poll import Acknowledged, Poll
 
-# The time that a visit and its apply should take: a TRUNCATE of the table waits as long.
+# The time that a poll and its apply should take: a TRUNCATE of the table waits as long.
 TARGET_S = 0.3
 MOST_ROWS = 20_000
-# The most old intents that a visit answers beside its own rows.
+# The most old intents that a poll answers beside its own rows.
 NAMED = 1_000
 NOW = "SELECT clock_timestamp()"
 PROBLEM = f"SELECT {SHARD_SCHEMA}.capture_problem(%(name)s)"
@@ -52,21 +52,21 @@ class InShard(RoirError):
         return trouble_of(self.error) is not None
 
 
-class LaneShipper:
-    """The shipper of one lane. It has two sessions: on the index server, and in the shard, outside of transactions.
+class FeedShipper:
+    """The shipper of one feed. It has two sessions: on the index server, and in the shard, outside of transactions.
 
     A lost session is opened again by the next step. shard: the shard's database.
     """
 
     def __init__(
-        self, database: Database, lane_id: int, owner: str, shard: Database | None = None, most: int = MOST_ROWS
+        self, database: Database, feed_id: int, owner: str, shard: Database | None = None, most: int = MOST_ROWS
     ) -> None:
         self.database = database
-        self.lane_id = lane_id
+        self.feed_id = feed_id
         self.owner = owner
         self.most = most
         self.claimed: Claim | None = None
-        # When the pass began, by the index server's clock; None: the next visit begins one.
+        # When the pass began, by the index server's clock; None: the next poll begins one.
         self.began: datetime | None = None
         self._shard = shard
         self._size = BatchSize(TARGET_S)
@@ -83,23 +83,23 @@ class LaneShipper:
 
     @property
     def route(self) -> Route:
-        """The facts of the lane; known after `claim`."""
+        """The facts of the feed; known after `claim`."""
         assert self._route is not None
         return self._route
 
     def claim(self, take_over: bool = False, above: int = 0) -> bool:
-        """Takes the lane, and forgets an earlier claim; False if another shipper has it."""
+        """Takes the feed, and forgets an earlier claim; False if another shipper has it."""
         self.began, self._after, self._done = None, 0, None
         connection = self._on_index()
         with connection.begin():
-            self.claimed = lanes.claim(connection, self.lane_id, self.owner, take_over, above)
+            self.claimed = feeds.claim(connection, self.feed_id, self.owner, take_over, above)
             if self.claimed is None:
                 return False
-            self._route = lanes.route(connection, self.lane_id)
+            self._route = feeds.route(connection, self.feed_id)
         return True
 
     def look(self) -> None:
-        """Reads the index server before a visit: old intents, and, if the visit begins a pass, the clock."""
+        """Reads the index server before a poll: old intents, and, if the poll begins a pass, the clock."""
         if self.began is not None and not self.route.announced:
             return
         connection = self._on_index()
@@ -107,9 +107,9 @@ class LaneShipper:
             if self.began is None:
                 self.began, self._after = execute(connection, NOW).scalar_one(), 0
             if self.route.announced:
-                self._looked = intents.look(connection, self.route.lane, NAMED)
+                self._looked = intents.look(connection, self.route.feed, NAMED)
 
-    def visit(self) -> Visit:
+    def poll(self) -> Poll:
         """Looks at the next rows, and acknowledges those that were applied before. Raises InShard."""
         assert self.claimed is not None
         self.look()
@@ -118,7 +118,7 @@ class LaneShipper:
             there = self._in_shard()
             assert self._here is not None
             begun = time.monotonic()
-            found = visits.visit(
+            found = polls.read(
                 there,
                 self.route,
                 self._here,
@@ -136,8 +136,8 @@ class LaneShipper:
         self._took = time.monotonic() - begun
         return found
 
-    def apply(self, found: Visit) -> Applied:
-        """Applies a visit's findings. Raises Fenced."""
+    def apply(self, found: Poll) -> Applied:
+        """Applies a poll's findings. Raises Fenced."""
         assert self.claimed is not None
         connection = self._on_index()
         begun = time.monotonic()
@@ -152,7 +152,7 @@ class LaneShipper:
         if is_readable(found.evidence) and "first" not in (found.evidence or ()):
             # The loss of the emptied outbox is recorded, so it gets its first row again.
             with self._shard_side():
-                outbox.renew(self._in_shard(), self.route.lane.outbox)
+                outbox.renew(self._in_shard(), self.route.feed.outbox)
         if applied.again:
             self.began, self._after = None, 0
             return applied
@@ -172,23 +172,23 @@ class LaneShipper:
         elif found.ended:
             self.began, self._after = applied.now, 0
         elif not found.ticked:
-            # Another shipper visited at the same moment.
+            # Another shipper polled at the same moment.
             self.began, self._after = None, 0
         return applied
 
-    def _settle(self, connection: Connection, found: Visit) -> None:
-        intents.settle(connection, self.route.lane, found.identities, self._looked, found.snapshot, found.xid)
+    def _settle(self, connection: Connection, found: Poll) -> None:
+        intents.settle(connection, self.route.feed, found.identities, self._looked, found.snapshot, found.xid)
 
     def is_shards_fault(self) -> bool:
-        """Decides after a failed visit: False if the shard answers, so that this lane's capture is the cause. Raises
+        """Decides after a failed poll: False if the shard answers, so that this feed's capture is the cause. Raises
         Fenced.
 
-        If the capture may miss writes, puts the lane in doubt, since no visit can find that out.
+        If the capture may miss writes, puts the feed in doubt, since no poll can find that out.
         """
         try:
             with self._shard_side():
                 there = self._in_shard()
-                problem = execute(there, PROBLEM, {"name": self.route.lane.outbox}).scalar()
+                problem = execute(there, PROBLEM, {"name": self.route.feed.outbox}).scalar()
         except InShard as error:
             if not isinstance(error.error, SourceChanged):
                 return True
@@ -204,21 +204,21 @@ class LaneShipper:
         assert self.claimed is not None
         connection = self._on_index()
         with connection.begin():
-            lanes.renew(connection, self.lane_id, self.claimed)
+            feeds.renew(connection, self.feed_id, self.claimed)
 
     def acknowledge(self) -> None:
-        """Deletes the applied rows from the outbox; without this call the next visit does it."""
+        """Deletes the applied rows from the outbox; without this call the next poll does it."""
         if self._done is not None:
             with self._shard_side():
-                visits.acknowledge(self._in_shard(), self.route, self._done)
+                polls.acknowledge(self._in_shard(), self.route, self._done)
             self._done = None
 
     def ship_pass(self, stop: Callable[[], bool] = lambda: False) -> int:
-        """Visits and applies until the end of the outbox; returns the number of entries written or removed."""
+        """Polls and applies until the end of the outbox; returns the number of entries written or removed."""
         rows = 0
         self.began = None
         while not stop():
-            found = self.visit()
+            found = self.poll()
             applied = self.apply(found)
             rows += applied.rows
             if found.ended and not applied.again and not found.moved:
@@ -227,17 +227,17 @@ class LaneShipper:
         return rows
 
     def release(self) -> None:
-        """Gives the lane back, if it is still ours, and ends the sessions."""
+        """Gives the feed back, if it is still ours, and ends the sessions."""
         with suppress(DBAPIError, RoirError):
             if self.claimed is not None:
                 connection = self._on_index()
                 with connection.begin():
-                    lanes.release(connection, self.lane_id, self.claimed)
+                    feeds.release(connection, self.feed_id, self.claimed)
         self.claimed = None
         self.close()
 
     def close(self) -> None:
-        """Ends the sessions. Another shipper takes over the lane later."""
+        """Ends the sessions. Another shipper takes over the feed later."""
         sessions, self._sessions = self._sessions, ExitStack()
         self._index = self._there = self._here = None
         with suppress(DBAPIError):
@@ -258,12 +258,12 @@ class LaneShipper:
 
     def _in_shard(self) -> Connection:
         if self._there is None or self._there.invalidated or self._here is None:
-            shard = self.route.lane.shard
+            shard = self.route.feed.shard
             database = self._shard or shard.database(self.database.application_name, self.database.limits)
             self._there = self._sessions.enter_context(database.autocommit())
             home.check(self._there, shard)
-            visits.begin(self._there)
-            here = outbox.read_entry(self._there, self.route.lane.outbox)
+            polls.begin(self._there)
+            here = outbox.read_entry(self._there, self.route.feed.outbox)
             if here is None:
                 raise SourceChanged("its outbox is gone")
             if not has_columns_of(self.route.entry, here, self.route.column):
@@ -275,7 +275,7 @@ class LaneShipper:
         if not self._reached:
             connection = self._on_index()
             with connection.begin():
-                set_reached(connection, self.route.lane.shard.id)
+                set_reached(connection, self.route.feed.shard.id)
             self._reached = True
 
     @contextmanager
@@ -289,4 +289,4 @@ class LaneShipper:
             if self._index is not None and self._index.invalidated:
                 raise
             self._there = None
-            raise InShard(self.route.lane.shard, error) from error
+            raise InShard(self.route.feed.shard, error) from error

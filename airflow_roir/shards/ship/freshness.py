@@ -11,7 +11,7 @@ from airflow_roir.engine.snapshot.shards import lags, seconds
 
 UNFIT = """
 SELECT s.name, l.doubt, l.captured_at IS NULL AS uncaptured
-  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+  FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
  WHERE l.generation_id = %(generation)s AND l.removed_at IS NULL
    AND (l.captured_at IS NOT NULL AND l.doubt IS NULL
         AND l.fresh_at > clock_timestamp() - make_interval(secs => %(lag)s)) IS NOT TRUE
@@ -32,7 +32,7 @@ def unfit(connection: Connection, generation_id: int, lag_s: float) -> str | Non
 
 
 class Alarm:
-    """Reports each lane that gets too far behind, and each that has caught up: once, by an event and a line.
+    """Reports each feed that gets too far behind, and each that has caught up: once, by an event and a line.
 
     age_s, rows: the limits; None: none.
     """
@@ -51,11 +51,11 @@ class Alarm:
             too_old = self.age_s is not None and (lag.lag_s is None or lag.lag_s > self.age_s)
             too_many = self.rows is not None and (lag.pending or 0) > self.rows
             if too_old or too_many:
-                now[lag.lane_id] = line = f"index {lag.index}: {lag}"
-                if lag.lane_id not in self.behind:
+                now[lag.feed_id] = line = f"index {lag.index}: {lag}"
+                if lag.feed_id not in self.behind:
                     operations.record_event(connection, lag.index_id, None, actor, "behind", line)
                     lines.append(line)
-            elif lag.lane_id in self.behind:
+            elif lag.feed_id in self.behind:
                 lines.append(f"index {lag.index}: shard {quote(lag.shard)} has caught up")
                 operations.record_event(connection, lag.index_id, None, actor, "caught up", lines[-1])
         self.behind = now

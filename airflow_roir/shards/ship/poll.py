@@ -1,4 +1,4 @@
-"""A visit: some rows of an outbox and the truth about each, in one snapshot of a shard (docs/architecture-shards.md).
+"""A poll: some rows of an outbox and the truth about each, in one snapshot of a shard (docs/architecture-shards.md).
 
 One message of the simple protocol, outside of any transaction block: the server itself ends the transaction before it
 answers. So a shipper that is cut off, killed or stopped in between holds no lock there.
@@ -17,14 +17,14 @@ from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.shards.announce import intents
 from airflow_roir.shards.capture import outbox
 from airflow_roir.shards.shard import SHARD_SCHEMA
-from airflow_roir.shards.ship.lanes import Claim, Route
+from airflow_roir.shards.ship.feeds import Claim, Route
 
 # Up to this many rows of the outbox are counted; above it the statistics are used.
 COUNTED = 10_000
-# For how long a visit waits behind a TRUNCATE or an ALTER of the table, in ms.
+# For how long a poll waits behind a TRUNCATE or an ALTER of the table, in ms.
 LOCK_MS = 5_000
-# Each visit is planned, without useful statistics of the outbox. synchronous_commit: a crash must not undo a visit,
-# which would put the lane in doubt for nothing.
+# Each poll is planned, without useful statistics of the outbox. synchronous_commit: a crash must not undo a poll,
+# which would put the feed in doubt for nothing.
 SETTINGS = f"""
 SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET synchronous_commit = on;
 SET lock_timeout = {LOCK_MS}
@@ -34,7 +34,7 @@ OWN = """
 LOCK TABLE {view} IN ACCESS SHARE MODE;
 SELECT {schema}.check_owners(%(name)s);
 """
-# The row of the outbox first: another shipper's visit waits for it, and then finds the rows gone and this step. The
+# The row of the outbox first: another shipper's poll waits for it, and then finds the rows gone and this step. The
 # table even before that (`OWN`), as a TRUNCATE does. A row that a writer touches now is left: it is shipped again
 # anyway.
 ACKNOWLEDGE = """
@@ -44,7 +44,7 @@ DELETE FROM {table} t WHERE t.ctid = ANY (ARRAY(
    AND EXISTS (SELECT FROM {schema}.outbox o WHERE o.name = %(name)s AND o.tick = %(mine)s);
 """
 # The questions to the catalogs are in a CTE of their own; otherwise they would run for each row.
-VISIT = """
+POLL = """
 WITH header AS MATERIALIZED (
     SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits, {schema}.capture_problem(o.name) AS problem,
            {schema}.announcing_problem(o.name) AS unannounced,
@@ -90,17 +90,17 @@ SELECT h.tick AS tick_before, coalesce(t.step, h.step) AS step, h.emptied, t.ste
 
 
 @dataclass(frozen=True)
-class Visit:
-    """The findings of a visit, in one snapshot.
+class Poll:
+    """The findings of a poll, in one snapshot.
 
     there, gone: entries with a row, and those without, as text in the index server's order of columns. versions: of the
     outbox rows among them. identities: their texts, in the shard's order, if asked for. last: the version after which
-    the next visit continues; ended: there were no more rows. tick: this visit's, if it found something; before: the
+    the next poll continues; ended: there were no more rows. tick: this poll's, if it found something; before: the
     shard's tick before it; step: the index server's step that the shard knows. problem: why the capture may miss
     writes. unannounced: why writers may commit without an announcement. unguarded: why two of the shard's rows may
     share a key of a unique index. evidence: of the capture, if it isn't the one that the claim knows. moved: the
     partitions aren't those that are captured. pending, bytes: the rows in the outbox and their size, about. fits: no
-    other shipper has visited since, and nothing that the index server knows of was lost.
+    other shipper has polled since, and nothing that the index server knows of was lost.
     """
 
     tick: int
@@ -134,7 +134,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """The rows that were applied: their versions, which may go from the outbox, their visit's tick, and the step that
+    """The rows that were applied: their versions, which may go from the outbox, their poll's tick, and the step that
     applied them."""
 
     tick: int
@@ -149,13 +149,13 @@ def begin(connection: Connection) -> None:
 
 def acknowledge(connection: Connection, route: Route, done: Acknowledged) -> None:
     """Deletes the rows that were applied and not touched since, and records the step. A no-op if another shipper has
-    visited since: then that one has seen them.
+    polled since: then that one has seen them.
     """
-    values = {"name": route.lane.outbox, "mine": done.tick, "step": done.step, "acked": list(done.versions)}
+    values = {"name": route.feed.outbox, "mine": done.tick, "step": done.step, "acked": list(done.versions)}
     execute(connection, _acknowledging(route), values)
 
 
-def visit(
+def read(
     connection: Connection,
     route: Route,
     here: Entry,
@@ -165,22 +165,22 @@ def visit(
     named: Sequence[Sequence[str | None]] = (),
     texts: bool = False,
     done: Acknowledged | None = None,
-) -> Visit | None:
+) -> Poll | None:
     """Looks at up to `limit` rows of versions greater than `after`, and at the named entries.
 
     connection: in the shard, in autocommit. here: the entry as the outbox has it. named: identities as text, in the
     shard's order; texts: return the texts of all identities looked at. done: to be acknowledged with the same message.
     None if the outbox is gone.
     """
-    name, tick = route.lane.outbox, claim.next_tick()
+    name, tick = route.feed.outbox, claim.next_tick()
     values: dict[str, object] = {
         "name": name,
-        "shard": route.lane.shard.name,
+        "shard": route.feed.shard.name,
         "known": claim.known,
         "tick": tick,
         "emptied": claim.emptied,
         "evidence": claim.evidence,
-        # An idle visit has no transaction id.
+        # An idle poll has no transaction id.
         "drawing": claim.start is not None and not claim.horizon,
         "after": after,
         "limit": limit,
@@ -189,7 +189,7 @@ def visit(
     }
     for i in here.identity_positions:
         values[f"n{i}"] = [one[i] for one in named]
-    text = _visiting(route, here)
+    text = _polling(route, here)
     if done is None:
         text = owning(name) + text
     else:
@@ -202,7 +202,7 @@ def visit(
     looked = [row for row in rows if row.entry is not None] if head.ticked else []
     fits = claim.known <= head.tick_before < tick
     versions = tuple(row.version for row in looked if row.version is not None)
-    return Visit(
+    return Poll(
         tick=tick,
         ticked=head.ticked,
         before=head.tick_before,
@@ -239,18 +239,18 @@ def owning(name: str) -> str:
 
 
 def _acknowledging(route: Route) -> str:
-    return owning(route.lane.outbox) + ACKNOWLEDGE.format(schema=SHARD_SCHEMA, table=outbox.table(route.lane.outbox))
+    return owning(route.feed.outbox) + ACKNOWLEDGE.format(schema=SHARD_SCHEMA, table=outbox.table(route.feed.outbox))
 
 
-def _visiting(route: Route, here: Entry) -> str:
-    name, identity = route.lane.outbox, here.identity_positions
+def _polling(route: Route, here: Entry) -> str:
+    name, identity = route.feed.outbox, here.identity_positions
     columns = here.physical(identity)
     # The index server's column i is the shard's i-th, without the one that names the shard.
     there, gone = here.physical(prefix="s."), here.physical(identity, prefix="a.")
     gone += ["NULL"] * (len(there) - len(gone))
     for order in (there, gone):
         order.insert(route.column, "%(shard)s::text")
-    return VISIT.format(
+    return POLL.format(
         schema=SHARD_SCHEMA,
         table=outbox.table(name),
         view=outbox.view(name),

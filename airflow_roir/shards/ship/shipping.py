@@ -1,4 +1,4 @@
-"""Ships all lanes that no other shipper ships, each in a thread of its own."""
+"""Ships all feeds that no other shipper ships, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from airflow_roir.engine.snapshot.shards import PRESENT
 from airflow_roir.engine.snapshot.shards import SHIPPERS as SHIPPING
 from airflow_roir.errors import HistoryChanged, InvalidInput, RoirError
 from airflow_roir.shards.shard import find
-from airflow_roir.shards.ship import lanes
-from airflow_roir.shards.ship.feed import InShard, LaneShipper
-from airflow_roir.shards.ship.feed_thread import LaneThread, note_failed, note_refused
+from airflow_roir.shards.ship import feeds
+from airflow_roir.shards.ship.feed import FeedShipper, InShard
+from airflow_roir.shards.ship.feed_thread import FeedThread, note_failed, note_refused
+from airflow_roir.shards.ship.feeds import Found
 from airflow_roir.shards.ship.freshness import Alarm
-from airflow_roir.shards.ship.lanes import Found
 
-# The time between two looks at the lanes and at the other shippers.
+# The time between two looks at the feeds and at the other shippers.
 LOOK_S = 1.0
-# A shipper that took a lane above its share, since no other shipper did, keeps its lanes for this long.
+# A shipper that took a feed above its share, since no other shipper did, keeps its feeds for this long.
 KEEP_S = 60.0
 ENTER = f"SELECT pg_advisory_lock_shared({PRESENT}, 1)"
 SHIPPERS = f"SELECT l.pid, l.pid = pg_backend_pid() AS own FROM {SHIPPING} ORDER BY l.pid"
@@ -47,10 +47,10 @@ def own_name() -> str:
 
 @dataclass
 class Shipper:
-    """Ships lanes until `stop`. every_s: the age that `fresh_at` may get while nothing is written.
+    """Ships feeds until `stop`. every_s: the age that `fresh_at` may get while nothing is written.
 
-    shards, indexes, generation_id: only these, if they are given. alarm: reports lanes that are too far behind. shares:
-    gives lanes to other shippers of the database, and takes a share of theirs.
+    shards, indexes, generation_id: only these, if they are given. alarm: reports feeds that are too far behind. shares:
+    gives feeds to other shippers of the database, and takes a share of theirs.
     """
 
     database: Database
@@ -65,7 +65,7 @@ class Shipper:
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
-        self._work: dict[int, LaneThread] = {}
+        self._work: dict[int, FeedThread] = {}
         self._session: Connection | None = None
         self._spare: dict[int, int] = {}
         self._keep_until = 0.0
@@ -96,8 +96,8 @@ class Shipper:
             thread.join(2.0)
 
     def end(self, within_s: float = 0.8) -> None:
-        """Gives all lanes back. A thread that hangs in the network is left behind: another shipper takes over its
-        lane."""
+        """Gives all feeds back. A thread that hangs in the network is left behind: another shipper takes over its
+        feed."""
         self._stop.set()
         until = time.monotonic() + within_s
         for one in self._work.values():
@@ -111,17 +111,17 @@ class Shipper:
 
     @property
     def shipped(self) -> list[int]:
-        """The lanes that it ships now."""
-        return sorted(lane for lane, one in self._work.items() if one.lives)
+        """The feeds that it ships now."""
+        return sorted(feed for feed, one in self._work.items() if one.lives)
 
     def look(self) -> None:
-        """Begins free lanes up to its share, and gives lanes above its share to others."""
+        """Begins free feeds up to its share, and gives feeds above its share to others."""
         connection = self._present()
         with connection.begin():
-            found = lanes.to_ship(connection, _listed(self.shards), _listed(self.indexes), self.generation_id)
+            found = feeds.to_ship(connection, _listed(self.shards), _listed(self.indexes), self.generation_id)
             share = self._share(connection, len(found)) if self.shares else len(found)
-        for lane in [lane for lane, one in self._work.items() if not one.lives]:
-            del self._work[lane]
+        for feed in [feed for feed, one in self._work.items() if not one.lives]:
+            del self._work[feed]
         self._begin([one for one in found if not one.away], share)
         self._give_way([one.id for one in found], share)
         if self.alarm is not None:
@@ -131,24 +131,24 @@ class Shipper:
 
     def _begin(self, found: list[Found], share: int) -> None:
         free = [one.id for one in found if one.id not in self._work and one.owner in (None, self.owner)]
-        # A lane that no shipper takes, since the others ship only some shards or indexes, is taken after three looks.
-        self._spare = {lane: self._spare.get(lane, 0) + 1 for lane in free}
-        for lane in free:
+        # A feed that no shipper takes, since the others ship only some shards or indexes, is taken after three looks.
+        self._spare = {feed: self._spare.get(feed, 0) + 1 for feed in free}
+        for feed in free:
             if len(self._work) >= share:
-                if self._spare[lane] <= 3:
+                if self._spare[feed] <= 3:
                     continue
                 self._keep_until = time.monotonic() + KEEP_S
-            self._work[lane] = LaneThread(self.database, lane, self.owner, self.every_s, self.report)
-            self._spare.pop(lane)
+            self._work[feed] = FeedThread(self.database, feed, self.owner, self.every_s, self.report)
+            self._spare.pop(feed)
 
     def _give_way(self, found: list[int], share: int) -> None:
-        gone = [lane for lane in self._work if lane not in found]
-        for lane in gone:
-            self._work[lane].stop()
+        gone = [feed for feed in self._work if feed not in found]
+        for feed in gone:
+            self._work[feed].stop()
         if time.monotonic() >= self._keep_until:
-            for lane in sorted(set(self._work) - set(gone), reverse=True)[: max(0, len(self._work) - share)]:
-                self._work[lane].stop()
-                self._spare.pop(lane, None)
+            for feed in sorted(set(self._work) - set(gone), reverse=True)[: max(0, len(self._work) - share)]:
+                self._work[feed].stop()
+                self._spare.pop(feed, None)
 
     def _share(self, connection: Connection, count: int) -> int:
         pids = execute(connection, SHIPPERS).all()
@@ -206,20 +206,20 @@ def check_shards(connection: Connection, names: Sequence[str]) -> list[str]:
 
 
 def ship_once(shipper: Shipper) -> int:
-    """Ships each free lane to its end, one after the other; returns the number of entries.
+    """Ships each free feed to its end, one after the other; returns the number of entries.
 
     Raises RoirError if a shard couldn't be shipped: the others were.
     """
     rows, failed = 0, []
     with shipper.database.transaction() as connection:
-        found = lanes.to_ship(connection, _listed(shipper.shards), _listed(shipper.indexes), shipper.generation_id)
+        found = feeds.to_ship(connection, _listed(shipper.shards), _listed(shipper.indexes), shipper.generation_id)
     for one in found:
-        lane = LaneShipper(shipper.database, one.id, shipper.owner)
+        feed = FeedShipper(shipper.database, one.id, shipper.owner)
         try:
-            if lane.claim():
-                rows += lane.ship_pass()
+            if feed.claim():
+                rows += feed.ship_pass()
         except InShard as error:
-            note_failed(lane, error)
+            note_failed(feed, error)
             failed.append(str(error))
         except DBAPIError as error:
             if is_transient(error):
@@ -227,7 +227,7 @@ def ship_once(shipper: Shipper) -> int:
             if (refused := note_refused(shipper.database, one.id, error)) is not None:
                 failed.append(refused)
         finally:
-            lane.release()
+            feed.release()
     if failed:
         raise RoirError("; ".join(dict.fromkeys(failed)))
     return rows

@@ -95,11 +95,11 @@ NAME = """
 SELECT format('%%I.%%I', i.schema_name, i.name) AS name, i.id, i.source_oid, g.status
   FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(generation)s
 """
-# The problems that shipping can't end: the number of lanes in doubt, and of lanes that aren't announced now.
+# The problems that shipping can't end: the number of feeds in doubt, and of feeds that aren't announced now.
 UNFIT = """
 SELECT count(*) FILTER (WHERE doubtful_at IS NOT NULL) AS doubtful,
        count(*) FILTER (WHERE strict_from IS NULL OR strict_history IS DISTINCT FROM roir.server_history()) AS silent
-  FROM roir.lane WHERE generation_id = %(generation)s AND removed_at IS NULL
+  FROM roir.feed WHERE generation_id = %(generation)s AND removed_at IS NULL
 """
 
 
@@ -166,7 +166,7 @@ class Enforcing:
         """Turns holders on, and puts those of the present intents."""
 
         def body(connection: Connection, lock: Callable[[], None]) -> None:
-            fill_holders.hold_visits(connection, self.generation_id)
+            fill_holders.hold_polls(connection, self.generation_id)
             lock()
             if not holders.begin(connection, self.generation_id):
                 raise NotStrict(self._ended())
@@ -181,7 +181,7 @@ class Enforcing:
 
         def body(connection: Connection, stretch: tuple[File, int, int]) -> None:
             file, first, last = stretch
-            fill_holders.hold_visits(connection, self.generation_id)
+            fill_holders.hold_polls(connection, self.generation_id)
             self._check(connection)
             fill_holders.of_entries(connection, self.generation_id, file.relation, first, last)
 
@@ -213,7 +213,7 @@ class Enforcing:
     def list_duplicates(self) -> None:
         """Writes down the keys that are in two shards. Raises DuplicatesFound if there are some."""
         with self.database.transaction() as connection:
-            fill_holders.hold_visits(connection, self.generation_id)
+            fill_holders.hold_polls(connection, self.generation_id)
             self._check(connection)
             row = execute(connection, NAME, {"generation": self.generation_id}).one()
             operation = execute(connection, NEWEST, {"index": row.id}).scalar()
@@ -237,7 +237,7 @@ class Enforcing:
         """Lets holders refuse, unless a key is contested; returns the number of contested keys."""
 
         def body(connection: Connection, lock: Callable[[], None]) -> int:
-            fill_holders.hold_visits(connection, self.generation_id)
+            fill_holders.hold_polls(connection, self.generation_id)
             lock()
             self._check(connection)
             left = fill_holders.sort(connection, self.generation_id)
@@ -256,7 +256,7 @@ class Enforcing:
             holders.end(connection, self.generation_id, why, operations.default_actor())
 
     def _check(self, connection: Connection) -> None:
-        """Raises NotStrict if a visit has found meanwhile that keys can't be enforced."""
+        """Raises NotStrict if a poll has found meanwhile that keys can't be enforced."""
         if holders.mode(connection, self.generation_id) != holders.COUNT:
             lost = "SELECT unique_lost FROM roir.generation WHERE id = %(generation)s"
             why = execute(connection, lost, {"generation": self.generation_id}).scalar_one()

@@ -17,8 +17,8 @@ from airflow_roir.shards.announce import intents
 from airflow_roir.shards.announce.intents import Shape
 from airflow_roir.shards.unique.holders import contested, same, table, whole
 
-# No visit may remove or bring rows while a batch is looked at.
-HOLD_VISITS = "SELECT FROM roir.lane WHERE generation_id = %(generation)s ORDER BY id FOR SHARE"
+# No poll may remove or bring rows while a batch is looked at.
+HOLD_POLLS = "SELECT FROM roir.feed WHERE generation_id = %(generation)s ORDER BY id FOR SHARE"
 # In the order of the index, so that two transactions that put the same keys lock them in the same order.
 FROM_INTENTS = """
 INSERT INTO {holder} ({key}, {shard}) SELECT DISTINCT {key}, {shard} FROM {intent} i WHERE {whole_i} ORDER BY {key}
@@ -69,9 +69,9 @@ UPDATE roir.duplicate SET partition = primary_key ->> %(position)s
 BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
 
 
-def hold_visits(connection: Connection, generation_id: int) -> None:
-    """Keeps visits from changing entries and intents until the transaction ends. To be called first in it."""
-    execute(connection, HOLD_VISITS, {"generation": generation_id})
+def hold_polls(connection: Connection, generation_id: int) -> None:
+    """Keeps polls from changing entries and intents until the transaction ends. To be called first in it."""
+    execute(connection, HOLD_POLLS, {"generation": generation_id})
 
 
 def of_intents(connection: Connection, generation_id: int) -> None:

@@ -24,7 +24,7 @@ from airflow_roir.shards.verify.recheck import Seen, Verdict
 
 # The blocks of holders that one transaction looks at.
 BLOCKS = 1024
-# If enforcing has ended meanwhile, visits have deleted entries and left their holders.
+# If enforcing has ended meanwhile, polls have deleted entries and left their holders.
 SINCE = "SELECT unique_from FROM roir.generation WHERE id = %(generation)s AND unique_mode = 'refuse'"
 AGAIN = """
 DELETE FROM roir.discrepancy WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND detail LIKE %(own)s

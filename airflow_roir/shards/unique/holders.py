@@ -20,18 +20,18 @@ from airflow_roir.engine.schema import rights
 from airflow_roir.shards.announce import intents
 from airflow_roir.shards.announce.intents import Shape
 from airflow_roir.shards.capture.outbox import BY_INDEX
-from airflow_roir.shards.ship import lanes
+from airflow_roir.shards.ship import feeds
 
 # The modes of a put. OFF: does nothing. COUNT: puts its holder, and marks a key that another shard has. REFUSE: puts
 # its holder, and is refused if another shard has the key.
 OFF, COUNT, REFUSE = "off", "count", "refuse"
-# The id in the intent that a visit leaves behind if it couldn't look: no transaction has it, and it ended long ago.
+# The id in the intent that a poll leaves behind if it couldn't look: no transaction has it, and it ended long ago.
 ENDED_XID = "2"
 
 # Without the reason that makes reads wait after a restart: a restart loses no key.
 STILL = "SELECT roir.strict_problem(%(id)s, false)"
 MODE = "SELECT unique_mode FROM roir.generation WHERE id = %(id)s"
-# Compare-and-set: if several visits notice the same problem, one of them ends it, and the others wait for that one.
+# Compare-and-set: if several polls notice the same problem, one of them ends it, and the others wait for that one.
 ENDED = """
 UPDATE roir.generation g SET unique_mode = 'off', unique_from = NULL, unique_history = NULL, unique_lost = %(why)s
   FROM roir.index i
@@ -44,7 +44,7 @@ SET = f"""
 UPDATE roir.generation g SET unique_mode = %(mode)s, unique_lost = NULL,
        unique_from = CASE WHEN %(refuses)s THEN clock_timestamp() END,
        unique_history = CASE WHEN %(refuses)s THEN roir.server_history() END
- WHERE g.id = %(id)s AND g.unique_mode = ANY (%(expected)s) AND {lanes.LIVE}
+ WHERE g.id = %(id)s AND g.unique_mode = ANY (%(expected)s) AND {feeds.LIVE}
 """
 NAME = """
 SELECT i.id, i.schema_name, i.name FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s
@@ -118,7 +118,7 @@ def drop(connection: Connection, generation_id: int) -> None:
 
 
 def mode(connection: Connection, generation_id: int) -> str | None:
-    """The mode of puts now; None if the generation isn't unique over shards. Call it under the lock of a lane's row."""
+    """The mode of puts now; None if the generation isn't unique over shards. Call it under the lock of a feed's row."""
     found: str | None = execute(connection, MODE, {"id": generation_id}).scalar_one()
     return found
 
@@ -161,7 +161,7 @@ def follow(
     gone: Sequence[str] = (),
     problem: str | None = None,
 ) -> None:
-    """Updates the holders in a transaction that has written entries and removed intents, under the lock of their lane's
+    """Updates the holders in a transaction that has written entries and removed intents, under the lock of their feed's
     row.
 
     shard: the owner of these entries, whatever they say; None: the shards that the entries name, which aren't shipped
@@ -199,7 +199,7 @@ def _settle(connection: Connection, generation_id: int, shape: Shape, shard: str
     values["locked"] = list(execute(connection, LOCK.format(**names), values).scalars())
     # A statement of its own: it sees the intents of all transactions that had locked these holders before.
     execute(connection, RELEASE.format(**names), values)
-    # No visit would look at such an intent. The next verification finds a holder that is left.
+    # No poll would look at such an intent. The next verification finds a holder that is left.
     if shard is not None:
         execute(connection, LEAVE.format(**names), values)
 
@@ -284,7 +284,7 @@ def _put(connection: Connection, generation_id: int, shape: Shape, now: str) -> 
         f"    INSERT INTO {table(generation_id)} ({key}, {shard}) VALUES ({values}, NEW.{shard})",
         f"      ON CONFLICT ({key}) DO NOTHING;",
         "    EXIT WHEN FOUND;",
-        # A visit that deletes it then waits for us.
+        # A poll that deletes it then waits for us.
         f"    SELECT h.{shard} INTO holder FROM {table(generation_id)} h WHERE {here} FOR KEY SHARE;",
         "    CONTINUE WHEN NOT FOUND;",
         f"    EXIT WHEN holder = NEW.{shard};",

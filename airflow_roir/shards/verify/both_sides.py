@@ -8,19 +8,19 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.verify import differences
 from airflow_roir.engine.verify.job import UnitClaim, VerifyJob
 from airflow_roir.engine.verify.reading import UnitReading
-from airflow_roir.shards.shard import lanes_of
+from airflow_roir.shards.shard import feeds_of
 from airflow_roir.shards.verify import sums
 from airflow_roir.shards.verify.recheck import Sides
 from airflow_roir.shards.verify.sessions import InShard, Sessions
-from airflow_roir.shards.verify.units import live_lanes
+from airflow_roir.shards.verify.units import live_feeds
 
 CONSTRAINT = "SELECT pg_get_partition_constraintdef(%(relation)s::oid)"
 
 
 class BothSides:
-    """The index's entries and the shards' rows: the lanes, a session in each shard, SQL for the entries.
+    """The index's entries and the shards' rows: the feeds, a session in each shard, SQL for the entries.
 
-    lanes: by id, which is the place of their buckets; live: the ids of the lanes in use. position: of the column with
+    feeds: by id, which is the place of their buckets; live: the ids of the feeds in use. position: of the column with
     the shard's name; plain: the entry as a shard has it, but with the index server's physical names.
     """
 
@@ -31,10 +31,10 @@ class BothSides:
         self.reading = reading
         self.utf8 = sums.is_utf8(connection)
         with connection.begin():
-            lanes = lanes_of(connection, self.job.generation_id)
-            self.live = {lane.id for lane in live_lanes(connection, self.job.generation_id)}
-        self.lanes = sorted(lanes, key=lambda lane: lane.id)
-        self.by_id = {lane.id: lane for lane in lanes}
+            feeds = feeds_of(connection, self.job.generation_id)
+            self.live = {feed.id for feed in live_feeds(connection, self.job.generation_id)}
+        self.feeds = sorted(feeds, key=lambda feed: feed.id)
+        self.by_id = {feed.id: feed for feed in feeds}
         self.position = next(
             i for i, column in enumerate(self.job.entry.columns) if column.source == verify_job.shard_column
         )
@@ -46,9 +46,9 @@ class BothSides:
         return [name for i, name in enumerate(self.job.entry.physical(prefix="r.")) if i != self.position]
 
     def of_entries(self, claim: UnitClaim) -> tuple[str, str, str]:
-        """SQL for: a unit's entries; the place of their lane; its id.
+        """SQL for: a unit's entries; the place of their feed; its id.
 
-        An entry in a segment where no look-up finds it is of no lane.
+        An entry in a segment where no look-up finds it is of no feed.
         """
         terms = []
         for sign, block in ((">=", claim.lower), ("<", claim.upper)):
@@ -56,9 +56,9 @@ class BothSides:
                 terms.append(f"r.ctid {sign} '({int(block[0])},0)'::tid")
         belongs = execute(self.connection, CONSTRAINT, {"relation": claim.relation}).scalar() or "true"
         shard = f"r.c{self.position + 1}"
-        names = {place: differences.literal(lane.shard.name) for place, lane in enumerate(self.lanes)}
+        names = {place: differences.literal(feed.shard.name) for place, feed in enumerate(self.feeds)}
         places = " ".join(f"WHEN {name} THEN {place}" for place, name in names.items())
-        ids = " ".join(f"WHEN {name} THEN {self.lanes[place].id}" for place, name in names.items())
+        ids = " ".join(f"WHEN {name} THEN {self.feeds[place].id}" for place, name in names.items())
         misplaced = f"CASE WHEN ({belongs}) IS FALSE THEN"
         return (
             " AND ".join(terms) or "true",
@@ -67,6 +67,6 @@ class BothSides:
             f"{misplaced} NULL ELSE CASE {shard} {ids} END END",
         )
 
-    def of_lane(self, one: InShard) -> Sides:
-        """Both sides of the entries of a lane."""
-        return Sides(self.job.generation_id, self.job.entry, self.position, one.lane, one.entry)
+    def of_feed(self, one: InShard) -> Sides:
+        """Both sides of the entries of a feed."""
+        return Sides(self.job.generation_id, self.job.entry, self.position, one.feed, one.entry)

@@ -16,7 +16,7 @@ from airflow_roir.definition import quote
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation.lanes import IS_AWAY
+from airflow_roir.engine.generation.feeds import IS_AWAY
 from airflow_roir.engine.verify import damage, hashes
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
 from airflow_roir.engine.verify.sums import NO_SUMS
@@ -32,12 +32,12 @@ from airflow_roir.shards.verify.suspects import Suspects
 AWAY_REST_S = 1.0
 
 AWAY = f"""
-SELECT s.name, s.problem FROM roir.verification_unit u JOIN roir.lane l ON l.id = u.lane_id
+SELECT s.name, s.problem FROM roir.verification_unit u JOIN roir.feed l ON l.id = u.feed_id
   JOIN roir.shard s ON s.id = l.shard_id
  WHERE u.verification_id = %(verification)s AND (NOT u.done OR u.claim_epoch IS NOT NULL)
    AND {IS_AWAY} ORDER BY s.name
 """
-OF_LANE = "verification_id = %(verification)s AND lane_id IS NOT DISTINCT FROM %(lane)s"
+OF_FEED = "verification_id = %(verification)s AND feed_id IS NOT DISTINCT FROM %(feed)s"
 
 
 class ApartWorker(VerifyWorker):
@@ -89,7 +89,7 @@ class ApartWorker(VerifyWorker):
         begun = time.monotonic()
         try:
             if claim.stage == "whole":
-                return self._judged(claim, begun, OF_LANE)
+                return self._judged(claim, begun, OF_FEED)
             if claim.side in ("tree", "reach"):
                 return super()._unit(claim)
             is_part = claim.stage == "check" and self.verify_job.options.is_partial
@@ -120,7 +120,7 @@ class ApartWorker(VerifyWorker):
     def _sums(self, claim: UnitClaim) -> dict[str, Any]:
         buckets = None if claim.stage == "total" else self.verify_job.buckets
         if claim.side == "source":
-            found = self.both.sessions.read(self.both.by_id[claim.lane_id or 0], claim, partial(self._summed, buckets))
+            found = self.both.sessions.read(self.both.by_id[claim.feed_id or 0], claim, partial(self._summed, buckets))
             return NO_SUMS if found is None else found
         with self.connection.begin():
             name = self.reading.hold(claim)
@@ -139,7 +139,7 @@ class ApartWorker(VerifyWorker):
     ) -> dict[str, Any]:
         assert one.entry is not None
         read = hashes.of_source(one.entry, "r")
-        place = str(self.both.lanes.index(self.both.by_id[one.lane.id]))
+        place = str(self.both.feeds.index(self.both.by_id[one.feed.id]))
         grouped = f"({place})" if buckets is None else sums.bucket(one.entry, read, one.utf8, buckets, place)
         sql = hashes.summed(f"{name} r", where, sums.row_hash(one.entry, read, one.utf8), grouped)
         return {**execute(one.connection, sql, values).one()._mapping, "snapshot": None}

@@ -14,11 +14,11 @@ from airflow_roir.engine.verify import damage
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.worker import UNITS
 from airflow_roir.operation import Status
-from airflow_roir.shards.shard import Lane
+from airflow_roir.shards.shard import Feed
 from airflow_roir.shards.verify.both_sides import BothSides
 from airflow_roir.shards.verify.recheck import Identity, Seen, Sides, Verdict, identities, look, look_locked
 
-# The entries in one statement on each side; fewer under the lane's lock.
+# The entries in one statement on each side; fewer under the feed's lock.
 AT_ONCE, AT_ONCE_LOCKED = 200, 20
 # An entry on its way is looked at again after REST_S, MOST_LOOKS times. Then it is left: shipping writes it again.
 REST_S, MOST_LOOKS = 0.5, 20
@@ -35,7 +35,7 @@ DELETE FROM roir.suspect s USING (
 NEXT = """
 WITH first AS MATERIALIZED (SELECT identity FROM roir.suspect WHERE {of} ORDER BY looks, id LIMIT %(limit)s)
 SELECT identity, min(looks) AS looks, count(*) FILTER (WHERE NOT of_source) AS entries,
-       bool_or(lane_id IS NULL) AS unplaced
+       bool_or(feed_id IS NULL) AS unplaced
   FROM roir.suspect WHERE {of} AND identity IN (SELECT f.identity FROM first f)
  GROUP BY identity ORDER BY min(looks), min(id)
 """
@@ -75,7 +75,7 @@ class Judge:
         of: a condition in SQL that chooses them. commit: ends the unit in the same transaction; gets the rows, and
         whether any is to be repaired. Raises ShardAway, Fenced.
         """
-        values = {"verification": self.verify_job.verification_id, "unit": claim.id, "lane": claim.lane_id}
+        values = {"verification": self.verify_job.verification_id, "unit": claim.id, "feed": claim.feed_id}
         if claim.stage == "whole":
             with self.connection.begin():
                 execute(self.connection, AGREED.format(of=of), values)
@@ -92,7 +92,7 @@ class Judge:
             if batch[0].looks > round_of_looks:
                 round_of_looks = batch[0].looks
                 time.sleep(REST_S)
-            names = {lane.shard.name for lane in self.both.lanes}
+            names = {feed.shard.name for feed in self.both.feeds}
             misplaced = {
                 one for row in batch if row.unplaced and (one := tuple(row.identity))[self.both.position] in names
             }
@@ -108,27 +108,27 @@ class Judge:
         return looked_at, found
 
     def look(self, wanted: Sequence[Identity]) -> list[Seen]:
-        """Looks at entries of any lanes. Raises ShardAway."""
-        by_lane: dict[Lane | None, list[Identity]] = {}
-        names = {lane.shard.name: lane for lane in self.both.lanes}
+        """Looks at entries of any feeds. Raises ShardAway."""
+        by_feed: dict[Feed | None, list[Identity]] = {}
+        names = {feed.shard.name: feed for feed in self.both.feeds}
         for identity in wanted:
-            by_lane.setdefault(names.get(identity[self.both.position] or ""), []).append(identity)
+            by_feed.setdefault(names.get(identity[self.both.position] or ""), []).append(identity)
         seen: list[Seen] = []
-        for lane, part in by_lane.items():
-            if lane is None or lane.id not in self.both.live:
+        for feed, part in by_feed.items():
+            if feed is None or feed.id not in self.both.live:
                 # An entry of no shard that the index has.
                 sides = Sides(
-                    self.job.generation_id, self.job.entry, self.both.position, lane or self.both.lanes[0], None
+                    self.job.generation_id, self.job.entry, self.both.position, feed or self.both.feeds[0], None
                 )
                 seen += look(self.connection, None, sides, part)
                 continue
-            one = self.both.sessions.of(lane)
-            with self.both.sessions.reaching(lane):
-                found = look(self.connection, one.connection, self.both.of_lane(one), part)
+            one = self.both.sessions.of(feed)
+            with self.both.sessions.reaching(feed):
+                found = look(self.connection, one.connection, self.both.of_feed(one), part)
                 seen += [this for this in found if this.verdict != Verdict.BUSY]
                 busy = [this.identity for this in found if this.verdict == Verdict.BUSY]
                 for some in batched(busy, AT_ONCE_LOCKED):
-                    seen += look_locked(self.connection, one.connection, self.both.of_lane(one), some)
+                    seen += look_locked(self.connection, one.connection, self.both.of_feed(one), some)
         return seen
 
     def _write_down(

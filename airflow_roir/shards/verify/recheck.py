@@ -1,8 +1,8 @@
 """Looks at single entries on both sides, so that each difference is a real one (docs/architecture-shards.md).
 
 No snapshot spans both sides. So an entry is only compared if the shard's outbox doesn't name it: then all changes of
-the entry have been applied. And nothing else may have been applied during the look: at most one visit, which left the
-entry as it was; or none at all, under the lock of the lane.
+the entry have been applied. And nothing else may have been applied during the look: at most one poll, which left the
+entry as it was; or none at all, under the lock of the feed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from airflow_roir.engine.generation.entry import Entry, is_null
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.verify import damage, differences
 from airflow_roir.shards.capture import outbox
-from airflow_roir.shards.shard import Lane
+from airflow_roir.shards.shard import Feed
 from airflow_roir.shards.ship import poll
 from airflow_roir.shards.verify.sums import whole
 
 # The texts of an identity, in the order of the index server's entries, with the shard's name.
 Identity = tuple[str | None, ...]
 
-# A look under the lane's lock stops its shipping, for this long at most.
+# A look under the feed's lock stops its shipping, for this long at most.
 LOCKED_MS = 5_000
 
 
@@ -60,7 +60,7 @@ class Sides:
     generation_id: int
     entry: Entry
     position: int
-    lane: Lane
+    feed: Feed
     # None: the table was dropped, with the view of it.
     theirs: Entry | None
 
@@ -70,12 +70,12 @@ class Sides:
 
     def there(self, values: Sequence[str | None]) -> list[str | None]:
         """The columns of a shard's entry, or an identity, in the index server's form, with the shard's name."""
-        return [*values[: self.position], self.lane.shard.name, *values[self.position :]]
+        return [*values[: self.position], self.feed.shard.name, *values[self.position :]]
 
 
 ON_INDEX = """
 SELECT s.n, l.step, l.emptied, e.present IS TRUE AS present, e.texts, e.whole
-  FROM roir.lane l CROSS JOIN ({identities}) s LEFT JOIN LATERAL ({found}) e ON true WHERE l.id = %(lane)s
+  FROM roir.feed l CROSS JOIN ({identities}) s LEFT JOIN LATERAL ({found}) e ON true WHERE l.id = %(feed)s
 """
 IN_SHARD = """
 SELECT s.n, o.emptied, o.leaves = roir_shard.leaves(o.source) AS leaves, w.present IS TRUE AS touched,
@@ -108,10 +108,10 @@ def look(index: Connection, shard: Connection | None, sides: Sides, wanted: Sequ
 
 
 def look_locked(index: Connection, shard: Connection, sides: Sides, wanted: Sequence[Identity]) -> list[Seen]:
-    """As `look`, under a lock that stops shipping: for a few entries of a lane that is never quiet."""
+    """As `look`, under a lock that stops shipping: for a few entries of a feed that is never quiet."""
     with index.begin():
         execute(index, f"SET LOCAL lock_timeout = {limits_of(index).table_lock_ms}")
-        execute(index, "SELECT FROM roir.lane WHERE id = %(lane)s FOR UPDATE", {"lane": sides.lane.id})
+        execute(index, "SELECT FROM roir.feed WHERE id = %(feed)s FOR UPDATE", {"feed": sides.feed.id})
         there = on_index(index, sides, wanted)
         ours = _in_shard(shard, sides, wanted, LOCKED_MS)
     return [_seen(one, mine, now, settled=True) for one, mine, now in zip(wanted, ours, there, strict=True)]
@@ -121,7 +121,7 @@ def on_index(connection: Connection, sides: Sides, wanted: Sequence[Identity]) -
     """The index server's entries of these identities."""
     base = physical.base(sides.generation_id)
     execute(connection, damage.BY_INDEX)
-    values: dict[str, Any] = {"lane": sides.lane.id}
+    values: dict[str, Any] = {"feed": sides.feed.id}
     query = ON_INDEX.format(
         identities=identities(sides.entry, wanted, values),
         found=_found(sides.entry, base, _without(sides.entry, sides.position)),
@@ -134,17 +134,17 @@ def _in_shard(
 ) -> list[Row[Any]]:
     theirs = sides.theirs
     assert theirs is not None
-    values: dict[str, Any] = {"outbox": sides.lane.outbox}
+    values: dict[str, Any] = {"outbox": sides.feed.outbox}
     query = IN_SHARD.format(
         identities=identities(theirs, [tuple(sides.here(one)) for one in wanted], values),
-        found=_found(theirs, outbox.view(sides.lane.outbox), theirs.physical(prefix="b.")),
-        touched=by_identity(theirs, outbox.table(sides.lane.outbox), "true AS present"),
+        found=_found(theirs, outbox.view(sides.feed.outbox), theirs.physical(prefix="b.")),
+        touched=by_identity(theirs, outbox.table(sides.feed.outbox), "true AS present"),
     )
     with connection.begin():
         if timeout_ms is not None:
             execute(connection, f"SET LOCAL statement_timeout = {timeout_ms}")
         execute(connection, damage.BY_INDEX)
-        poll.own(connection, sides.lane.outbox)
+        poll.own(connection, sides.feed.outbox)
         return _in_order(connection, query, values)
 
 

@@ -22,7 +22,7 @@ from airflow_roir.operation import Status
 from airflow_roir.options import VerifyOptions
 from airflow_roir.shards.announce import announce
 from airflow_roir.shards.capture import outbox
-from airflow_roir.shards.shard import Lane
+from airflow_roir.shards.shard import Feed
 from airflow_roir.shards.unique import holders
 from airflow_roir.shards.verify.both_sides import BothSides
 from airflow_roir.shards.verify.judge import Judge
@@ -46,10 +46,10 @@ UPDATE roir.discrepancy SET outcome = 'mended', mended_at = clock_timestamp()
 """
 # A pass that began after this has seen all earlier touches.
 NOW = "SELECT clock_timestamp()"
-FRESH = "SELECT fresh_at, fresh_at > %(touched)s AS passed FROM roir.lane WHERE id = %(lane)s"
-# Ends the doubt about lanes whose entries were all compared and repaired since. Compare-and-set: a later doubt stays.
+FRESH = "SELECT fresh_at, fresh_at > %(touched)s AS passed FROM roir.feed WHERE id = %(feed)s"
+# Ends the doubt about feeds whose entries were all compared and repaired since. Compare-and-set: a later doubt stays.
 TRUST = """
-UPDATE roir.lane l SET doubtful_at = NULL, doubt = NULL
+UPDATE roir.feed l SET doubtful_at = NULL, doubt = NULL
   FROM roir.shard s
  WHERE s.id = l.shard_id AND l.generation_id = %(generation)s AND l.doubtful_at < %(since)s AND l.removed_at IS NULL
 RETURNING s.name
@@ -73,12 +73,12 @@ class Mender:
         for batch in self._batches():
             if not self._is_running():
                 return False
-            for lane, part in self._by_lane(batch).items():
-                if self._touch(lane, part):
+            for feed, part in self._by_feed(batch).items():
+                if self._touch(feed, part):
                     with self.connection.begin():
-                        touched[lane.id] = execute(self.connection, NOW).scalar_one()
-        for lane_id, moment in touched.items():
-            if not self._await_pass(self.both.by_id[lane_id], moment):
+                        touched[feed.id] = execute(self.connection, NOW).scalar_one()
+        for feed_id, moment in touched.items():
+            if not self._await_pass(self.both.by_id[feed_id], moment):
                 return False
         for batch in self._batches():
             if not self._is_running():
@@ -111,61 +111,61 @@ class Mender:
         rest = dict(zip(keys, row.primary_key, strict=True))
         return tuple(row.key[i] if i < entry.key else rest[i] for i in entry.identity_positions)
 
-    def _by_lane(self, batch: list[Row[Any]]) -> dict[Lane, list[Identity]]:
-        found: dict[Lane, list[Identity]] = {}
-        names = {lane.shard.name: lane for lane in self.both.lanes}
+    def _by_feed(self, batch: list[Row[Any]]) -> dict[Feed, list[Identity]]:
+        found: dict[Feed, list[Identity]] = {}
+        names = {feed.shard.name: feed for feed in self.both.feeds}
         strangers = []
         for row in batch:
             identity = self._identity(row)
-            lane = names.get(identity[self.both.position] or "")
-            if lane is None or lane.id not in self.both.live:
+            feed = names.get(identity[self.both.position] or "")
+            if feed is None or feed.id not in self.both.live:
                 strangers.append(identity)
             else:
-                found.setdefault(lane, []).append(identity)
+                found.setdefault(feed, []).append(identity)
         if strangers:
             self._delete(strangers, None)
         return found
 
-    def _touch(self, lane: Lane, wanted: list[Identity]) -> bool:
+    def _touch(self, feed: Feed, wanted: list[Identity]) -> bool:
         """Touches entries in their shard; if their table was dropped, deletes them and returns False."""
-        one = self.both.sessions.of(lane)
+        one = self.both.sessions.of(feed)
         if one.entry is None:
-            self._delete(wanted, lane)
+            self._delete(wanted, feed)
             return False
-        sides = self.both.of_lane(one)
+        sides = self.both.of_feed(one)
         values: dict[str, Any] = {}
         listed = identities(one.entry, [tuple(sides.here(identity)) for identity in wanted], values)
         columns = ", ".join(one.entry.physical(one.entry.identity_positions, prefix="s."))
         # One that is there twice would be touched twice by one statement.
         rows = f"SELECT DISTINCT ON ({columns}) {columns} FROM ({listed}) s ORDER BY {columns}"
-        with self.both.sessions.reaching(lane), one.connection.begin():
-            announce.nothing_to_announce(one.connection, lane.outbox)
-            execute(one.connection, outbox.touch(lane.outbox, one.entry, rows), values)
+        with self.both.sessions.reaching(feed), one.connection.begin():
+            announce.nothing_to_announce(one.connection, feed.outbox)
+            execute(one.connection, outbox.touch(feed.outbox, one.entry, rows), values)
         return True
 
-    def _delete(self, wanted: list[Identity], lane: Lane | None) -> None:
+    def _delete(self, wanted: list[Identity], feed: Feed | None) -> None:
         entry = self.job.entry
         base = physical.base(self.job.generation_id)
         values: dict[str, Any] = {}
         listed = identities(entry, wanted, values)
         with self.connection.begin():
-            if lane is not None:
-                # Waits for a visit that is being applied.
-                execute(self.connection, "SELECT FROM roir.lane WHERE id = %(lane)s FOR UPDATE", {"lane": lane.id})
+            if feed is not None:
+                # Waits for a poll that is being applied.
+                execute(self.connection, "SELECT FROM roir.feed WHERE id = %(feed)s FOR UPDATE", {"feed": feed.id})
             gone = f"DELETE FROM {base} b USING ({listed}) s WHERE {entry.equal('b.', 's.')} RETURNING b::text"
             texts = list(execute(self.connection, gone, values).scalars())
             holders.follow(self.connection, self.job.generation_id, self.job.run.owner, gone=texts)
 
-    def _await_pass(self, lane: Lane, touched: Any) -> bool:
+    def _await_pass(self, feed: Feed, touched: Any) -> bool:
         """Waits for a pass that began after a touch, for as long as shipping is seen at work; False if a pause came."""
         run = self.job.run
         last, patient_until = None, time.monotonic() + PATIENCE_S
-        line: str | None = f"waiting for shard {quote(lane.shard.name)} to be shipped: roir ship"
+        line: str | None = f"waiting for shard {quote(feed.shard.name)} to be shipped: roir ship"
         while time.monotonic() < patient_until:
             with self.connection.begin():
                 if read_control(self.connection, run).status != Status.RUNNING:
                     return False
-                found = execute(self.connection, FRESH, {"lane": lane.id, "touched": touched}).one()
+                found = execute(self.connection, FRESH, {"feed": feed.id, "touched": touched}).one()
                 sign_of_life.note_wait(self.connection, run.operation_id, run.epoch, None if found.passed else line)
             if found.passed:
                 return True

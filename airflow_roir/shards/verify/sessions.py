@@ -22,7 +22,7 @@ from airflow_roir.errors import NotFound, SourceChanged
 from airflow_roir.scan_range import ScanRange
 from airflow_roir.shards import home, sources
 from airflow_roir.shards.capture import outbox
-from airflow_roir.shards.shard import SHARD_SCHEMA, Lane, set_away, set_reached
+from airflow_roir.shards.shard import SHARD_SCHEMA, Feed, set_away, set_reached
 from airflow_roir.shards.verify import sums
 
 # Run under the lock: to read another role's table can run that role's code.
@@ -35,10 +35,10 @@ class ShardAway(Exception):
 
 @dataclass
 class InShard:
-    """A session in a shard, with the lane's entry and source there. entry, source: None if the table was dropped."""
+    """A session in a shard, with the feed's entry and source there. entry, source: None if the table was dropped."""
 
     connection: Connection
-    lane: Lane
+    feed: Feed
     source: Source | None
     entry: Entry | None
     utf8: bool
@@ -53,26 +53,26 @@ class Sessions:
         self.job = job
         self._shards: dict[int, InShard] = {}
 
-    def of(self, lane: Lane) -> InShard:
-        """A session in a lane's shard, which is kept. Raises SourceChanged, and ShardAway, which it records."""
-        if lane.id in self._shards:
-            return self._shards[lane.id]
-        with self.reaching(lane):
-            database = lane.shard.database(self.database.application_name, self.database.limits)
+    def of(self, feed: Feed) -> InShard:
+        """A session in a feed's shard, which is kept. Raises SourceChanged, and ShardAway, which it records."""
+        if feed.id in self._shards:
+            return self._shards[feed.id]
+        with self.reaching(feed):
+            database = feed.shard.database(self.database.application_name, self.database.limits)
             connection = database.engine.connect()
             try:
                 with connection.begin():
-                    home.check(connection, lane.shard)
-                    entry = outbox.read_entry(connection, lane.outbox)
+                    home.check(connection, feed.shard)
+                    entry = outbox.read_entry(connection, feed.outbox)
                     try:
-                        source = sources.read_by_oid(connection, lane)
+                        source = sources.read_by_oid(connection, feed)
                     except NotFound:
                         source = None
                 if source is None:
                     entry = None
                 elif entry is None:
                     raise SourceChanged(
-                        f"index {self.job.run.index}: the capture of shard {quote(lane.shard.name)} is gone; rebuild "
+                        f"index {self.job.run.index}: the capture of shard {quote(feed.shard.name)} is gone; rebuild "
                         "the index"
                     )
                 else:
@@ -80,29 +80,29 @@ class Sessions:
             except BaseException:
                 connection.close()
                 raise
-            found = InShard(connection, lane, source, entry, sums.is_utf8(connection))
+            found = InShard(connection, feed, source, entry, sums.is_utf8(connection))
         with self.connection.begin():
-            set_reached(self.connection, lane.shard.id)
-        self._shards[lane.id] = found
+            set_reached(self.connection, feed.shard.id)
+        self._shards[feed.id] = found
         return found
 
     @contextmanager
-    def reaching(self, lane: Lane) -> Iterator[None]:
+    def reaching(self, feed: Feed) -> Iterator[None]:
         """Guards a block that reads a shard: if the shard can't be reached, records that. Raises ShardAway."""
         try:
             yield
         except DBAPIError as error:
-            held = self._shards.get(lane.id)
+            held = self._shards.get(feed.id)
             # Not an error of the index server, nor a lock that another session holds.
             if trouble_of(error) is None or not (held is None or held.connection.invalidated):
                 raise
-            self._forget(lane)
+            self._forget(feed)
             with self.connection.begin():
-                set_away(self.connection, lane.shard.id, reason_of(error))
-            raise ShardAway(lane.shard.name) from error
+                set_away(self.connection, feed.shard.id, reason_of(error))
+            raise ShardAway(feed.shard.name) from error
 
-    def _forget(self, lane: Lane) -> None:
-        found = self._shards.pop(lane.id, None)
+    def _forget(self, feed: Feed) -> None:
+        found = self._shards.pop(feed.id, None)
         if found is not None:
             found.connection.invalidate()
             found.connection.close()
@@ -114,11 +114,11 @@ class Sessions:
         self._shards.clear()
 
     def read(
-        self, lane: Lane, claim: UnitClaim, read: Callable[[InShard, str, str, dict[str, Any]], dict[str, Any]]
+        self, feed: Feed, claim: UnitClaim, read: Callable[[InShard, str, str, dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any] | None:
-        """Reads a unit's piece of a lane's table; None if it is gone. Raises ShardAway."""
-        one = self.of(lane)
-        with self.reaching(lane), one.connection.begin():
+        """Reads a unit's piece of a feed's table; None if it is gone. Raises ShardAway."""
+        one = self.of(feed)
+        with self.reaching(feed), one.connection.begin():
             name = self._hold(one, claim)
             if name is None or one.source is None:
                 return None
@@ -143,7 +143,7 @@ class Sessions:
         name: str | None = execute(one.connection, there, {"relation": claim.relation}).scalar()
         if name is None or not self._locked(one.connection, name):
             return None
-        execute(one.connection, OWNERS, {"outbox": one.lane.outbox})
+        execute(one.connection, OWNERS, {"outbox": one.feed.outbox})
         after = execute(one.connection, there, {"relation": claim.relation}).scalar()
         return name if name == after else None
 

@@ -19,7 +19,7 @@ from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import hashes
 from airflow_roir.errors import SourceChanged
 
-# The most buckets of a lane: a bucket's number is made of its lane's place and its own number.
+# The most buckets of a feed: a bucket's number is made of its feed's place and its own number.
 MOST_BUCKETS = 65_536
 
 
@@ -74,7 +74,7 @@ def row_hash(entry: Entry, values: Sequence[str], utf8: bool) -> str:
 
 
 def bucket(entry: Entry, values: Sequence[str], utf8: bool, buckets: int, place: str) -> str:
-    """SQL for a row's bucket. place: SQL for its lane's. buckets: of each lane, a power of two."""
+    """SQL for a row's bucket. place: SQL for its feed's. buckets: of each feed, a power of two."""
     return f"({place} * {MOST_BUCKETS} + ({key_hash(entry, values, utf8)} & {buckets - 1}))::int"
 
 

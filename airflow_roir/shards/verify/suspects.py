@@ -19,8 +19,8 @@ from airflow_roir.shards.verify.sessions import InShard
 FETCHED = 2_000
 
 SUSPECT = """
-INSERT INTO roir.suspect (verification_id, unit_id, lane_id, of_source, identity, hash)
-SELECT %(verification)s, %(unit)s, %(lane)s, true, x.identity::jsonb, x.hash
+INSERT INTO roir.suspect (verification_id, unit_id, feed_id, of_source, identity, hash)
+SELECT %(verification)s, %(unit)s, %(feed)s, true, x.identity::jsonb, x.hash
   FROM unnest(%(identities)s::text[], %(hashes)s::bigint[]) AS x (identity, hash)
 """
 
@@ -40,8 +40,8 @@ class Suspects:
         suspicious = self.verify_job.suspicious or ()
         buckets = self.verify_job.buckets
         if claim.side == "source":
-            lane = self.both.by_id[claim.lane_id or 0]
-            place = self.both.lanes.index(lane)
+            feed = self.both.by_id[claim.feed_id or 0]
+            place = self.both.feeds.index(feed)
             mine = [one for one in suspicious if one // sums.MOST_BUCKETS == place]
 
             def read(one: InShard, name: str, where: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Suspects:
                     rows = self._spool(claim, one, name, chosen, values)
                     return {"rows": commit(rows)}
 
-            found = self.both.sessions.read(lane, claim, read)
+            found = self.both.sessions.read(feed, claim, read)
             if found is not None:
                 return int(found["rows"])
             with self.connection.begin():
@@ -61,11 +61,11 @@ class Suspects:
             name = self.both.reading.hold(claim)
             rows = 0
             if name is not None:
-                where, place_of, of_lane = self.both.of_entries(claim)
+                where, place_of, of_feed = self.both.of_entries(claim)
                 bucket = sums.bucket(self.both.plain, self.both.read(), self.both.utf8, buckets, place_of)
                 chosen = f"{where} AND {bucket} = ANY ('{{{','.join(map(str, suspicious))}}}'::int[])"
                 execute(self.connection, damage.WITHOUT_INDEX)
-                rows = self._spool_entries(claim, name, chosen, of_lane)
+                rows = self._spool_entries(claim, name, chosen, of_feed)
             return commit(rows)
 
     def of_part(self, claim: UnitClaim) -> None:
@@ -79,13 +79,13 @@ class Suspects:
                 with self.connection.begin():
                     return {"rows": self._spool(claim, one, name, where, values)}
 
-            self.both.sessions.read(self.both.by_id[claim.lane_id or 0], claim, read)
+            self.both.sessions.read(self.both.by_id[claim.feed_id or 0], claim, read)
             return
         with self.connection.begin():
             name = self.both.reading.hold(claim)
             if name is not None:
-                where, _, lane = self.both.of_entries(claim)
-                self._spool_entries(claim, name, where, lane)
+                where, _, feed = self.both.of_entries(claim)
+                self._spool_entries(claim, name, where, feed)
 
     def _spool(self, claim: UnitClaim, one: InShard, name: str, where: str, values: dict[str, Any]) -> int:
         assert one.entry is not None
@@ -94,14 +94,14 @@ class Suspects:
         hashed = sums.row_hash(one.entry, read, one.utf8)
         sql = f"SELECT ARRAY[{', '.join(texts)}]::text[] AS identity, {hashed} AS hash FROM {name} r WHERE {where}"
         rows = 0
-        sides = self.both.of_lane(one)
+        sides = self.both.of_feed(one)
         streaming = {"no_parameters": True, "stream_results": True, "max_row_buffer": FETCHED}
         read_on = one.connection.exec_driver_sql(bound(one.connection, sql, values), execution_options=streaming)
         for part in read_on.partitions(FETCHED):
             found = {
                 "verification": self.verify_job.verification_id,
                 "unit": claim.id,
-                "lane": one.lane.id,
+                "feed": one.feed.id,
                 "identities": [json.dumps(sides.there(row.identity)) for row in part],
                 "hashes": [row.hash for row in part],
             }
@@ -109,13 +109,13 @@ class Suspects:
             rows += len(part)
         return rows
 
-    def _spool_entries(self, claim: UnitClaim, name: str, where: str, lane: str) -> int:
+    def _spool_entries(self, claim: UnitClaim, name: str, where: str, feed: str) -> int:
         entry = self.job.entry
         texts = [hashes.text(entry.columns[i], f"r.c{i + 1}") for i in entry.identity_positions]
         hashed = sums.row_hash(self.both.plain, self.both.read(), self.both.utf8)
         sql = (
-            "INSERT INTO roir.suspect (verification_id, unit_id, lane_id, of_source, identity, hash) "
-            f"SELECT {self.verify_job.verification_id}, {claim.id}, {lane}, false, "
+            "INSERT INTO roir.suspect (verification_id, unit_id, feed_id, of_source, identity, hash) "
+            f"SELECT {self.verify_job.verification_id}, {claim.id}, {feed}, false, "
             f"to_jsonb(ARRAY[{', '.join(texts)}]::text[]), {hashed} FROM {name} r WHERE {where}"
         )
         return execute(self.connection, sql).rowcount

@@ -22,21 +22,21 @@ from airflow_roir.engine.verify.units import Units
 from airflow_roir.errors import NotFound, RoirError, ShardUnreachable
 from airflow_roir.options import VerifyOptions
 from airflow_roir.shards import home, sources
-from airflow_roir.shards.shard import Lane, lanes_of, set_away
+from airflow_roir.shards.shard import Feed, feeds_of, set_away
 from airflow_roir.shards.verify import sums
 
 # A unit of a part costs a round trip to a shard and more: fewer rows aren't worth it.
 LEAST_OF_PARTS = 50
 
 REMOVED = """
-SELECT l.id FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+SELECT l.id FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
  WHERE l.generation_id = %(generation)s AND (l.removed_at IS NOT NULL OR s.removed_at IS NOT NULL)
 """
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables that a verification will read in the shards. pieces: by lane; a table that was dropped has none."""
+    """The tables that a verification will read in the shards. pieces: by feed; a table that was dropped has none."""
 
     generation_id: int
     rows: int
@@ -53,7 +53,7 @@ class Tables:
             walking = units.walk_on(connection, verification_id, index_id, generation_id)
         if not walking:
             listed = [
-                {"lane_id": None, **unit} for unit in units.entry_units(connection, generation_id, options.in_parts)
+                {"feed_id": None, **unit} for unit in units.entry_units(connection, generation_id, options.in_parts)
             ]
             listed += [
                 {
@@ -61,9 +61,9 @@ class Tables:
                     "relation": piece.relation,
                     "lower": piece.lower,
                     "upper": piece.upper,
-                    "lane_id": lane,
+                    "feed_id": feed,
                 }
-                for lane, piece in self.pieces
+                for feed, piece in self.pieces
             ]
             if options.sample is not None:
                 listed = random.sample(listed, max(1, math.ceil(len(listed) * options.sample / 100)))
@@ -71,7 +71,7 @@ class Tables:
             if options.amcheck:
                 segments += [("tree", one) for one in segments_of(connection, generation_id)]
             listed += [
-                {"side": side, "relation": one, "lower": None, "upper": None, "lane_id": None} for side, one in segments
+                {"side": side, "relation": one, "lower": None, "upper": None, "feed_id": None} for side, one in segments
             ]
             units.write_units(connection, verification_id, "check" if options.is_partial else "total", listed)
             walking = len(listed)
@@ -86,27 +86,27 @@ def read_tables(database: Database, generation_id: int, options: VerifyOptions) 
     Raises ShardUnreachable, which names all shards out of reach, and other errors for which a shard can't be read.
     """
     with database.transaction() as connection:
-        lanes = live_lanes(connection, generation_id)
-        if not lanes_of(connection, generation_id):
+        feeds = live_feeds(connection, generation_id)
+        if not feeds_of(connection, generation_id):
             return None
     rows, pieces, away = 0, list[tuple[int, Piece]](), dict[str, str]()
-    for lane in lanes:
+    for feed in feeds:
         try:
-            counted, cut = _cut(database, lane, options)
+            counted, cut = _cut(database, feed, options)
         except DBAPIError as error:
             if trouble_of(error) is None:
                 raise
-            away[lane.shard.name] = reason_of(error)
+            away[feed.shard.name] = reason_of(error)
             with database.transaction() as connection:
-                set_away(connection, lane.shard.id, away[lane.shard.name])
+                set_away(connection, feed.shard.id, away[feed.shard.name])
             continue
         except RoirError as error:
-            where = f"shard {quote(lane.shard.name)}"
+            where = f"shard {quote(feed.shard.name)}"
             if where in str(error):
                 raise
             raise type(error)(f"{where}: {error}") from error
         rows += counted
-        pieces += [(lane.id, piece) for piece in cut]
+        pieces += [(feed.id, piece) for piece in cut]
     if away:
         listed = "; ".join(f"shard {quote(name)} can't be reached: {problem}" for name, problem in away.items())
         raise ShardUnreachable(
@@ -117,11 +117,11 @@ def read_tables(database: Database, generation_id: int, options: VerifyOptions) 
     return Tables(generation_id, rows, tuple(pieces))
 
 
-def _cut(database: Database, lane: Lane, options: VerifyOptions) -> tuple[int, list[Piece]]:
-    with lane.shard.database(database.application_name, database.limits).transaction() as connection:
-        home.check(connection, lane.shard)
+def _cut(database: Database, feed: Feed, options: VerifyOptions) -> tuple[int, list[Piece]]:
+    with feed.shard.database(database.application_name, database.limits).transaction() as connection:
+        home.check(connection, feed.shard)
         try:
-            source = sources.read_by_oid(connection, lane)
+            source = sources.read_by_oid(connection, feed)
         except NotFound:
             return 0, []
         most = units.UNITS_OF_PARTS if options.in_parts else units.MOST_UNITS
@@ -134,52 +134,52 @@ def _rows_per_unit(least: int, most: int, rows: int) -> int:
     return max(least, rows // most)
 
 
-def live_lanes(connection: Connection, generation_id: int) -> list[Lane]:
-    """The lanes of a generation whose shards weren't removed."""
+def live_feeds(connection: Connection, generation_id: int) -> list[Feed]:
+    """The feeds of a generation whose shards weren't removed."""
     removed = set(execute(connection, REMOVED, {"generation": generation_id}).scalars())
-    return [lane for lane in lanes_of(connection, generation_id) if lane.id not in removed]
+    return [feed for feed in feeds_of(connection, generation_id) if feed.id not in removed]
 
 
-# The same units again: of all entries, and of the rows in the given lanes' shards.
+# The same units again: of all entries, and of the rows in the given feeds' shards.
 NEXT_UNITS = """
-INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, lane_id)
-SELECT verification_id, %(new)s, ordinal, side, relation, lower, upper, lane_id FROM roir.verification_unit
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, feed_id)
+SELECT verification_id, %(new)s, ordinal, side, relation, lower, upper, feed_id FROM roir.verification_unit
  WHERE verification_id = %(id)s AND stage = %(old)s AND side IN ('source', 'entry')
-   AND (side = 'entry' OR lane_id = ANY (%(lanes)s))
+   AND (side = 'entry' OR feed_id = ANY (%(feeds)s))
 """
 LOOKS_DUE = """
-INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lane_id)
-SELECT %(id)s, 'whole', row_number() OVER (ORDER BY lane_id), 'both', 0, lane_id
-  FROM (SELECT DISTINCT lane_id FROM roir.suspect WHERE verification_id = %(id)s) s
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, feed_id)
+SELECT %(id)s, 'whole', row_number() OVER (ORDER BY feed_id), 'both', 0, feed_id
+  FROM (SELECT DISTINCT feed_id FROM roir.suspect WHERE verification_id = %(id)s) s
 """
 
 
 SUMMED = """
-SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'total' AND side = 'source'
+SELECT feed_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'total' AND side = 'source'
 EXCEPT
-SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'sum' AND side = 'source'
+SELECT feed_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'sum' AND side = 'source'
 """
 
 
 class UnitsApart(Units):
-    """The units of a verification over shards. A lane's place is the first part of its buckets' numbers."""
+    """The units of a verification over shards. A feed's place is the first part of its buckets' numbers."""
 
     def summed(self, differ: list[int]) -> list[int]:
         """The buckets that differ, without those of unreachable shards, of which only one side was summed."""
         left_out = set(execute(self.connection, SUMMED, {"id": self.verification.id}).scalars())
-        places = {place for place, lane in enumerate(self._lanes()) if lane in left_out}
+        places = {place for place, feed in enumerate(self._feeds()) if feed in left_out}
         return [one for one in differ if one // sums.MOST_BUCKETS not in places]
 
     def again(self, old: str, new: str, differ: Sequence[int]) -> None:
         """Plans the next stage's units; for shards without a suspicious bucket none."""
-        # In stage total a lane's bucket is its place.
+        # In stage total a feed's bucket is its place.
         places = set(differ) if old == "total" else {one // sums.MOST_BUCKETS for one in differ}
-        lanes = [lane for place, lane in enumerate(self._lanes()) if place in places]
-        execute(self.connection, NEXT_UNITS, {"id": self.verification.id, "old": old, "new": new, "lanes": lanes})
+        feeds = [feed for place, feed in enumerate(self._feeds()) if place in places]
+        execute(self.connection, NEXT_UNITS, {"id": self.verification.id, "old": old, "new": new, "feeds": feeds})
 
     def plan_last(self) -> bool:
         """Plans a unit for each shard with suspects; True if there is any."""
         return execute(self.connection, LOOKS_DUE, {"id": self.verification.id}).rowcount > 0
 
-    def _lanes(self) -> list[int]:
-        return sorted(lane.id for lane in lanes_of(self.connection, self.verification.generation_id))
+    def _feeds(self) -> list[int]:
+        return sorted(feed.id for feed in feeds_of(self.connection, self.verification.generation_id))

@@ -1,6 +1,6 @@
 """Feeds of shards: the core's own statements about indexes over shards, and its hooks for the end of a generation.
 
-A generation of an index over shards has a feed (a row of `roir.lane`) for each of them. The feeds are in the control
+A generation of an index over shards has a feed (a row of `roir.feed`) for each of them. The feeds are in the control
 schema, so the core reads them, and whether their shards are out of reach, like any other rows. The package
 `airflow_roir.shards` does all work in shards, and on tables that only such an index has, behind `Ends` here and
 `engine.apart.Apart`. The core imports nothing of it: `implementation` finds it by its name.
@@ -24,14 +24,14 @@ IS_AWAY = f"s.away_until BETWEEN clock_timestamp() AND clock_timestamp() + inter
 # SQL for the table and the shards of index i, if it is over shards; else NULL.
 TABLE_OF = """
 (i.shard_table || coalesce(' in ' || (
-    SELECT string_agg(s.name, ', ' ORDER BY s.name) FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+    SELECT string_agg(s.name, ', ' ORDER BY s.name) FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
      WHERE l.generation_id = (SELECT max(x.id) FROM roir.generation x
                                WHERE x.index_id = i.id AND x.status <> 'dropped')), ''))
 """
 # The operation's shards that can't be read now, and why.
 AWAY = """
 SELECT s.name, s.problem FROM roir.operation o
-  JOIN roir.lane l ON l.generation_id = o.generation_id JOIN roir.shard s ON s.id = l.shard_id
+  JOIN roir.feed l ON l.generation_id = o.generation_id JOIN roir.shard s ON s.id = l.shard_id
  WHERE o.id = %(operation)s AND s.problem IS NOT NULL ORDER BY s.name
 """
 # SQL, true if no worker may claim a range now: its shard is out of reach, or has as many readers as it may have. One of
@@ -50,12 +50,12 @@ o.shard_parallelism <= (SELECT count(*) FROM roir.scan_range h
                          WHERE h.operation_id = o.id AND h.shard_id = r.shard_id AND NOT h.done
                            AND h.claim_epoch = o.epoch AND h.id < r.id)
 """
-HAS_LANES = "SELECT EXISTS (SELECT FROM roir.lane WHERE generation_id = %(generation)s)"
+HAS_FEEDS = "SELECT EXISTS (SELECT FROM roir.feed WHERE generation_id = %(generation)s)"
 
 
 def is_apart(connection: Connection, generation_id: int) -> bool:
     """True if the generation's rows are in shards."""
-    return bool(execute(connection, HAS_LANES, {"generation": generation_id}).scalar_one())
+    return bool(execute(connection, HAS_FEEDS, {"generation": generation_id}).scalar_one())
 
 
 class Ends:

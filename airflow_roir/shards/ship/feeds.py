@@ -1,4 +1,4 @@
-"""Lists the lanes to ship, and claims one for a shipper. A lane's token fences its former shipper (I4)."""
+"""Lists the feeds to ship, and claims one for a shipper. A feed's token fences its former shipper (I4)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.generation.lanes import IS_AWAY
+from airflow_roir.engine.generation.feeds import IS_AWAY
 from airflow_roir.errors import Fenced, LockNotAcquired
-from airflow_roir.shards.shard import Lane, by_id
+from airflow_roir.shards.shard import Feed, by_id
 
 # Longer than an outage of a second or a slow batch; a shipper that takes over meanwhile does no harm.
 HEARTBEAT_FRESH_S = 10
-# Numbers of a token's visits, which are the lower part of a tick.
-VISITS = 1 << 32
+# Numbers of a token's polls, which are the lower part of a tick.
+POLLS = 1 << 32
 
 # A building generation is shipped after its copies: these would overwrite shipped entries by older ones.
 LIVE = """
@@ -31,10 +31,10 @@ LIVE = """
        AND o.phase IN ('fold', 'publish')))
 """
 SHIPPED = f"l.captured_at IS NOT NULL AND l.removed_at IS NULL AND {LIVE}"
-LANES = f"""
+FEEDS = f"""
 SELECT l.id, l.shard_id, {IS_AWAY} AS away, l.owner,
        abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) < {HEARTBEAT_FRESH_S} AS held
-  FROM roir.lane l
+  FROM roir.feed l
   JOIN roir.generation g ON g.id = l.generation_id
   JOIN roir.index i ON i.id = g.index_id
   JOIN roir.shard s ON s.id = l.shard_id
@@ -45,9 +45,9 @@ SELECT l.id, l.shard_id, {IS_AWAY} AS away, l.owner,
  ORDER BY l.id
 """
 CLAIM = f"""
-UPDATE roir.lane l SET token = greatest(l.token, %(above)s) + 1, owner = %(owner)s, heartbeat_at = clock_timestamp()
+UPDATE roir.feed l SET token = greatest(l.token, %(above)s) + 1, owner = %(owner)s, heartbeat_at = clock_timestamp()
   FROM roir.generation g
- WHERE l.id = %(lane)s AND g.id = l.generation_id AND {SHIPPED}
+ WHERE l.id = %(feed)s AND g.id = l.generation_id AND {SHIPPED}
    AND (l.owner IS NULL OR l.owner = %(owner)s
         OR abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) >= {HEARTBEAT_FRESH_S} OR %(take_over)s)
 RETURNING l.token, l.tick, l.step, l.emptied, md5(l.evidence::text) AS evidence
@@ -57,19 +57,19 @@ SELECT l.id, l.generation_id, l.shard_id, l.outbox, l.source_oid, g.entry, i.id 
        i.name, i.shard_column,
        to_regclass(format('roir_data.g%%s_intent', g.id)) IS NOT NULL AS announced,
        g.unique_mode IS NOT NULL AS unique
-  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
- WHERE l.id = %(lane)s
+  FROM roir.feed l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE l.id = %(feed)s
 """
 
 
 @dataclass(frozen=True)
 class Route:
-    """The facts of a lane for its shipper. entry: of the index server; column: the position of the shard's name in it.
+    """The facts of a feed for its shipper. entry: of the index server; column: the position of the shard's name in it.
 
     announced: whether there is room for intents. unique: whether keys have holders.
     """
 
-    lane: Lane
+    feed: Feed
     entry: Entry
     column: int
     index_id: int
@@ -80,16 +80,16 @@ class Route:
     @property
     def name(self) -> str:
         """The index and the shard, for messages."""
-        return f"index {self.index}, shard {self.lane.shard.name}"
+        return f"index {self.index}, shard {self.feed.shard.name}"
 
 
 @dataclass
 class Claim:
-    """A shipper's hold on a lane.
+    """A shipper's hold on a feed.
 
-    known: the tick of the last visit that was applied; visits: the number of visits under this token; step, emptied: as
+    known: the tick of the last poll that was applied; polls: the number of polls under this token; step, emptied: as
     on the index server; evidence: a hash of that. start: the index server's start, if strict reads wait for a proof
-    since; horizon: a transaction id that the shard assigned after it, 0 until the next visit has drawn one.
+    since; horizon: a transaction id that the shard assigned after it, 0 until the next poll has drawn one.
     """
 
     owner: str
@@ -98,19 +98,19 @@ class Claim:
     step: int
     emptied: int
     evidence: str | None = None
-    visits: int = 0
+    polls: int = 0
     start: datetime | None = None
     horizon: int = 0
 
     def next_tick(self) -> int:
-        """The tick of another visit. No two visits have the same, and a newer claim's are greater."""
-        self.visits += 1
-        return self.token * VISITS + self.visits
+        """The tick of another poll. No two polls have the same, and a newer claim's are greater."""
+        self.polls += 1
+        return self.token * POLLS + self.polls
 
 
 @dataclass(frozen=True)
 class Found:
-    """A lane to ship. away: its shard is not tried now; owner: the shipper that has it, if that lives."""
+    """A feed to ship. away: its shard is not tried now; owner: the shipper that has it, if that lives."""
 
     id: int
     shard_id: int
@@ -124,68 +124,68 @@ def to_ship(
     indexes: list[int] | None = None,
     generation_id: int | None = None,
 ) -> list[Found]:
-    """The lanes that are shipped now; only of these shards, indexes and this generation, if they are given."""
+    """The feeds that are shipped now; only of these shards, indexes and this generation, if they are given."""
     values = {"shards": shards, "indexes": indexes, "generation": generation_id}
     return [
         Found(row.id, row.shard_id, bool(row.away), row.owner if row.held else None)
-        for row in execute(connection, LANES, values)
+        for row in execute(connection, FEEDS, values)
     ]
 
 
-def route(connection: Connection, lane_id: int) -> Route:
-    """The facts of a lane."""
-    row = execute(connection, ROUTE, {"lane": lane_id}).one()
+def route(connection: Connection, feed_id: int) -> Route:
+    """The facts of a feed."""
+    row = execute(connection, ROUTE, {"feed": feed_id}).one()
     entry = physical.followed(connection, row.generation_id, Entry.from_json(row.entry))
-    lane = Lane(row.id, row.generation_id, by_id(connection, row.shard_id), row.outbox, row.source_oid)
+    feed = Feed(row.id, row.generation_id, by_id(connection, row.shard_id), row.outbox, row.source_oid)
     column = next(i for i, one in enumerate(entry.columns) if one.source == row.shard_column)
-    return Route(lane, entry, column, row.index_id, str(operations.index_name(row)), row.announced, row.unique)
+    return Route(feed, entry, column, row.index_id, str(operations.index_name(row)), row.announced, row.unique)
 
 
-def claim(connection: Connection, lane_id: int, owner: str, take_over: bool = False, above: int = 0) -> Claim | None:
-    """Claims a lane that is free, or whose shipper has died; None if another shipper has it, or it isn't shipped.
+def claim(connection: Connection, feed_id: int, owner: str, take_over: bool = False, above: int = 0) -> Claim | None:
+    """Claims a feed that is free, or whose shipper has died; None if another shipper has it, or it isn't shipped.
 
-    Waits for a transaction that applies a visit to the lane, so all visits from now on are younger than that one.
+    Waits for a transaction that applies a poll to the feed, so all polls from now on are younger than that one.
     take_over: take it from a shipper that lives. above: a token in the shard's tick that this server has lost.
     """
-    values = {"lane": lane_id, "owner": owner, "take_over": take_over, "above": above}
+    values = {"feed": feed_id, "owner": owner, "take_over": take_over, "above": above}
     row = execute(connection, CLAIM, values).first()
     return None if row is None else Claim(owner, row.token, row.tick, row.step, row.emptied, row.evidence)
 
 
-def renew(connection: Connection, lane_id: int, held: Claim) -> None:
+def renew(connection: Connection, feed_id: int, held: Claim) -> None:
     """A sign of life. Raises Fenced."""
     beat = (
-        "UPDATE roir.lane SET heartbeat_at = clock_timestamp() "
-        "WHERE id = %(lane)s AND owner = %(owner)s AND token = %(token)s"
+        "UPDATE roir.feed SET heartbeat_at = clock_timestamp() "
+        "WHERE id = %(feed)s AND owner = %(owner)s AND token = %(token)s"
     )
-    values = {"lane": lane_id, "owner": held.owner, "token": held.token}
+    values = {"feed": feed_id, "owner": held.owner, "token": held.token}
     if execute(connection, beat, values).rowcount != 1:
-        raise Fenced(f"lane {lane_id} has another shipper now; {held.owner} stops")
+        raise Fenced(f"feed {feed_id} has another shipper now; {held.owner} stops")
 
 
-def release(connection: Connection, lane_id: int, held: Claim) -> None:
-    """Gives a lane back; a no-op if another shipper has it."""
+def release(connection: Connection, feed_id: int, held: Claim) -> None:
+    """Gives a feed back; a no-op if another shipper has it."""
     execute(
         connection,
-        "UPDATE roir.lane SET owner = NULL, heartbeat_at = NULL "
-        "WHERE id = %(lane)s AND owner = %(owner)s AND token = %(token)s",
-        {"lane": lane_id, "owner": held.owner, "token": held.token},
+        "UPDATE roir.feed SET owner = NULL, heartbeat_at = NULL "
+        "WHERE id = %(feed)s AND owner = %(owner)s AND token = %(token)s",
+        {"feed": feed_id, "owner": held.owner, "token": held.token},
     )
 
 
 # Two processes at once would wait for each other's drain, and a removal must not come before the installation.
-HOLD = "SELECT pg_try_advisory_lock(hashtext('roir lane'), %(lane)s::int)"
-LET_GO = "SELECT pg_advisory_unlock(hashtext('roir lane'), %(lane)s::int)"
+HOLD = "SELECT pg_try_advisory_lock(hashtext('roir feed'), %(feed)s::int)"
+LET_GO = "SELECT pg_advisory_unlock(hashtext('roir feed'), %(feed)s::int)"
 
 
 @contextmanager
-def held(database: Database, lane_id: int) -> Iterator[None]:
-    """Keeps other processes from installing or removing a lane's capture in its shard. Raises LockNotAcquired."""
+def held(database: Database, feed_id: int) -> Iterator[None]:
+    """Keeps other processes from installing or removing a feed's capture in its shard. Raises LockNotAcquired."""
     with database.autocommit() as connection:
-        if not execute(connection, HOLD, {"lane": lane_id}).scalar_one():
-            raise LockNotAcquired(f"another process is about what lane {lane_id} has in its shard. Try again")
+        if not execute(connection, HOLD, {"feed": feed_id}).scalar_one():
+            raise LockNotAcquired(f"another process is about what feed {feed_id} has in its shard. Try again")
         try:
             yield
         finally:
             if not connection.invalidated:
-                execute(connection, LET_GO, {"lane": lane_id})
+                execute(connection, LET_GO, {"feed": feed_id})

@@ -1,4 +1,4 @@
-"""The steps of the index server: visits that settle, filling the holders, switching on and off, contact after a
+"""The steps of the index server: polls that settle, filling the holders, switching on and off, contact after a
 loss."""
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from tests.model.holders_state import (
     NULL,
     Bounds,
     Intent,
+    Poll,
     Shard,
     State,
     Variant,
-    Visit,
     added,
     holder,
     puts,
     real,
     replaced,
     shards_of,
+    with_poll,
     with_shard,
-    with_visit,
 )
 
 Steps = Iterator[tuple[str, State]]
 
 
 def steps(state: State, bounds: Bounds, variant: Variant) -> Steps:
-    for number, visit in enumerate(state.visits):
-        for text, after in _visit(state, number, visit, bounds, variant):
-            yield f"a visit of S{number + 1} {text}", after
-        if state.deaths < bounds.deaths and visit != IDLE:
-            dead = with_visit(state, number, IDLE)
+    for number, poll in enumerate(state.polls):
+        for text, after in _poll(state, number, poll, bounds, variant):
+            yield f"a poll of S{number + 1} {text}", after
+        if state.deaths < bounds.deaths and poll != IDLE:
+            dead = with_poll(state, number, IDLE)
             yield f"the shipper of S{number + 1} dies", dead._replace(deaths=state.deaths + 1)
         # A verification, and a pass that began when all writers had begun to announce.
         sure = not any(state.homes[n] == number and state.users[n].phase == "put" for n in state.unsure)
@@ -43,35 +43,35 @@ def steps(state: State, bounds: Bounds, variant: Variant) -> Steps:
     yield from _modes(state, bounds, variant)
 
 
-def _visit(state: State, number: int, visit: Visit, bounds: Bounds, variant: Variant) -> Steps:
+def _poll(state: State, number: int, poll: Poll, bounds: Bounds, variant: Variant) -> Steps:
     shard, index = state.shards[number], state.index
     mine = tuple(i for i in index.intents if i.shard == number)
-    if visit.phase == "idle":
-        if shard.outbox or visit.acked or mine or shard.lost or index.doubt[number] == "repairing":
-            yield "looks at the intents", with_visit(state, number, visit._replace(phase="looked", named=mine))
-    elif visit.phase == "looked":
+    if poll.phase == "idle":
+        if shard.outbox or poll.acked or mine or shard.lost or index.doubt[number] == "repairing":
+            yield "looks at the intents", with_poll(state, number, poll._replace(phase="looked", named=mine))
+    elif poll.phase == "looked":
         if shard.lost:
             doubt = replaced(index.doubt, number, "doubtful")
             told = with_shard(state, number, shard._replace(lost=False))
             told = told._replace(index=index._replace(doubt=doubt, promised=False, doubted=True))
-            yield "finds that commits are lost", with_visit(told, number, IDLE)
+            yield "finds that commits are lost", with_poll(told, number, IDLE)
         else:
-            yield "reads the shard", _read(state, number, visit, bounds)
-    elif visit.phase == "answered":
-        if state.batch is None or variant is Variant.FILL_BESIDE_VISITS:
-            yield "locks its lane and holders", with_visit(state, number, _locked(state, number, visit, variant))
+            yield "reads the shard", _read(state, number, poll, bounds)
+    elif poll.phase == "answered":
+        if state.batch is None or variant is Variant.FILL_BESIDE_POLLS:
+            yield "locks its feed and holders", with_poll(state, number, _locked(state, number, poll, variant))
     else:
-        yield "commits", _applied(state, number, visit, variant)
+        yield "commits", _applied(state, number, poll, variant)
 
 
-def _read(state: State, number: int, visit: Visit, bounds: Bounds) -> State:
+def _read(state: State, number: int, poll: Poll, bounds: Bounds) -> State:
     shard = state.shards[number]
     running = tuple(n for n, user in enumerate(state.users) if state.homes[n] == number and user.phase in IN_THE_SHARD)
     touched = {ident for n in running for ident in state.users[n].touched}
-    outbox = tuple(i for i in shard.outbox if i not in visit.acked or i in touched)
+    outbox = tuple(i for i in shard.outbox if i not in poll.acked or i in touched)
     shipped = outbox[: bounds.limit]
-    idents = sorted({*shipped, *(i.ident for i in visit.named)})
-    answered = visit._replace(
+    idents = sorted({*shipped, *(i.ident for i in poll.named)})
+    answered = poll._replace(
         phase="answered",
         acked=(),
         rows=tuple((ident, ident in shard.rows) for ident in idents),
@@ -80,21 +80,21 @@ def _read(state: State, number: int, visit: Visit, bounds: Bounds) -> State:
         losable=bool(idents) and state.saved is not None and number == bounds.lossy,
         repaired=state.index.doubt[number] == "repairing" and shipped == outbox,
     )
-    return with_visit(with_shard(state, number, shard._replace(outbox=outbox)), number, answered)
+    return with_poll(with_shard(state, number, shard._replace(outbox=outbox)), number, answered)
 
 
-def _locked(state: State, number: int, visit: Visit, variant: Variant) -> Visit:
+def _locked(state: State, number: int, poll: Poll, variant: Variant) -> Poll:
     """FOR UPDATE SKIP LOCKED, of the holders of what is gone."""
-    visit = visit._replace(phase="locked")
+    poll = poll._replace(phase="locked")
     if variant is Variant.ONE_STATEMENT:
-        return visit._replace(old=state.index.intents)
-    locked, skipped = _lockable(state, number, visit, variant)
-    return visit._replace(locked=locked, skipped=skipped)
+        return poll._replace(old=state.index.intents)
+    locked, skipped = _lockable(state, number, poll, variant)
+    return poll._replace(locked=locked, skipped=skipped)
 
 
-def _lockable(state: State, number: int, visit: Visit, variant: Variant) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    taken = {key for put in puts(state) for key in put.shared} | {key for v in state.visits for key in v.locked}
-    gone = {ident[0] for ident, there in visit.rows if not there}
+def _lockable(state: State, number: int, poll: Poll, variant: Variant) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    taken = {key for put in puts(state) for key in put.shared} | {key for v in state.polls for key in v.locked}
+    gone = {ident[0] for ident, there in poll.rows if not there}
     held = [
         key
         for key, shard, by in state.index.holders
@@ -103,18 +103,18 @@ def _lockable(state: State, number: int, visit: Visit, variant: Variant) -> tupl
     return tuple(key for key in held if key not in taken), tuple(key for key in held if key in taken)
 
 
-def _applied(state: State, number: int, visit: Visit, variant: Variant) -> State:
+def _applied(state: State, number: int, poll: Poll, variant: Variant) -> State:
     """The rest of the transaction, as one step: no other transaction waits for only a part of it."""
     index = state.index
-    settled = {i for i in visit.named if i.user not in visit.running}
-    entries = {e for e in index.entries if e[0] != number or (e[1], False) not in visit.rows}
-    entries |= {(number, ident) for ident, there in visit.rows if there}
+    settled = {i for i in poll.named if i.user not in poll.running}
+    entries = {e for e in index.entries if e[0] != number or (e[1], False) not in poll.rows}
+    entries |= {(number, ident) for ident, there in poll.rows if there}
     now = index._replace(entries=tuple(sorted(entries)), intents=tuple(i for i in index.intents if i not in settled))
-    locked, skipped = visit.locked, visit.skipped
+    locked, skipped = poll.locked, poll.skipped
     seen = now
     if variant is Variant.ONE_STATEMENT:
-        locked, skipped = _lockable(state, number, visit, variant)
-        seen = now._replace(intents=tuple(i for i in visit.old if i not in settled))
+        locked, skipped = _lockable(state, number, poll, variant)
+        seen = now._replace(intents=tuple(i for i in poll.old if i not in settled))
     elif variant is Variant.SETTLE_FIRST:
         seen = index
     entries_count, intents_count = variant is not Variant.ENTRIES_UNSEEN, variant is not Variant.INTENTS_UNSEEN
@@ -122,37 +122,37 @@ def _applied(state: State, number: int, visit: Visit, variant: Variant) -> State
     if index.mode == "off":
         freed, skipped = set(), ()
     if variant is not Variant.NO_INTENT_LEFT:
-        left = [Intent(number, ident, ENDED) for ident, there in visit.rows if ident[0] in skipped and not there]
+        left = [Intent(number, ident, ENDED) for ident, there in poll.rows if ident[0] in skipped and not there]
         now = now._replace(intents=added(now.intents, *left))
     state = without_holders(state._replace(index=now), freed)
     if index.mode == "filling":
-        state = _met(state, number, visit, variant)
-    if visit.losable:
-        # The shard comes back, or has come back, as it was before this visit's tick.
+        state = _met(state, number, poll, variant)
+    if poll.losable:
+        # The shard comes back, or has come back, as it was before this poll's tick.
         if isinstance(state.saved, Shard):
             state = state._replace(saved=state.saved._replace(lost=True))
         else:
             state = with_shard(state, number, state.shards[number]._replace(lost=True))
-    if visit.repaired and state.index.doubt[number] == "repairing":
+    if poll.repaired and state.index.doubt[number] == "repairing":
         index = state.index._replace(doubt=replaced(state.index.doubt, number, ""))
         if variant is Variant.DOUBT_FORGOTTEN and not any(index.doubt):
             index = index._replace(doubted=False, promised=index.mode == "enforced")
         state = state._replace(index=index)
-    return with_visit(state, number, IDLE._replace(acked=visit.shipped))
+    return with_poll(state, number, IDLE._replace(acked=poll.shipped))
 
 
-def _met(state: State, number: int, visit: Visit, variant: Variant) -> State:
+def _met(state: State, number: int, poll: Poll, variant: Variant) -> State:
     """While filling: entries whose key is another shard's."""
     index = state.index
-    for ident, there in visit.rows:
+    for ident, there in poll.rows:
         found = holder(index, ident[0])
         if not there or ident[0] == NULL:
             continue
-        if variant is Variant.VISIT_FILLS and found is None:
+        if variant is Variant.POLL_FILLS and found is None:
             index = index._replace(holders=added(index.holders, (ident[0], number, ENDED)))
-        elif variant is Variant.VISIT_FILLS and found is not None and found[2] != ENDED:
-            return state._replace(wrong="H6: a visit waits for a put")
-        elif found is not None and found[1:] != (number, ENDED) and variant is not Variant.VISIT_UNCONTESTED:
+        elif variant is Variant.POLL_FILLS and found is not None and found[2] != ENDED:
+            return state._replace(wrong="H6: a poll waits for a put")
+        elif found is not None and found[1:] != (number, ENDED) and variant is not Variant.POLL_UNCONTESTED:
             contested = added(index.contested, ident[0]) if found[2] == ENDED else index.contested
             index = index._replace(contested=contested)
     return state._replace(index=index)
@@ -178,21 +178,21 @@ def _repaired(state: State, number: int) -> State:
     differ = sorted(there ^ set(shard.rows))
     outbox = (*(i for i in shard.outbox if i not in differ), *differ)
     doubt = replaced(state.index.doubt, number, "repairing")
-    visit = state.visits[number]._replace(acked=(), shipped=(), repaired=False)
-    state = with_visit(with_shard(state, number, shard._replace(outbox=outbox)), number, visit)
+    poll = state.polls[number]._replace(acked=(), shipped=(), repaired=False)
+    state = with_poll(with_shard(state, number, shard._replace(outbox=outbox)), number, poll)
     return state._replace(index=state.index._replace(doubt=doubt))
 
 
 def _modes(state: State, bounds: Bounds, variant: Variant) -> Steps:
     index = state.index
     in_flight = bool(puts(state))
-    visited = any(visit.phase == "locked" for visit in state.visits)
+    polled = any(poll.phase == "locked" for poll in state.polls)
     keys = sorted({*bounds.values, *(key for rows in bounds.rows for key, _ in rows)} - {"", NULL})
-    if index.doubted and index.mode in ("filling", "enforced") and not in_flight and not visited:
+    if index.doubted and index.mode in ("filling", "enforced") and not in_flight and not polled:
         off = "refusing" if variant is Variant.REFUSES_ON else "off"
         ended = index._replace(mode=off, promised=False)
         yield "enforcement ends", state._replace(index=ended, filled=(), batch=None)
-    drained = (not in_flight or variant is Variant.TRIGGER_WITHOUT_DRAIN) and not visited
+    drained = (not in_flight or variant is Variant.TRIGGER_WITHOUT_DRAIN) and not polled
     may_begin = index.mode in ("off", "refusing") and state.fills < bounds.fills and not any(index.doubt)
     if may_begin and drained:
         begun = state if variant is Variant.FILLED_ON_TOP else without_holders(state, set(keys))
@@ -202,7 +202,7 @@ def _modes(state: State, bounds: Bounds, variant: Variant) -> Steps:
         return
     if state.batch is None:
         for key in keys:
-            if key not in state.filled and (not visited or variant is Variant.FILL_BESIDE_VISITS):
+            if key not in state.filled and (not polled or variant is Variant.FILL_BESIDE_POLLS):
                 found = shards_of(index, key, intents=variant is not Variant.FILL_ENTRIES_ALONE)
                 yield f"a batch finds {key} in {len(found)} shards", state._replace(batch=(key, found))
                 break
@@ -210,7 +210,7 @@ def _modes(state: State, bounds: Bounds, variant: Variant) -> Steps:
         yield from _filled(state, *state.batch)
         if state.deaths < bounds.deaths:
             yield "who fills dies", state._replace(batch=None, deaths=state.deaths + 1)
-    free = (not in_flight and not visited) or variant is Variant.SWITCH_WITHOUT_LOCK
+    free = (not in_flight and not polled) or variant is Variant.SWITCH_WITHOUT_LOCK
     if state.batch is None and len(state.filled) == len(keys) and free and not index.doubted:
         yield from _switch(state, variant)
 

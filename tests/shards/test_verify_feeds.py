@@ -1,4 +1,4 @@
-"""The effect of a verification on lanes and shards: doubt, shards that are away, removed or restored, tables
+"""The effect of a verification on feeds and shards: doubt, shards that are away, removed or restored, tables
 dropped."""
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ REPAIR = VerifyOptions(repair=True)
 
 def _doubt(one: Verified, name: str = "s1") -> None:
     one.made.ask(
-        "UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = 'lost' WHERE id = %s", one.lanes[name].id
+        "UPDATE roir.feed SET doubtful_at = clock_timestamp(), doubt = 'lost' WHERE id = %s", one.feeds[name].id
     )
 
 
-def test_a_doubtful_lane_is_trusted_after_a_whole_verification_with_repair_that_began_later(shards: Make) -> None:
+def test_a_doubtful_feed_is_trusted_after_a_whole_verification_with_repair_that_began_later(shards: Make) -> None:
     one = build(shards(2, TABLE, FILL))
     _doubt(one)
     with one.shipping():
         verify(one.made.database, "ix")
-        assert one.lane("doubt", "s1") == "lost"
+        assert one.feed("doubt", "s1") == "lost"
         verify(one.made.database, "ix", VerifyOptions(repair=True, sample=100))
-        assert one.lane("doubt", "s1") == "lost"
+        assert one.feed("doubt", "s1") == "lost"
         verify(one.made.database, "ix", REPAIR)
-        assert (one.lane("doubt", "s1"), one.lane("doubtful_at", "s1")) == (None, None)
+        assert (one.feed("doubt", "s1"), one.feed("doubtful_at", "s1")) == (None, None)
 
 
 def test_a_doubt_that_arises_during_a_verification_stays(shards: Make) -> None:
@@ -58,7 +58,7 @@ def test_a_doubt_that_arises_during_a_verification_stays(shards: Make) -> None:
     _doubt(one)
     run = start_run(one.made.database, "ix", "test", take_over=True)
     _finish(one.made.database, run)
-    assert one.lane("doubt", "s1") == "lost"
+    assert one.feed("doubt", "s1") == "lost"
 
 
 def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: 
     one.run("DELETE FROM {base} WHERE c3 = 7")
     report = verify(one.made.database, "ix", REPAIR)
     assert (report.missing, report.mended, report.is_exact) == (1, 0, False)
-    assert one.lane("doubt", "s1") == "lost"
+    assert one.feed("doubt", "s1") == "lost"
     # The row was touched, so shipping repairs its entry.
     one.ship()
     assert one.is_exact()
@@ -93,9 +93,9 @@ def test_a_shard_that_was_restored_to_an_older_state_is_repaired_and_trusted(sha
     with one.shipping():
         report = verify(one.made.database, "ix", REPAIR)
         assert report.is_exact
-        # Named when it was visited first, maybe since the verification began.
+        # Named when it was polled first, maybe since the verification began.
         verify(one.made.database, "ix", REPAIR)
-    assert one.lane("doubt", "s1") is None
+    assert one.feed("doubt", "s1") is None
     assert one.is_exact()
 
 
@@ -112,7 +112,7 @@ def test_a_base_that_was_restored_is_repaired(shards: Make) -> None:
 
 def test_entries_of_a_removed_shard_and_of_a_dropped_table_go(shards: Make) -> None:
     one = build(shards(3, TABLE, FILL))
-    one.made.ask("UPDATE roir.lane SET removed_at = now() WHERE id = %s", one.lanes["s2"].id)
+    one.made.ask("UPDATE roir.feed SET removed_at = now() WHERE id = %s", one.feeds["s2"].id)
     one.made.run("DROP TABLE t CASCADE", only="s1")
     report = verify(one.made.database, "ix")
     assert (report.extra, report.found) == (802, 802)
@@ -284,8 +284,8 @@ def test_a_shard_that_is_away_holds_its_own_units_alone(shards: Make, monkeypatc
     for _ in units(database, run):
         pass
     [(left,)] = one.made.ask(
-        "SELECT string_agg(DISTINCT s.name, ',') FROM roir.verification_unit u JOIN roir.lane l ON "
-        "l.id = u.lane_id JOIN roir.shard s ON s.id = l.shard_id WHERE NOT u.done"
+        "SELECT string_agg(DISTINCT s.name, ',') FROM roir.verification_unit u JOIN roir.feed l ON "
+        "l.id = u.feed_id JOIN roir.shard s ON s.id = l.shard_id WHERE NOT u.done"
     )
     assert left == "s1"
     assert (
