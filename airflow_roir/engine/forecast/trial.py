@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -22,6 +23,8 @@ from airflow_roir.engine.generation.entry_size import names_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.files import File, files_of
 from airflow_roir.engine.source.source import Source
+
+T = TypeVar("T")
 
 # The most that a trial reads. The first few blocks tell how much of it fits into the time.
 MOST_ROWS = 20_000
@@ -43,6 +46,15 @@ SIZES = """
 SELECT pg_relation_size(%(heap)s) AS heap, pg_table_size(%(heap)s) - pg_relation_size(%(heap)s) AS beside,
        pg_indexes_size(%(heap)s) AS tree
 """
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Copied rows, the seconds that this took, and the bytes of WAL."""
+
+    rows: int
+    seconds: float
+    wal: int
 
 
 @dataclass(frozen=True)
@@ -82,10 +94,15 @@ def attempt(connection: Connection, source: Source, entry: Entry) -> Trial | str
 
     Returns a text with the reason if it wasn't possible, also if the source has no rows.
     """
+    return undone(connection, lambda: _attempt(connection, source, entry))
+
+
+def undone(connection: Connection, work: Callable[[], T]) -> T | str:
+    """Does the work in the caller's transaction and rolls it back. Returns the server's error as a text instead."""
     savepoint = connection.begin_nested()
     try:
         execute(connection, f"SET LOCAL statement_timeout = {LONGEST_MS}")
-        return _attempt(connection, source, entry)
+        return work()
     except DBAPIError as error:
         if error.connection_invalidated:
             raise
@@ -102,39 +119,50 @@ def _attempt(connection: Connection, source: Source, entry: Entry) -> Trial | st
     # Rows are routed into a partition, as the copy routes them into segments.
     execute(connection, f"CREATE TABLE {name} ({entry.definitions()}) PARTITION BY RANGE (c1)")
     execute(connection, f"CREATE TABLE {stored} PARTITION OF {name} DEFAULT WITH (autovacuum_enabled = false)")
-    files = [file for file in files_of(connection, source.leaves) if file.blocks]
-    total = sum(file.blocks for file in files)
-    blocks = min(FIRST_BLOCKS, total)
-    rows, seconds, wal = _copy(connection, source, entry, name, files, blocks)
-    timed, copy_s = rows, seconds
-    more = min(MOST_BLOCKS, total)
-    if rows:
-        # The first blocks include the costs of a start, so the next ones are faster.
-        more = min(more, int(blocks * MOST_ROWS / rows), int(blocks * WANTED_S / max(seconds, 1e-3)) * 2)
-    if more > blocks:
-        execute(connection, f"TRUNCATE {stored}")
-        rows, seconds, wal = _copy(connection, source, entry, name, files, more)
-        timed, copy_s = rows, seconds
-    if not rows:
-        return "the table has no rows" if not total else "no rows were met"
+    copied = copy_some(connection, source, entry, name)
+    if isinstance(copied, str):
+        return copied
     begun = time.monotonic()
     # Not unique, since duplicates don't matter here. Without deduplication, as in a unique index.
     execute(connection, f"CREATE INDEX ON {stored} {physical.key_clause(entry)} WITH (deduplicate_items = off)")
     index_s = time.monotonic() - begun
     size = execute(connection, SIZES, {"heap": stored}).one()
+    rows = copied.rows
     captured = _capture(connection, entry, name, min(rows, MOST_CAPTURED)) if rows >= FEWEST_CAPTURED else None
-    return Trial(rows, timed, copy_s, index_s, size.heap, size.beside, size.tree, wal, captured)
+    return Trial(rows, rows, copied.seconds, index_s, size.heap, size.beside, size.tree, copied.wal, captured)
+
+
+def copy_some(connection: Connection, source: Source, entry: Entry, into: str) -> Copied | str:
+    """Copies rows from random places of the source into an empty table of entries, as many as the time allows.
+
+    Returns a text if there are none.
+    """
+    files = [file for file in files_of(connection, source.leaves) if file.blocks]
+    total = sum(file.blocks for file in files)
+    blocks = min(FIRST_BLOCKS, total)
+    copied = _copy(connection, source, entry, into, files, blocks)
+    more = min(MOST_BLOCKS, total)
+    if copied.rows:
+        # The first blocks include the costs of a start, so the next ones are faster.
+        in_time = int(blocks * WANTED_S / max(copied.seconds, 1e-3)) * 2
+        more = min(more, int(blocks * MOST_ROWS / copied.rows), in_time)
+    if more > blocks:
+        execute(connection, f"TRUNCATE {into}")
+        copied = _copy(connection, source, entry, into, files, more)
+    if not copied.rows:
+        return "the table has no rows" if not total else "no rows were met"
+    return copied
 
 
 def _copy(
     connection: Connection, source: Source, entry: Entry, into: str, files: Sequence[File], blocks: int
-) -> tuple[int, float, int]:
-    """Copies rows from some blocks; returns the rows, the seconds and the bytes of WAL."""
+) -> Copied:
+    """Copies rows from some blocks."""
     names = names_of(connection, [file.relation for file in files])
     read = ", ".join(column.of("s") for column in entry.columns)
     parts = [f"(SELECT {read} FROM ONLY {names[relation]} s {where})" for relation, where in _stretches(files, blocks)]
     if not parts:
-        return 0, 0.0, 0
+        return Copied(0, 0.0, 0)
     query = f"SELECT * FROM ({' UNION ALL '.join(parts)}) s LIMIT {MOST_ROWS}"
     item, values = owner.relation(connection, source, query, owner.row_type(connection, into))
     explain = "EXPLAIN (ANALYZE, WAL, TIMING OFF, COSTS OFF, FORMAT JSON)"
@@ -142,10 +170,10 @@ def _copy(
     return _explained(connection, f"{explain} {insert}", values, into)
 
 
-def _explained(connection: Connection, statement: str, values: dict[str, object], into: str) -> tuple[int, float, int]:
+def _explained(connection: Connection, statement: str, values: dict[str, object], into: str) -> Copied:
     [told] = execute(connection, statement, values).scalar_one()
     rows = int(execute(connection, f"SELECT count(*) FROM {into}").scalar_one())
-    return rows, told["Execution Time"] / 1000, int(told["Plan"].get("WAL Bytes", 0))
+    return Copied(rows, told["Execution Time"] / 1000, int(told["Plan"].get("WAL Bytes", 0)))
 
 
 def _stretches(files: Sequence[File], blocks: int) -> Iterator[tuple[int, str]]:
@@ -182,6 +210,6 @@ def _capture(connection: Connection, entry: Entry, base: str, rows: int) -> Capt
         "EXPLAIN (ANALYZE, WAL, TIMING OFF, COSTS OFF, FORMAT JSON) "
         f"INSERT INTO {delta} ({columns}, state) SELECT {columns}, 'regular' FROM {base} ORDER BY random() LIMIT {rows}"
     )
-    written, _, wal = _explained(connection, put, {}, delta)
+    written = _explained(connection, put, {}, delta)
     size = int(execute(connection, "SELECT pg_total_relation_size(%(delta)s)", {"delta": delta}).scalar_one())
-    return Captured(written, size, wal)
+    return Captured(written.rows, size, written.wal)

@@ -1,6 +1,7 @@
 """Whether an index will pay: for look-ups of its key in general, and for one query of the user.
 
-The bounds are those of docs/reading.md, as `make bench` measured them. If look-ups were timed here, their times decide.
+The bounds are those that `make bench-partitions` measured (docs/reading.md). If look-ups were timed here, these decide.
+Where nothing was measured, or the planner can't be asked, the answer is "perhaps".
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from airflow_roir.engine.forecast import query as queries
 from airflow_roir.engine.forecast.conditions import WHOLE_ROW
 from airflow_roir.engine.forecast.look_up import LookUp, look_ups
 from airflow_roir.engine.forecast.query import Asked
+from airflow_roir.engine.forecast.substitute import Substitute
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.errors import InvalidInput
 from airflow_roir.quantity import counted
 
 YES, NO, PERHAPS = "yes", "no", "perhaps"
-# With so few partitions a look-up by a local index takes a tenth of a millisecond.
+# Measured for five rows (benchmarks/results/partitions.md): with 10 partitions a look-up takes 0.09 ms by a local index
+# and 0.03 ms by the view.
 FEW = 10
-# From about here on roir.rows reads whole rows faster than a local index.
-SOME_TENS = 60
-# roir.rows plans each row apart: for more rows a join or the table itself is faster. The planner's estimate counts at
-# least one row for each partition that it opens.
-MANY_ROWS = 1_000
+# The same: whole rows by a local index and by roir.rows take 0.09 and 0.55 ms with 10 partitions, 0.81 and 0.51 ms with
+# 100. Nothing was measured in between.
+MANY = 100
+# The sample's B-tree lacks a level or two, and it isn't vacuumed: times that differ by less than this don't decide.
+CLEARLY = 2
 
 PARTITION_KEYS = """
 SELECT DISTINCT a.attname::text AS name
@@ -49,11 +52,13 @@ SELECT i.schema_name, i.name, g.entry FROM roir.index i JOIN roir.generation g O
 class OfQuery:
     """The use of the index for one query. serves: it finds the rows; covers: its view has all columns.
 
-    lacks: the columns that the view lacks; other: a published roir index that serves and covers the query.
+    serves is None if the planner couldn't be asked, for the reason in `untold`. lacks: the columns that the view lacks;
+    other: a published roir index that serves and covers the query.
     """
 
     asked: Asked
-    serves: bool
+    serves: bool | None
+    untold: str
     covers: bool
     lacks: tuple[str, ...]
     other: str | None
@@ -83,6 +88,8 @@ class Worth:
             found["query"] = list(_of_query(self.query, self.partitions))
             if self.query.look_ups:
                 found["a look-up"] = [str(one) for one in self.query.look_ups]
+                if any(one.sample is not None for one in self.query.look_ups):
+                    found["a look-up"].append("the B-tree of all rows has a level or two more than that of a sample")
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,133 +113,153 @@ def _in_general(
     partitions: int, by: tuple[str, ...], key: tuple[str, ...], unique: bool, entry: Entry
 ) -> tuple[str, str]:
     own = "CREATE UNIQUE INDEX CONCURRENTLY" if unique else "CREATE INDEX CONCURRENTLY"
+    first = quote(key[0])
     if not by:
         return NO, f"the table has no partitions, so an index of PostgreSQL's own finds rows as fast: {own}"
-    if unique and set(by) <= set(key):
+    if unique and not set(by) <= set(key):
+        return YES, f"PostgreSQL's own UNIQUE would need the partition key ({_list(by)}) in its key"
+    if unique and (partitions <= FEW or key[0] in by):
         return NO, f"the key contains the partition key ({_list(by)}), so PostgreSQL's own UNIQUE can enforce it"
     if unique:
-        return YES, f"PostgreSQL's own UNIQUE would need the partition key ({_list(by)}) in its key"
-    if key[0] in by:
+        return PERHAPS, (
+            f"the key contains the partition key ({_list(by)}), so PostgreSQL's own UNIQUE can enforce it: the index "
+            f"pays only for queries by {first} alone. --query says whether yours is one"
+        )
+    if by == key[:1]:
         return NO, (
-            f"the key begins with the partition key ({quote(key[0])}), so a look-up opens few partitions already: an "
+            f"the key begins with the partition key ({first}), so a look-up opens few partitions already: an "
             "index of PostgreSQL's own on the table does"
         )
     if partitions <= FEW:
-        return NO, f"the table has {counted(partitions, 'partition')}: a local index on each finds rows about as fast"
+        return NO, (
+            f"the table has {counted(partitions, 'partition')}: with 10 a look-up by a local index on each took "
+            "0.09 ms, and 0.03 ms by a roir index"
+        )
+    if key[0] in by:
+        return PERHAPS, (
+            f"{first} is a part of the partition key ({_list(by)}): --query says how many partitions a query opens"
+        )
     have = "the key, the primary key and the included columns" if len(entry.included_positions) else (
         "the key and the primary key"
     )  # fmt: skip
-    if partitions < SOME_TENS:
+    if partitions < MANY:
         return PERHAPS, (
-            f"with {counted(partitions, 'partition')} it pays for queries that need only {have}; for whole rows a "
-            "local index is faster. --query says which yours is"
+            f"with {counted(partitions, 'partition')} it pays for queries that need only {have}. Whole rows come "
+            f"faster by a local index with {FEW} partitions, and by roir.rows with {MANY}: --run-query times yours"
         )
-    return YES, f"a query by {quote(key[0])} alone opens {counted(partitions, 'partition')}, and the index none"
+    return YES, f"a query by {first} alone opens {counted(partitions, 'partition')}, and the index none"
 
 
 def of_query(database: Database, dry: DryRun, worth: Worth | None, query: str, run: bool) -> Worth:
-    """The worth for one query, as the caller. run: run the query, and time look-ups; all of it read only.
+    """The worth for one query, as the caller. run: run the query, and time look-ups on a sample. Leaves nothing behind.
 
     Raises InvalidInput unless it is one SELECT that the server can plan.
     """
     if worth is None:
         raise InvalidInput("the table is in shards, where the query isn't planned: leave --query out")
-    asked = queries.ask(database, dry.source, query, run)
-    with database.transaction() as connection:
-        other = _other(connection, dry, asked)
-    lacks = _lacking(asked, dry.entry)
-    serves = _serves(asked, dry.definition.key[0])
-    costs = tuple(look_ups(database, dry, asked, serves, not lacks)) if run else ()
-    found = OfQuery(asked, serves, not lacks, lacks, other, costs)
+    asked, substitute = queries.ask(database, dry.source, query, worth.partition_key, run)
+    columns = [column.source for column in dry.entry.columns]
+    use = substitute.use(database, query, columns)
+    lacks = tuple(column for column in asked.columns if column not in columns)
+    if use.covers is not None:
+        lacks = () if use.covers else lacks or (WHOLE_ROW,)
+    other = _other(database, dry, substitute, query)
+    costs = tuple(look_ups(database, dry, asked, use.serves is True)) if run else ()
+    found = OfQuery(asked, use.serves, use.why, not lacks, lacks, other, costs)
     pays, why = _for_query(worth, found, dry)
     return Worth(pays, why, worth.partitions, worth.partition_key, found)
 
 
-def _serves(asked: Asked, first: str) -> bool:
-    return first in asked.usable or asked.by_order == first
-
-
-def _lacking(asked: Asked, entry: Entry) -> tuple[str, ...]:
-    have = {column.source for column in entry.columns}
-    return tuple(column for column in asked.columns if column not in have)
-
-
-def _other(connection: Connection, dry: DryRun, asked: Asked) -> str | None:
-    for row in execute(connection, OTHERS, {"source": dry.source.oid, "index": dry.index_id}):
-        entry = Entry.from_json(row.entry)
-        if _serves(asked, entry.columns[0].source) and not _lacking(asked, entry):
+def _other(database: Database, dry: DryRun, substitute: Substitute, query: str) -> str | None:
+    with database.transaction() as connection:
+        rows = execute(connection, OTHERS, {"source": dry.source.oid, "index": dry.index_id}).all()
+    for row in rows:
+        use = substitute.use(database, query, [column.source for column in Entry.from_json(row.entry).columns])
+        if use.serves and use.covers:
             return str(QualifiedName(row.schema_name, row.name))
     return None
 
 
 def _for_query(worth: Worth, found: OfQuery, dry: DryRun) -> tuple[str, str]:
     asked, first = found.asked, quote(dry.definition.key[0])
-    if not asked.opened:
-        return NO, (
-            f"as far as the planner shows, the query doesn't read {dry.source.name}: it may be inside a function, or "
-            "no row can meet its conditions"
+    if not worth.partition_key or (dry.definition.unique and worth.pays == YES):
+        return worth.pays, worth.why
+    if asked.opened == 0:
+        return PERHAPS, (
+            f"the planner doesn't show that the query reads {dry.source.name}: a function in it may, or no row can "
+            "meet its conditions. Give the query itself"
         )
-    if not worth.partition_key:
-        return NO, worth.why
-    if not found.serves:
+    if found.serves is False:
         return NO, f"the query has no condition on {first} that an index could use: its key must begin with another"
+    if asked.opened is None:
+        return PERHAPS, "how many partitions the query opens depends on its parameters: write values instead"
     if asked.opened <= min(FEW, worth.partitions - 1):
-        return NO, (
-            f"the query opens {counted(asked.opened, 'partition')} of {worth.partitions:,} already, since its "
-            f"conditions name the partition key ({_list(worth.partition_key)})"
-        )
+        return NO, f"the query opens only {asked.opened:,} of {counted(worth.partitions, 'partition')}"
     if found.other is not None:
         return NO, f"the index {found.other} serves this query already: query its view"
     if worth.partitions <= FEW:
         return NO, worth.why
-    best = _best(found)
-    if best is not None:
-        return best
+    if found.serves is None:
+        return PERHAPS, f"whether the index can serve the query isn't known: {found.untold}"
+    return _best(found) or _by_bounds(found, asked.opened)
+
+
+def _by_bounds(found: OfQuery, opened: int) -> tuple[str, str]:
+    """The answer by what was measured elsewhere."""
+    asked = found.asked
     if found.covers:
-        return YES, f"the view answers it and opens no partition; the table opens {asked.opened:,}"
-    what = "whole rows" if WHOLE_ROW in found.lacks else f"columns that the index lacks ({_list(found.lacks)})"
-    if asked.opened < SOME_TENS:
-        more = "" if WHOLE_ROW in found.lacks else "; it pays with these in --include"
-        return NO, f"the query needs {what}, and for those a local index in {asked.opened:,} partitions is faster{more}"
-    if asked.rows - asked.opened > MANY_ROWS:
+        return YES, f"the view answers it and opens no partition; the table opens {opened:,}"
+    is_whole = WHOLE_ROW in found.lacks
+    what = "whole rows" if is_whole else f"columns that the index lacks ({_list(found.lacks)})"
+    include = "" if is_whole else ". With these in --include the view answers it"
+    if opened < MANY:
         return PERHAPS, (
-            f"the query needs {what} of about {counted(asked.rows, 'row')}, and roir.rows reads each row apart: join "
-            "the view and the table, or include the columns"
+            f"the query needs {what}. A local index reads rows faster in {FEW} partitions, roir.rows in {MANY}: "
+            f"--run-query times both for {opened:,}{include}"
         )
-    return YES, f"roir.rows opens only the partitions of the rows that it finds; the table opens {asked.opened:,}"
+    if asked.rows > opened:
+        return PERHAPS, (
+            f"the query needs {what} of about {counted(asked.rows, 'row')}, and roir.rows reads each row apart: "
+            f"--run-query times that{include}"
+        )
+    return YES, f"roir.rows opens only the partitions of the rows that it finds; the table opens {opened:,}"
 
 
 def _best(found: OfQuery) -> tuple[str, str] | None:
-    """The answer by the times, if both were found."""
-    times = {one.way: one.ms for one in found.look_ups if one.ms is not None}
-    ways = ["view"] if found.covers else ["roir.rows"]
-    if "table" not in times or ways[0] not in times:
+    """The answer by the times. None if they don't tell: some weren't found, or a local index could be as fast."""
+    way = "view" if found.covers else "roir.rows"
+    timed = {one.way: one for one in found.look_ups}
+    if "table" not in timed or way not in timed:
         return None
-    [way] = ways
-    pays = YES if times[way] < times["table"] else NO
-    return (
-        pays,
-        f"the query takes {times['table']:,.2f} ms by the table, and about {times[way]:,.2f} ms by {_named(way)}",
-    )
-
-
-def _named(way: str) -> str:
-    return "the view" if way == "view" else way
+    ours, table = timed[way], timed["table"]
+    if ours.ms is None or table.ms is None or ours.rows < table.rows:
+        return None
+    by = "the view" if way == "view" else way
+    times = f"the query takes {table.ms:,.2f} ms by the table, and {ours.ms:,.2f} ms by {by}, on a sample"
+    if table.ms * CLEARLY < ours.ms:
+        return NO, times
+    if ours.ms * CLEARLY < table.ms:
+        return None if found.asked.whole else (YES, times)
+    return PERHAPS, f"{times}: about as long"
 
 
 def _of_query(found: OfQuery, partitions: int) -> Iterator[str]:
     asked = found.asked
-    if not asked.opened:
+    if asked.opened == 0:
         yield "the plan reads nothing of the table"
         return
     by = f"by {_list(asked.local)}" if asked.local else "by no index"
     whole = f", {asked.whole:,} of them whole" if asked.whole else ""
-    of = f"{asked.opened:,} of {counted(partitions, 'partition')}{whole}" if partitions else "the table"
+    opened = "some" if asked.opened is None else f"{asked.opened:,}"
+    of = f"{opened} of {counted(partitions, 'partition')}{whole}" if partitions else "the table"
     yield f"now opens {of}, {by}; planning takes {asked.planning_ms:,.2f} ms"
     yield f"needs {_list(asked.columns) or 'no columns'}" + (
         "" if found.covers else f"; the index lacks {_list(found.lacks)}"
     )
-    yield "the planned index serves it" if found.serves else "the planned index doesn't serve it"
+    if found.serves is None:
+        yield f"whether the planned index serves it isn't known: {found.untold}"
+    else:
+        yield "the planned index serves it" if found.serves else "the planned index doesn't serve it"
     if found.other is not None:
         yield f"index {found.other} serves it already"
 
