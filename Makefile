@@ -82,7 +82,7 @@ test: $(STAMP)  ## Something of every kind in some minutes; ARGS goes to pytest
 
 .PHONY: test-all
 test-all: $(STAMP)  ## One case of each test that `make test` leaves out, broken variants, what takes a minute
-	@$(pytest) --target test-all $(ARGS)
+	@$(pytest) --target test-all --durations 50 --durations-min 10 $(ARGS)
 
 .PHONY: sweeps
 sweeps: $(STAMP)  ## The sweeps that take longer than CI has (interleavings, DDL); ARGS="-k ddl", "--pg 16"

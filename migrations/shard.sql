@@ -21,7 +21,7 @@ CREATE TABLE roir_shard.outbox (
     index_name text NOT NULL,
     source oid NOT NULL,
     entry jsonb NOT NULL,
-    -- The number of visits with something to ship: a server that counts fewer has lost commits.
+    -- The number of polls with something to ship: a server that counts fewer has lost commits.
     tick bigint NOT NULL DEFAULT 0,
     -- The step of the index server whose rows were deleted here last: an index server that counts less has lost
     -- commits.
@@ -176,7 +176,7 @@ BEGIN
                                          AND d.refclassid = 'pg_class'::regclass AND d.refobjid = o.source));
 END $$;
 
--- Why an outbox may lack writes to its source; NULL if it doesn't. Called in each visit.
+-- Why an outbox may lack writes to its source; NULL if it doesn't. Called in each poll.
 CREATE FUNCTION roir_shard.capture_problem(outbox text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -292,7 +292,7 @@ $$;
 -- Evidence that the outbox has every write: marks of the objects that must have existed, unchanged, all the while; and
 -- the rules that compare values. After a drop, or an alteration that was undone, an object looks as before. But the
 -- server has created it again: with another oid, or by another transaction (xmin). The index server keeps this evidence
--- and compares it in each visit, as roir.marks is kept and compared on one server. first: a row of the outbox that is
+-- and compares it in each poll, as roir.marks is kept and compared on one server. first: a row of the outbox that is
 -- never shipped; if it is gone, the outbox was emptied. schema: pg_upgrade changes it, and all else.
 CREATE FUNCTION roir_shard.evidence(outbox text) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -363,7 +363,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_announce'))
 $$;
 
--- Why a writer may commit without an announcement; NULL if none can. Called in each visit.
+-- Why a writer may commit without an announcement; NULL if none can. Called in each poll.
 CREATE FUNCTION roir_shard.announcing_problem(outbox text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -412,7 +412,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                    WHERE e.opclass = i.indclass[n])))
 $$;
 
--- Why two rows of a shard may share a key of a unique index; NULL if they can't. Called in each visit.
+-- Why two rows of a shard may share a key of a unique index; NULL if they can't. Called in each poll.
 CREATE FUNCTION roir_shard.unique_problem(outbox text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -249,7 +249,7 @@ def _facts(database: Database, dry: Forecast, options: BuildOptions, as_json: bo
             **_sessions(options, as_json),
             **_strict(database, found, as_json),
         }
-        # Each visit looks at the capture there.
+        # Each poll looks at the capture there.
         del facts["uncaptured_ddl"]
     if untold:
         facts["early"] = untold

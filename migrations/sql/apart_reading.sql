@@ -131,14 +131,14 @@ BEGIN
     RETURN true;
 END $$;
 
--- The number of visits of each shard that the index server knows: a shard that has counted fewer has lost commits.
+-- The number of polls of each shard that the index server knows: a shard that has counted fewer has lost commits.
 CREATE FUNCTION roir.ticks(generation bigint) RETURNS jsonb
 LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(jsonb_object_agg(s.name, l.tick), '{}') FROM roir.feed l JOIN roir.shard s ON s.id = l.shard_id
      WHERE l.generation_id = ticks.generation
 $$;
 
--- True if a shard's answer is the truth, an error otherwise. ticks, counted: the visits known here, and those that the
+-- True if a shard's answer is the truth, an error otherwise. ticks, counted: the polls known here, and those that the
 -- shard has counted.
 CREATE FUNCTION roir.is_truth(shard text, home text, token text, ticks bigint, counted bigint, standby boolean)
 RETURNS boolean
