@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import string
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass
 from enum import Enum
+from typing import Any
 
-from airflow_roir.errors import InvalidInput
+from airflow_roir.errors import Complaints, InvalidInput
 
 # The schemas in each indexed database: of the control tables, and of the entries of all indexes.
 SCHEMA = "roir"
@@ -18,6 +19,9 @@ MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
 MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
 
 
+# A name and a list of columns in a form, as JSON Schema has patterns. A name may have a schema, and quotes.
+NAME_PATTERN = r"""^\s*("([^"]|"")+"|[^".\s]+)(\s*\.\s*("([^"]|"")+"|[^".\s]+))?\s*$"""
+COLUMNS_PATTERN = r"""^\s*(("([^"]|"")+"|[^",\s]+)(\s*,\s*("([^"]|"")+"|[^",\s]+))*)?\s*$"""
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
 # PostgreSQL folds ASCII letters only, and knows no other white space.
 _FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
@@ -179,47 +183,42 @@ class IndexDefinition:
     shards: tuple[str, ...] = ()
     shard_column: str | None = None
 
-    def __post_init__(self) -> None:
-        repeated = sorted({shard for shard in self.shards if self.shards.count(shard) > 1})
-        if repeated:
-            raise InvalidInput(f"index {self.name}: shard {quote(repeated[0])} is repeated; name it only once")
+    # False: a definition that may have flaws, to look for more of them.
+    check: InitVar[bool] = True
+
+    def __post_init__(self, check: bool) -> None:
+        if check:
+            complaints = Complaints()
+            self.complain(complaints)
+            complaints.settle()
+
+    def complain(self, complaints: Complaints) -> None:
+        """Adds what is wrong with the definition, as far as that is known without the database."""
+        for flaw in self._flaws():
+            complaints.add(InvalidInput(f"index {self.name}: {flaw}"))
+
+    def _flaws(self) -> Iterator[str]:
+        for shard in sorted({shard for shard in self.shards if self.shards.count(shard) > 1}):
+            yield f"shard {quote(shard)} is repeated; name it only once"
         if self.shard_column is not None and not self.shards:
-            raise InvalidInput(
-                f"index {self.name}: shard_column names the column that tells the shard: give shards, too"
-            )
+            yield "shard_column names the column that tells the shard: give shards, too"
         for name in ("unique", "nulls_not_distinct"):
             if not isinstance(value := getattr(self, name), bool):
-                raise InvalidInput(f"index {self.name}: {name} is {value!r}; it must be true or false")
+                yield f"{name} is {value!r}; it must be true or false"
         if self.nulls_not_distinct and not self.unique:
-            raise InvalidInput(
-                f"index {self.name}: only a unique index tells NULLs apart or not; give unique, too, or leave "
-                "nulls_not_distinct out"
-            )
+            yield "only a unique index tells NULLs apart or not; give unique, too, or leave nulls_not_distinct out"
         if self.nulls_not_distinct and self.shards:
-            raise InvalidInput(
-                f"index {self.name}: over shards NULLs are distinct, and several rows may have them; leave "
-                "nulls_not_distinct out"
-            )
+            yield "over shards NULLs are distinct, and several rows may have them; leave nulls_not_distinct out"
         if (self.source is None) != (not self.key):
-            raise InvalidInput(
-                f"index {self.name}: give the table and the key columns together, "
-                "or neither of them to rebuild an index that exists"
-            )
+            yield "give the table and the key columns together, or neither of them to rebuild an index that exists"
         if self.include and self.source is None:
-            raise InvalidInput(
-                f"index {self.name}: included columns need a table and key columns; a rebuild keeps those the index has"
-            )
+            yield "included columns need a table and key columns; a rebuild keeps those the index has"
         for kind, columns in (("key", self.key), ("included", self.include)):
-            repeated = sorted({column for column in columns if columns.count(column) > 1})
-            if repeated:
-                raise InvalidInput(
-                    f"index {self.name}: {kind} column {quote(repeated[0])} is repeated; name it only once"
-                )
-        both = [column for column in self.include if column in self.key]
-        if both:
-            raise InvalidInput(
-                f"index {self.name}: column {quote(both[0])} is a key column already; don't include it again"
-            )
+            for column in sorted({column for column in columns if columns.count(column) > 1}):
+                yield f"{kind} column {quote(column)} is repeated; name it only once"
+        for column in self.include:
+            if column in self.key:
+                yield f"column {quote(column)} is a key column already; don't include it again"
 
     @property
     def unique_here(self) -> bool:
@@ -239,19 +238,68 @@ class IndexDefinition:
         shards: str | Sequence[str] | None = None,
         shard_column: str | None = None,
     ) -> IndexDefinition:
-        """Reads a definition from SQL identifiers as a user types them. Raises InvalidInput."""
-        return cls(
-            name=parse_name(index, "index"),
-            source=parse_name(table, "table") if table else None,
-            key=parse_columns(keys, "key columns"),
-            include=parse_columns(include, "included columns"),
+        """Reads a definition from SQL identifiers as a user types them. Raises one error for all that is wrong."""
+        complaints = Complaints()
+        found = cls.read(
+            complaints,
+            index,
+            table,
+            keys,
+            include,
+            unique,
+            nulls_not_distinct,
+            shards=shards,
+            shard_column=shard_column,
+        )
+        complaints.settle()
+        return found
+
+    @classmethod
+    def read(
+        cls,
+        complaints: Complaints,
+        index: str,
+        table: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        include: str | Sequence[str] | None = None,
+        unique: bool = False,
+        nulls_not_distinct: bool = False,
+        shards: str | Sequence[str] | None = None,
+        shard_column: str | None = None,
+    ) -> IndexDefinition:
+        """As `parse`, but adds what is wrong to `complaints`, and returns the definition that the rest gives."""
+
+        unread = Complaints()
+
+        def read(otherwise: Any, parse: Callable[..., Any], *given: Any) -> Any:
+            with unread.noted():
+                return parse(*given)
+            return otherwise
+
+        source = read(None, parse_name, table, "table") if table else None
+        key = read((), parse_columns, keys, "key columns")
+        # Otherwise the part that can't be read would seem to be missing.
+        is_whole = not unread
+        found = cls(
+            name=read(NAMELESS, parse_name, index, "index"),
+            source=source,
+            key=key,
+            include=read((), parse_columns, include, "included columns"),
             unique=unique,
             nulls_not_distinct=nulls_not_distinct,
-            shards=parse_shards(shards),
-            shard_column=parse_name(shard_column, "shard column").name if shard_column else None,
+            shards=read((), parse_shards, shards),
+            shard_column=read(NAMELESS, parse_name, shard_column, "shard column").name if shard_column else None,
+            check=False,
         )
+        for one in unread.found:
+            complaints.add(one)
+        if is_whole:
+            found.complain(complaints)
+        return found
 
 
+# The name of an index whose own can't be read.
+NAMELESS = QualifiedName(None, "?")
 _NAME = r'(?:"(?:[^"]|"")*"|[^"()\s])+'
 _COLUMNS = r'(?:"(?:[^"]|"")*"|[^"()])+'
 _BESIDE = re.compile(

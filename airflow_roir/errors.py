@@ -25,9 +25,13 @@ class RoirError(Exception):
 
 
 class InvalidInput(RoirError):
-    """A definition, an option or a name can't be used. Nothing was changed."""
+    """A definition, an option or a name can't be used. Nothing was changed.
+
+    parts: the single complaints, if it names several.
+    """
 
     exit_code = 2
+    parts: tuple[RoirError, ...] = ()
 
 
 class Complaints:
@@ -37,23 +41,34 @@ class Complaints:
     """
 
     def __init__(self) -> None:
-        self._found: list[InvalidInput] = []
+        self.found: list[RoirError] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Keeps the InvalidInput of the check inside, which ends there."""
+        """Keeps the InvalidInput or NotFound of the check inside, which ends there."""
         try:
             yield
-        except InvalidInput as complaint:
-            self._found.append(complaint)
+        except (InvalidInput, NotFound) as complaint:
+            self.add(complaint)
+
+    def add(self, complaint: RoirError) -> None:
+        """Keeps a complaint, or each of its parts, unless one says the same."""
+        for one in getattr(complaint, "parts", ()) or (complaint,):
+            if str(one) not in map(str, self.found):
+                self.found.append(one)
 
     def settle(self) -> None:
         """Raises what was found: a single complaint as it is, several as one InvalidInput with a line each."""
-        if len(self._found) == 1:
-            raise self._found[0]
-        if self._found:
-            lines = "".join(f"\n- {complaint}" for complaint in self._found)
-            raise InvalidInput(f"{len(self._found)} values can't be used:{lines}")
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            lines = "".join(f"\n- {complaint}" for complaint in self.found)
+            whole = InvalidInput(f"{len(self.found)} errors:{lines}")
+            whole.parts = tuple(self.found)
+            raise whole
 
 
 class RightMissing(InvalidInput):

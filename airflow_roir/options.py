@@ -374,19 +374,25 @@ def options_of(declared: type[WorkOptions]) -> tuple[Option, ...]:
     return tuple(sorted(found, key=lambda one: one.name in work))
 
 
-def checked(options: Iterable[Option], value_of: Callable[[Option], Any], asked: bool = True) -> dict[str, Any]:
+def checked(
+    options: Iterable[Option],
+    value_of: Callable[[Option], Any],
+    asked: bool = True,
+    complaints: Complaints | None = None,
+) -> dict[str, Any]:
     """The values of options by name, each read by `value_of` and checked. asked: by a user.
 
-    Raises one InvalidInput for all values that are wrong.
+    Raises one InvalidInput for all values that are wrong; or adds them to `complaints`, and returns the others.
     """
-    complaints = Complaints()
+    noting = Complaints() if complaints is None else complaints
     values: dict[str, Any] = {}
     for one in options:
-        with complaints.noted():
+        with noting.noted():
             value = value_of(one)
             one.check(value, asked=asked)
             values[one.name] = value
-    complaints.settle()
+    if complaints is None:
+        noting.settle()
     return values
 
 

@@ -13,13 +13,16 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from functools import lru_cache
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from airflow_roir.errors import InvalidInput
+from airflow_roir.nearest import meant, nearest
 
 HINT = "write CRON for DURATION in ZONE, for example: 0 22 * * 1-5 for 8h in Europe/Berlin"
 LONGEST = timedelta(days=366)
 # The most characters of windows: any text can be written by SQL, and this one is read each second.
+# For forms, as JSON Schema has patterns: a text that it refuses is no window.
+PATTERN = r"^[\s;]*(off|[^;]+\sfor\s[^;]+(;\s*([^;]+\sfor\s[^;]+)?)*)?\s*$"
 MOST_TEXT = 2_000
 
 _WINDOW = re.compile(r"(?P<cron>.+?)\s+for\s+(?P<length>\S.*?)(?:\s+in\s+(?P<zone>\S+))?")
@@ -149,7 +152,8 @@ def _window(text: str) -> Window:
     try:
         where = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise InvalidInput(f"windows: there is no time zone {zone!r}; {HINT}") from None
+        near = meant(nearest(zone, available_timezones()))
+        raise InvalidInput(f"windows: there is no time zone {zone!r}; {HINT}{near}") from None
     window = Window(cron, _length(found["length"]), where, *_fields(cron))
     if window.next_opening(datetime.now(timezone.utc)) is None:
         raise InvalidInput(f"windows: {cron!r} never comes; {HINT}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, Param, task
 
+from airflow_roir.definition import NAME_PATTERN
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
@@ -32,6 +33,7 @@ with DAG(
         "index": Param(
             type="string",
             minLength=1,
+            pattern=NAME_PATTERN,
             title="Index",
             description="Name of the index, with its schema: public.flights_by_tail.",
         ),

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from airflow_roir.definition import COLUMNS_PATTERN, NAME_PATTERN
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
@@ -28,6 +29,7 @@ PARAMS = {
     "index": Param(
         type="string",
         minLength=1,
+        pattern=NAME_PATTERN,
         title="Index",
         description="Name of the index, with its schema: public.flights_by_tail. Quote what needs quoting, as in "
         "psql. If it exists it is rebuilt, and read as before until the new one is published.",
@@ -36,6 +38,7 @@ PARAMS = {
     "table": Param(
         None,
         type=["null", "string"],
+        pattern=rf"^\s*$|{NAME_PATTERN}",
         title="Source table",
         description="Table to index, with its schema. Empty: rebuild an existing index as it is.",
         section=WHAT,
@@ -43,6 +46,7 @@ PARAMS = {
     "keys": Param(
         None,
         type=["null", "string"],
+        pattern=COLUMNS_PATTERN,
         title="Key columns",
         description="In order, separated by commas: tailnum, time_hour. Empty: as in the existing index.",
         section=WHAT,
@@ -50,6 +54,7 @@ PARAMS = {
     "include": Param(
         None,
         type=["null", "string"],
+        pattern=COLUMNS_PATTERN,
         title="Included columns",
         description="Read from the index without a look at the table; separated by commas.",
         section=WHAT,

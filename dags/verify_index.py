@@ -18,6 +18,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from airflow_roir.definition import NAME_PATTERN
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import VerifyOptions
 from airflow_roir.task.forms import fields_of, names_in_form, templates_of
@@ -34,6 +35,7 @@ PARAMS = {
     "index": Param(
         type="string",
         minLength=1,
+        pattern=NAME_PATTERN,
         title="Index",
         description="Name of the index, with its schema: public.flights_by_tail. If it has an unfinished verification, "
         "the run continues that one, with its options.",

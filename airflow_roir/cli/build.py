@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -30,11 +31,14 @@ from airflow_roir.cli.app import (
     say,
     show,
 )
-from airflow_roir.cli.given import Given, is_live, takes
+from airflow_roir.cli.given import Given, Wrong, is_live, settle, settle_of_index, takes
 from airflow_roir.definition import IndexDefinition, parse_beside
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import SOURCE, VERIFY_BEFORE, BuildOptions
 from airflow_roir.windows import parse_windows
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
 
 
 @app.command()
@@ -77,6 +81,7 @@ def build(
     shard_column: ShardColumn = None,
     *,
     given: Given,
+    wrong: Wrong,
     beside: Beside = None,
     without_spark: WithoutSpark = False,
     master: Master = None,
@@ -91,15 +96,26 @@ def build(
 
     index = indexes[0]
     definitions = [
-        IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct, shards, shard_column),
-        *(parse_beside(one, table) for one in beside or ()),
-        *map(IndexDefinition.parse, indexes[1:]),
+        IndexDefinition.read(wrong, index, table, keys, include, unique, nulls_not_distinct, shards, shard_column)
     ]
-    if len(definitions) > 1 and given["scan"] == BuildOptions.scan:
+    for one in beside or ():
+        with wrong.noted():
+            definitions.append(parse_beside(one, table))
+    definitions += [IndexDefinition.read(wrong, one) for one in indexes[1:]]
+    for name in sorted({str(one.name) for one in definitions if definitions.count(one) > 1}):
+        wrong.add(InvalidInput(f"index {name} is named twice; name it once"))
+    if len(definitions) > 1 and given.get("scan") == BuildOptions.scan:
         given["scan"] = SOURCE
     options = BuildOptions.asked(**given)
     if len(definitions) > 1 and shards:
-        raise InvalidInput("an index over shards is built alone: give one index, without --with")
+        wrong.add(InvalidInput("an index over shards is built alone: give one index, without --with"))
+
+    def look(database: Database) -> None:
+        from airflow_roir.engine.forecast import objections
+
+        objections.settle(wrong, database, definitions, options)
+
+    settle(context, wrong, look)
     if len(definitions) > 1:
         from airflow_roir.cli.together import build_together
 
@@ -109,7 +125,9 @@ def build(
     if options.throttle is not None:
         from airflow_roir.engine.control.live_options import check_throttle
 
-        check_throttle(database_of(context), options.throttle)
+        with wrong.noted():
+            check_throttle(database_of(context), options.throttle)
+        settle(context, wrong, look)
     with spark_of(without_spark, dsn_of(context), master, conf) as spark:
         if _opens_now(options.windows):
             # Spark starts while this goes on, imports included.
@@ -144,6 +162,7 @@ def resume(
     conf: Conf = None,
     take_over: TakeOver = False,
     as_json: AsJson = False,
+    wrong: Wrong,
 ) -> None:
     """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import print_census, run_and_print
@@ -152,6 +171,7 @@ def resume(
     from airflow_roir.engine.control import operations, requests, sign_of_life
     from airflow_roir.errors import LockNotAcquired
 
+    settle_of_index(context, wrong, index, given)
     database = database_of(context)
     row = operations.find_operation(database, index)
     if operations.has_outcome(row):

@@ -11,7 +11,7 @@ from airflow_roir.cli.app import (
     say,
     show,
 )
-from airflow_roir.cli.given import Given, is_live, takes
+from airflow_roir.cli.given import Given, Wrong, is_live, settle_of_index, takes
 from airflow_roir.options import BuildOptions
 
 
@@ -22,11 +22,13 @@ def change(
     index: Index,
     *,
     given: Given,
+    wrong: Wrong,
 ) -> None:
     """Change an unfinished operation, running or paused. Workers follow at their next batch."""
     from airflow_roir.engine.control import live_options, operations, requests
     from airflow_roir.engine.control.slow_options import slow_operation
 
+    settle_of_index(context, wrong, index, given)
     database = database_of(context)
     before = operations.find_operation(database, index)
     after = requests.change_options(

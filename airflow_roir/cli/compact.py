@@ -19,7 +19,7 @@ from airflow_roir.cli.app import (
     show,
     terminal_width,
 )
-from airflow_roir.cli.given import Given, takes
+from airflow_roir.cli.given import Given, Wrong, settle_of_index, takes
 from airflow_roir.definition import argument
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import CompactOptions
@@ -58,6 +58,7 @@ def compact(
     ] = None,
     *,
     given: Given,
+    wrong: Wrong,
     without_spark: WithoutSpark = False,
     master: Master = None,
     conf: Conf = None,
@@ -66,8 +67,13 @@ def compact(
     """Make those segments of an index again that save most for what that costs, while users read and write."""
     from airflow_roir.engine.compact.budget import Budget
 
+    allowed, wanted = Budget(), None
+    with wrong.noted():
+        allowed = Budget.parse(budget)
+    with wrong.noted():
+        wanted = _bytes(segment_size)
+    settle_of_index(context, wrong, index, given)
     database = database_of(context)
-    allowed, wanted = Budget.parse(budget), _bytes(segment_size)
     if dry_run:
         from airflow_roir.engine.compact.choosing import choose
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_roir.errors import InvalidInput
+from airflow_roir.errors import Complaints, InvalidInput, RoirError
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import WorkOptions, checked, options_of
 from airflow_roir.span import seconds
 
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
+
 # The placeholder for options in a command's signature: the decorator replaces it by the options, by their names.
 Given = Annotated[dict[str, Any], "the options of an operation that were given"]
 
+# The same for what is wrong with them. A command with this parameter begins all the same, and looks for more.
+Wrong = Annotated[Complaints, "what is wrong with the options that were given"]
+
 Command = Callable[..., None]
+_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,30}\s*")
 
 
 def takes(
@@ -27,27 +36,56 @@ def takes(
 ) -> Callable[[Command], Command]:
     """Gives a command the options of a class in place of its parameter `given`, which gets their values.
 
-    fits: chooses the options. changes: the command changes an operation that has begun, so an option that isn't given
-    stays as it is. Then a flag that isn't given is None; another option is None or its default.
+    If any is wrong, the command isn't called, unless it has a parameter `wrong`. fits: chooses the options. changes:
+    the command changes an operation that has begun, so an option that isn't given stays as it is. Then a flag that
+    isn't given is None; another option is None or its default.
     """
     options = [one for one in options_of(declared) if fits(one)]
 
     def around(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         taken: list[inspect.Parameter] = []
-        for parameter in signature.parameters.values():
-            taken += [_parameter(one, changes) for one in options] if parameter.name == "given" else [parameter]
+        for name, parameter in signature.parameters.items():
+            taken += (
+                [_parameter(one, changes) for one in options] if name == "given" else [parameter] * (name != "wrong")
+            )
+        goes_on = "wrong" in signature.parameters
 
         @functools.wraps(command)
         def called(**values: Any) -> None:
-            given = checked(options, lambda one: _value(one, values.pop(_dest(one))))
-            command(given=given, **values)
+            wrong = Complaints() if goes_on else None
+            given = checked(options, lambda one: _value(one, values.pop(_dest(one))), complaints=wrong)
+            command(given=given, **values, **({"wrong": wrong} if goes_on else {}))
 
         called.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
         called.__annotations__ = {one.name: one.annotation for one in taken}
         return called
 
     return around
+
+
+def settle(context: typer.Context, wrong: Complaints, look: Callable[[Database], object]) -> None:
+    """Raises all that is wrong with an input, if `wrong` has anything. look: finds what is wrong by the database, too;
+    if the database can't be asked, only `wrong` is raised."""
+    if wrong and context.obj:
+        from sqlalchemy.exc import DBAPIError
+
+        from airflow_roir.cli.app import database_of
+
+        with suppress(RoirError, DBAPIError), wrong.noted():
+            look(database_of(context))
+    wrong.settle()
+
+
+def settle_of_index(context: typer.Context, wrong: Complaints, index: str, given: Mapping[str, Any]) -> None:
+    """As `settle`, for the options of an index that exists."""
+
+    def look(database: Database) -> None:
+        from airflow_roir.engine.control import requests
+
+        requests.look_further(wrong, database, index, given)
+
+    settle(context, wrong, look)
 
 
 def is_live(option: Option) -> bool:
@@ -93,9 +131,10 @@ def _parameter(option: Option, changes: bool) -> inspect.Parameter:
     elif option.kind is Kind.SHARE:
         metavar = "PERCENTAGE"
     elif option.kind is Kind.NUMBER:
-        sort = int | None
-    if option.kind in (Kind.NUMBER, Kind.CHOICE) and not option.live:
-        default = option.default
+        # As text: typer would end the command at the first that is no number, and name no other error.
+        metavar = "INTEGER"
+    if option.kind in (Kind.NUMBER, Kind.CHOICE) and not option.live and option.default is not None:
+        default = str(option.default)
     about = typer.Option(flag_of(option), help=help_of(option, changes), metavar=metavar, show_default=True)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(_dest(option), kind, default=default, annotation=Annotated[sort, about])
@@ -107,6 +146,9 @@ def _value(option: Option, value: Any) -> Any:
         return None
     if option.kind is Kind.SPAN:
         return seconds(flag_of(option), value)
+    if option.kind is Kind.NUMBER:
+        # `Option.check` refuses what stays text.
+        return int(value) if _NUMBER.fullmatch(value) else value
     if option.kind is Kind.TRUTH:
         return not value if option.default else value
     if option.kind is Kind.SHARE:

@@ -24,7 +24,7 @@ from airflow_roir.cli.app import (
     show,
     show_as_it_is,
 )
-from airflow_roir.cli.given import Given, takes
+from airflow_roir.cli.given import Given, Wrong, takes
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
@@ -56,6 +56,7 @@ def plan(
     shard_column: ShardColumn = None,
     *,
     given: Given,
+    wrong: Wrong,
     measure: Annotated[
         int, typer.Option(help="Seconds for which the table's writes are counted; 0 asks the statistics.")
     ] = 0,
@@ -69,19 +70,30 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a build will take, what is missing for it, and what it will do. Changes nothing."""
+    from sqlalchemy.exc import DBAPIError
+
     from airflow_roir.engine.forecast import ddl, forecast, locks, objections, signals, worth
     from airflow_roir.engine.governor.surroundings import Surroundings
 
     if not 0 <= measure <= MOST_MEASURED_S:
-        raise InvalidInput(f"measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
+        wrong.add(
+            InvalidInput(f"measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
+        )
     if run_query and query is None:
-        raise InvalidInput("--run-query runs the query that --query names: give both")
+        wrong.add(InvalidInput("--run-query runs the query that --query names: give both"))
     if sql and query is not None:
-        raise InvalidInput("--sql prints the DDL alone: leave --query out, or --sql")
+        wrong.add(InvalidInput("--sql prints the DDL alone: leave --query out, or --sql"))
+    definition = IndexDefinition.read(
+        wrong, index, table, keys, include, unique, nulls_not_distinct, shards, shard_column
+    )
     options = BuildOptions.asked(**given)
     database = database_of(context)
-    definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct, shards, shard_column)
-    against = objections.find(database, definition, options)
+    try:
+        against = objections.find(database, definition, options, wrong)
+    except DBAPIError:
+        # The database can't be asked.
+        wrong.settle()
+        raise
     if against:
         if as_json:
             print_json(against.as_dict())

@@ -14,7 +14,7 @@ from airflow_roir.cli.app import (
     database_of,
     say,
 )
-from airflow_roir.cli.given import Given, takes
+from airflow_roir.cli.given import Given, Wrong, settle_of_index, takes
 from airflow_roir.options import VerifyOptions
 
 
@@ -25,6 +25,7 @@ def verify_command(
     index: Index,
     *,
     given: Given,
+    wrong: Wrong,
     without_spark: WithoutSpark = False,
     master: Master = None,
     conf: Conf = None,
@@ -36,6 +37,7 @@ def verify_command(
     from airflow_roir.engine.control import live_options, operations
     from airflow_roir.engine.verify import record
 
+    settle_of_index(context, wrong, index, given)
     database = database_of(context)
     options = VerifyOptions.asked(**given)
     live_options.check_throttle(database, options.throttle)

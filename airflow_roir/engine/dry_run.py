@@ -27,7 +27,8 @@ from airflow_roir.engine.scan.findings import Also, DryRun
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.source import catalog, checks, owner, replication
 from airflow_roir.engine.source.source import Source
-from airflow_roir.errors import InvalidInput, NotFound, RightMissing, SourceChanged
+from airflow_roir.errors import Complaints, InvalidInput, NotFound, RightMissing, SourceChanged
+from airflow_roir.nearest import meant_of
 from airflow_roir.options import BuildOptions
 
 
@@ -123,7 +124,10 @@ def whole_definition(connection: Connection, definition: IndexDefinition) -> tup
         refuse_kept(connection, existing)
         definition = stored_definition(connection, existing, definition)
     elif definition.source is None:
-        raise NotFound(f"there is no index {definition.name} to rebuild; to create it, give the table and key columns")
+        raise NotFound(
+            f"there is no index {definition.name} to rebuild; to create it, give the table and key columns"
+            f"{operations.near_index(connection, definition.name)}"
+        )
     return existing, definition
 
 
@@ -174,17 +178,24 @@ def check_shape(connection: Connection, existing: Row[Any], source: Source) -> N
 def check_options(definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None) -> None:
     """Raise InvalidInput for options that don't fit together."""
     name = definition.name
+    complaints = Complaints()
     if options.census and existing is not None:
-        raise InvalidInput(
-            f"index {name} exists, and a census keeps nothing: it can't be one of an index that is to stay. Take "
-            f"another name for the census, or compare the index with its table: roir verify {argument(name)}"
+        complaints.add(
+            InvalidInput(
+                f"index {name} exists, and a census keeps nothing: it can't be one of an index that is to stay. Take "
+                f"another name for the census, or compare the index with its table: roir verify {argument(name)}"
+            )
         )
     if options.census and not definition.unique:
-        raise InvalidInput(f"index {name}: a census lists the duplicates of a unique index: give unique, too")
+        complaints.add(InvalidInput(f"index {name}: a census lists the duplicates of a unique index: give unique, too"))
     if options.on_duplicate != BuildOptions.on_duplicate and not definition.unique:
-        raise InvalidInput(
-            f"index {name} is not unique, so that no rows are duplicates: give unique, too, or leave on_duplicate out"
+        complaints.add(
+            InvalidInput(
+                f"index {name} is not unique, so that no rows are duplicates: give unique, too, or leave on_duplicate "
+                "out"
+            )
         )
+    complaints.settle()
 
 
 # Not here: a session's temporary schema. The server itself refuses permanent views there.
@@ -205,7 +216,9 @@ def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
     if name.schema in OWN_SCHEMAS:
         raise InvalidInput(f"index {name}: schema {name.schema} is roir's or the server's own; choose another")
     if row is None:
-        raise NotFound(f"index {name}: there is no schema {quote(name.schema)}; create it first")
+        schemas = "SELECT nspname FROM pg_namespace WHERE has_schema_privilege(oid, 'USAGE') LIMIT 10000"
+        near = meant_of(name.schema, {*execute(connection, schemas).scalars()} - {*OWN_SCHEMAS})
+        raise NotFound(f"index {name}: there is no schema {quote(name.schema)}; create it first{near}")
     if row.taken or row.taken_by_type:
         raise InvalidInput(
             f"index {name}: another relation or type has that name in {quote(name.schema)}; choose another"

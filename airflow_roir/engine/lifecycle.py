@@ -34,7 +34,7 @@ from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.finalize import FOLD, PUBLISH
-from airflow_roir.engine.forecast import forecast
+from airflow_roir.engine.forecast import forecast, objections
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.sessions.server_timeline import in_one_history
@@ -47,7 +47,7 @@ from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.engine.work.driver import PhaseDriver
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.engine.work.pool import Pool, Pools, Threads
-from airflow_roir.errors import IllegalTransition, OperationPaused, RoirError, WorkerFailed
+from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, OperationPaused, RoirError, WorkerFailed
 from airflow_roir.operation import FINAL, Phase, Status
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions
 
@@ -180,8 +180,14 @@ def prepare(
     actor: str | None = None,
     report: Report = lambda line: None,
 ) -> BegunOperation:
-    """As `prepare.prepare`, but first says how long the build is expected to take, and how much space."""
-    return preparing.prepare(database, definition, options, actor, report, forecast.lines)
+    """As `prepare.prepare`, but first says how long the build is expected to take, and how much space.
+
+    A refusal names all objections to the build.
+    """
+    try:
+        return preparing.prepare(database, definition, options, actor, report, forecast.lines)
+    except (InvalidInput, NotFound) as refusal:
+        raise objections.with_others(refusal, database, definition, options) from None
 
 
 def verify(

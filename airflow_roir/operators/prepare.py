@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.control import operations, requests, sign_of_life
+from airflow_roir.engine.forecast import objections
 from airflow_roir.engine.verify import record
-from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
+from airflow_roir.errors import Complaints, IllegalTransition, InvalidInput, NotFound, OperationRunning
 from airflow_roir.links.buttons import IndexBuildLink
 from airflow_roir.operation import Kind
 from airflow_roir.options import BuildOptions
@@ -98,11 +102,18 @@ class PrepareIndexBuildOperator(RoirOperator):
             self.log.info("DAG %s is paused; nothing is prepared yet. Unpause the DAG to continue", ti.dag_id)
             raise leave(LEAVE_S)
         with failing_clearly():
-            definition, options = self.definition(), self.options()
-            spark_of(self.spark)
+            wrong = Complaints()
+            definition, options = self.definition(wrong), self.options(wrong)
+            with _noted(wrong):
+                spark_of(self.spark)
             for conn_id in self.replica_conn_ids:
-                open_database(conn_id, "roir governor", by_author=True)
-            database = self.get_database()
+                with _noted(wrong):
+                    open_database(conn_id, "roir governor", by_author=True)
+            with _noted(wrong):
+                database = self.get_database()
+                # Shards may have to be added first.
+                objections.settle(wrong, database, [] if definition.shards else [definition], options)
+            wrong.settle()
             if definition.shards:
                 add_shards(database, self.postgres_conn_id, definition.shards)
             try:
@@ -140,17 +151,40 @@ class PrepareIndexBuildOperator(RoirOperator):
             return
         self.log.warning("Verification %s of index %s is aborted: %s", row.id, self.index, why)
 
-    def definition(self) -> IndexDefinition:
-        """The definition that the rendered fields give. Raises InvalidInput."""
-        unique, nulls_not_distinct = (bool(yes_or_no(name, getattr(self, name))) for name in UNIQUENESS)
-        table = optional_text(self.table)
-        columns = (_columns(self.keys), _columns(self.include))
-        shards = (_columns(self.shards), optional_text(self.shard_column))
-        return IndexDefinition.parse(self.index, table, *columns, unique, nulls_not_distinct, *shards)
+    def definition(self, wrong: Complaints | None = None) -> IndexDefinition:
+        """The definition that the rendered fields give. wrong: gets what is wrong with them; None: raises it."""
+        complaints = Complaints() if wrong is None else wrong
+        unique = dict.fromkeys(UNIQUENESS, False)
+        for name in UNIQUENESS:
+            with complaints.noted():
+                unique[name] = bool(yes_or_no(name, getattr(self, name)))
+        found = IndexDefinition.read(
+            complaints,
+            self.index,
+            optional_text(self.table),
+            _columns(self.keys),
+            _columns(self.include),
+            **unique,
+            shards=_columns(self.shards),
+            shard_column=optional_text(self.shard_column),
+        )
+        if wrong is None:
+            complaints.settle()
+        return found
 
-    def options(self) -> BuildOptions:
-        """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
-        return given_to(self, BuildOptions)
+    def options(self, wrong: Complaints | None = None) -> BuildOptions:
+        """The options that the rendered fields give, defaults for empty ones. wrong: as for `definition`."""
+        return given_to(self, BuildOptions, wrong)
+
+
+@contextmanager
+def _noted(wrong: Complaints) -> Iterator[None]:
+    """As `wrong.noted`, also for an error that fails a task without a retry."""
+    with wrong.noted():
+        try:
+            yield
+        except AirflowFailException as error:
+            raise InvalidInput(str(error)) from error
 
 
 def _columns(value: str | Sequence[str] | None) -> str | Sequence[str] | None:

@@ -16,6 +16,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.feeds import AWAY, AWAY_S
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.nearest import meant_of
 
 SHARD_SCHEMA = "roir_shard"
 
@@ -117,7 +118,10 @@ def find(connection: Connection, name: str) -> Shard:
         connection, "SELECT * FROM roir.shard WHERE name = %(name)s AND removed_at IS NULL", {"name": name}
     ).first()
     if row is None:
-        raise NotFound(f"there is no shard {quote(name)}; add it with: roir shard add {quote(name)} --dsn …")
+        known = execute(connection, "SELECT name FROM roir.shard WHERE removed_at IS NULL").scalars()
+        raise NotFound(
+            f"there is no shard {quote(name)}; add it with: roir shard add {quote(name)} --dsn …{meant_of(name, known)}"
+        )
     return _shard(row)
 
 

@@ -12,6 +12,7 @@ from airflow_roir.engine.source import catalog, checks
 from airflow_roir.engine.source.catalog import identity_columns
 from airflow_roir.engine.source.source import Column, Source
 from airflow_roir.errors import InvalidInput, RightMissing, SourceChanged
+from airflow_roir.nearest import meant_of
 from airflow_roir.shards.shard import SHARD_SCHEMA, Feed
 
 ROLE = "SELECT session_user::text, rolsuper FROM pg_roles WHERE rolname = session_user"
@@ -58,7 +59,10 @@ def agree(sources: Mapping[str, Source], definition: IndexDefinition) -> None:
     for column in (*definition.key, *definition.include):
         for name, source in sources.items():
             if column not in source.columns:
-                raise InvalidInput(f"shard {quote(name)}: table {source.name} has no column {quote(column)}")
+                raise InvalidInput(
+                    f"shard {quote(name)}: table {source.name} has no column {quote(column)}"
+                    f"{meant_of(column, source.columns)}"
+                )
     for column in indexed_columns(one, definition):
         for name, source in sources.items():
             if source.columns[column].virtual:

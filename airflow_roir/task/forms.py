@@ -57,10 +57,14 @@ def _field(option: Option, section: str | None, changes: bool, value: Any) -> Pa
     # The field of a span is empty: its default would be shown in seconds.
     is_empty = changes or option.is_optional or option.kind is Kind.SPAN
     types = [*(["null"] if is_empty else []), *TYPES[option.kind]]
-    schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "title": option.title}
-    if option.kind is Kind.NUMBER:
-        takes_zero = changes and option.zero is not None
+    schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "title": _title(option)}
+    if option.pattern is not None:
+        schema["pattern"] = option.pattern
+    if option.kind in (Kind.NUMBER, Kind.SPAN):
+        takes_zero = option.zero is not None and (changes or option.kind is Kind.SPAN)
         schema |= {"minimum": 0 if takes_zero else option.least_asked, "maximum": option.most}
+        if takes_zero and option.least_asked > 1:
+            schema["anyOf"] = [{"enum": [None, 0]}, {"minimum": option.least_asked}]
     elif option.kind is Kind.SHARE:
         schema |= {"exclusiveMinimum": 0, "maximum": 100}
     elif option.choices is not None:
@@ -72,11 +76,15 @@ def _field(option: Option, section: str | None, changes: bool, value: Any) -> Pa
     return Param(first, description=_description(option, changes, is_empty), **schema)
 
 
+def _title(option: Option) -> str | None:
+    return f"{option.title}, as {option.example}" if option.kind is Kind.SPAN else option.title
+
+
 def _description(option: Option, changes: bool, is_empty: bool) -> str:
     text = option.form or option.help
     said = [f"For resume and change: {text[0].lower()}{text[1:]}" if changes else text]
     if option.kind is Kind.SPAN:
-        said.append(f"{option.example}, or seconds")
+        said.append("d, h, min or s; a number alone is seconds")
     elif option.kind.is_text:
         said[0] += f": {option.example}"
     if option.asked is not None:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from airflow_roir.errors import Complaints
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import Declared, WorkOptions, checked, options_of
 from airflow_roir.span import seconds
@@ -45,13 +46,14 @@ def takes(names: Sequence[str]) -> Callable[[Initializer], Initializer]:
     return around
 
 
-def given_to(operator: Any, declared: type[Declared]) -> Declared:
+def given_to(operator: Any, declared: type[Declared], complaints: Complaints | None = None) -> Declared:
     """The options that an operator's rendered fields give, defaults for empty ones.
 
-    Raises one InvalidInput for all values that are wrong.
+    Raises one InvalidInput for all values that are wrong; or adds them to `complaints`.
     """
     offered = [one for one in options_of(declared) if one.offered]
-    return declared.asked(**checked(offered, lambda one: value_of(one, getattr(operator, one.name))))
+    values = checked(offered, lambda one: value_of(one, getattr(operator, one.name)), complaints=complaints)
+    return declared.asked(**values)
 
 
 def value_of(option: Option, value: Any) -> Any:

@@ -48,7 +48,7 @@ def claim_announcement(
     with database.transaction() as connection:
         row = execute(connection, SHOWN, {"operation": operation_id}).first()
         if row is None:
-            raise NotFound(f"there is no operation {operation_id}")
+            raise operations.no_operation(connection, operation_id)
         if not row.is_shown:
             return "readers see another generation by now"
         before = execute(connection, ANNOUNCERS, {"operation": operation_id}).scalars().all()
@@ -77,8 +77,8 @@ def published_facts(database: Database, operation_id: int) -> dict[str, Any]:
     """
     with database.transaction() as connection:
         row = execute(connection, PARTS, {"operation": operation_id}).first()
-    if row is None:
-        raise NotFound(f"there is no operation {operation_id}")
+        if row is None:
+            raise operations.no_operation(connection, operation_id)
     now = operation_status(database, operation_id)
     verified = None
     try:

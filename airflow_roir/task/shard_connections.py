@@ -6,14 +6,15 @@ connection of Airflow, and the connection's password would then be written to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from airflow.sdk.exceptions import AirflowNotFoundException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.errors import Complaints, InvalidInput, NotFound
 from airflow_roir.hooks.roir import SHARDS_EXTRA, RoirHook, extras_of
+from airflow_roir.nearest import meant_of
 from airflow_roir.shards import registry
 
 LIVE = "SELECT name FROM roir.shard WHERE removed_at IS NULL"
@@ -40,27 +41,37 @@ def connections_of(postgres_conn_id: str) -> dict[str, str]:
 def add_shards(database: Database, postgres_conn_id: str, names: Sequence[str]) -> None:
     """Adds the shards that aren't known yet, each by the connection that the index server's own one names for it.
 
-    Raises NotFound for a name that is neither, InvalidInput, and the errors of `registry.add`.
+    Raises one error for all names that are neither: NotFound, or InvalidInput; and the errors of `registry.add`.
     """
     known = {one.name for one in registry.listed(database)}
+    complaints = Complaints()
+    dsns: dict[str, str] = {}
     for name in names:
-        if name in known:
-            continue
-        conn_id = connections_of(postgres_conn_id).get(name)
-        if conn_id is None:
-            raise NotFound(
-                f"there is no shard {name!r}. Add it: roir shard add; or, if an Airflow connection leads to it, name "
-                f"that one in the extra of connection {postgres_conn_id!r}: "
-                f'{{"{SHARDS_EXTRA}": {{"{name}": "id of its connection"}}}}'
-            )
-        try:
-            dsn = RoirHook(conn_id).get_dsn()
-        except AirflowNotFoundException:
-            raise NotFound(
-                f"connection {postgres_conn_id!r} names {conn_id!r} for shard {name!r}, and there is no such "
-                "connection. Add it (Admin, Connections)"
-            ) from None
+        if name not in known:
+            with complaints.noted():
+                dsns[name] = _dsn(postgres_conn_id, name, known)
+    complaints.settle()
+    for name, dsn in dsns.items():
         registry.add(database, name, dsn)
+
+
+def _dsn(postgres_conn_id: str, name: str, known: Iterable[str]) -> str:
+    """The DSN of a shard that isn't known yet."""
+    connections = connections_of(postgres_conn_id)
+    conn_id = connections.get(name)
+    if conn_id is None:
+        raise NotFound(
+            f"there is no shard {name!r}. Add it: roir shard add; or, if an Airflow connection leads to it, name "
+            f"that one in the extra of connection {postgres_conn_id!r}: "
+            f'{{"{SHARDS_EXTRA}": {{"{name}": "id of its connection"}}}}{meant_of(name, {*known, *connections})}'
+        )
+    try:
+        return RoirHook(conn_id).get_dsn()
+    except AirflowNotFoundException:
+        raise NotFound(
+            f"connection {postgres_conn_id!r} names {conn_id!r} for shard {name!r}, and there is no such "
+            "connection. Add it (Admin, Connections)"
+        ) from None
 
 
 def keep_connections(database: Database, postgres_conn_id: str, warn: Callable[..., None]) -> None:

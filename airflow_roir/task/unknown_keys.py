@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_roir.nearest import nearest
 
 # `TriggerDagRunOperator` puts it there, so that lineage knows the parent.
 OF_AIRFLOW = frozenset({"openlineage"})
@@ -22,11 +23,8 @@ def refuse_unknown_keys(context: Mapping[str, Any]) -> None:
     unknown = [key for key in context["dag_run"].conf or {} if key not in {*known, *OF_AIRFLOW}]
     if not unknown:
         return
-    lower = {name.lower(): name for name in known}
     meant = [
-        f"{key}: did you mean {lower[near[0]]}?"
-        if (near := difflib.get_close_matches(str(key).lower(), lower, 1))
-        else f"{key}: there is nothing like it"
+        f"{key}: did you mean {near}?" if (near := nearest(str(key), known)) else f"{key}: there is nothing like it"
         for key in unknown
     ]
     raise AirflowFailException(

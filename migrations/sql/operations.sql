@@ -7,6 +7,29 @@ CREATE FUNCTION roir.argument(name text) RETURNS text LANGUAGE sql IMMUTABLE SET
     SELECT CASE WHEN name ~ '^[a-z0-9_.]+$' THEN name ELSE format('''%s''', replace(name, '''', '''"''"''')) END
 $$;
 
+-- How alike two names are, whatever their case: the share of pairs of neighbouring letters that they share, from 0 to 1.
+CREATE FUNCTION roir.likeness(a text, b text) RETURNS numeric
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT 2.0 * count(*) / greatest(length(a) + length(b) + 2, 1)
+      FROM (SELECT substr(' ' || lower(a) || ' ', n, 2) FROM generate_series(1, length(a) + 1) n
+            INTERSECT ALL
+            SELECT substr(' ' || lower(b) || ' ', n, 2) FROM generate_series(1, length(b) + 1) n) shared
+$$;
+
+-- The index that a user probably meant by a name that none has, as SQL writes it: one whose name differs in case or
+-- schema alone, else the most alike one; NULL if none is alike. It compares at most 1,000 indexes.
+CREATE FUNCTION roir.nearest_index(schema text, name text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('%I.%I', c.schema_name, c.name)
+      FROM (SELECT i.schema_name, i.name, roir.likeness(i.name, nearest_index.name) AS likeness,
+                   lower(i.name) = lower(nearest_index.name) AS same,
+                   coalesce(roir.likeness(i.schema_name, nearest_index.schema), 1) AS nearness
+              FROM (SELECT x.* FROM roir.index x WHERE x.dropped_at IS NULL
+                     ORDER BY lower(x.name) = lower(nearest_index.name) DESC, x.id DESC LIMIT 1000) i) c
+     WHERE c.likeness >= 0.5
+     ORDER BY c.same DESC, c.nearness = 1 DESC, c.likeness DESC, c.nearness DESC, 1 LIMIT 1
+$$;
+
 -- The latest operation of a live index. Its row is locked, so that two sessions change it one after the other.
 CREATE FUNCTION roir.latest_operation(index text) RETURNS roir.operation
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -20,7 +43,10 @@ BEGIN
      WHERE i.dropped_at IS NULL AND i.name = parts[cardinality(parts)]
        AND (cardinality(parts) = 1 OR i.schema_name = parts[1]);
     IF ids IS NULL OR cardinality(parts) > 2 THEN
-        RAISE no_data_found USING MESSAGE = format('there is no index %s; `roir status` lists all indexes', index);
+        RAISE no_data_found USING MESSAGE = concat(
+            format('there is no index %s; `roir status` lists all indexes', index),
+            '. Did you mean ' || CASE WHEN cardinality(parts) <= 2 THEN roir.nearest_index(
+                CASE cardinality(parts) WHEN 2 THEN parts[1] END, parts[cardinality(parts)]) END || '?');
     ELSIF cardinality(ids) > 1 THEN
         RAISE ambiguous_alias USING MESSAGE = format('index %s is ambiguous; name its schema too', index);
     END IF;
@@ -122,6 +148,65 @@ BEGIN
     RETURN format('paused at %s %%', percent);
 END $$;
 
+-- Raises what is wrong with an input, all of it in one error; does nothing if nothing is.
+CREATE FUNCTION roir.refuse(wrong text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF cardinality(wrong) = 1 THEN
+        RAISE invalid_parameter_value USING MESSAGE = wrong[1];
+    ELSIF cardinality(wrong) > 1 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format(E'%s errors:\n- %s', cardinality(wrong), array_to_string(wrong, E'\n- '));
+    END IF;
+END $$;
+
+-- What is wrong with the wishes for an operation's live options, a text for each; o: NULL if it isn't known.
+CREATE FUNCTION roir.wrong_options(wishes jsonb, o roir.operation) RETURNS text[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    c record;
+    others text;
+    message text;
+    hint text;
+    wrong text[];
+BEGIN
+    SELECT string_agg(l.name, ', ' ORDER BY l.ordinal) INTO others FROM roir.live_options() l
+     WHERE wishes ->> l.name IS NOT NULL AND l.of_builds AND o.kind IN ('verify', 'compact');
+    IF others IS NOT NULL THEN
+        wrong := wrong || format('%s: a %s has no such option; the other options change', others,
+                                 CASE o.kind WHEN 'verify' THEN 'verification' ELSE 'compaction' END);
+    END IF;
+    SELECT string_agg(l.name, ', ' ORDER BY l.ordinal) INTO others FROM roir.live_options() l
+     WHERE wishes ->> l.name IS NOT NULL AND l.apart AND o.id IS NOT NULL
+       AND NOT EXISTS (SELECT FROM roir.index i WHERE i.id = o.index_id AND i.shard_table IS NOT NULL);
+    IF others IS NOT NULL THEN
+        wrong := wrong || format('%s is for an index over shards, which this one is not', others);
+    END IF;
+    FOR c IN SELECT l.*, to_jsonb(o) ->> l.name AS old, wishes ->> l.name AS wish FROM roir.live_options() l
+              WHERE wishes ->> l.name IS NOT NULL ORDER BY l.ordinal
+    LOOP
+        IF c.name = 'throttle' THEN
+            BEGIN
+                PERFORM roir.throttle_of(c.wish, o.throttle);
+            EXCEPTION WHEN invalid_parameter_value THEN
+                GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, hint = PG_EXCEPTION_HINT;
+                wrong := wrong || concat(message, '; ' || nullif(hint, ''));
+            END;
+        ELSIF c.name = 'windows' THEN
+            IF btrim(c.wish) NOT IN ('', 'off')
+               AND (length(btrim(c.wish)) > 2000 OR btrim(c.wish) !~ '^([^;]+ for [^;]+)(;[^;]+ for [^;]+)*$') THEN
+                wrong := wrong || format('windows: %s is no window; write CRON for DURATION in ZONE: '
+                                         '0 22 * * 1-5 for 8h in Europe/Berlin', left(c.wish, 200));
+            END IF;
+        ELSIF (c.nothing IS NULL OR c.wish <> '0') AND c.wish::numeric NOT BETWEEN c.lowest AND c.highest
+              AND c.wish IS DISTINCT FROM c.old THEN
+            wrong := wrong || format('%s is %s; it must be from %s to %s%s', c.name, c.wish, c.lowest, c.highest,
+                                     ', or 0 for ' || c.nothing);
+        END IF;
+    END LOOP;
+    RETURN wrong;
+END $$;
+
 -- Changes live options of an operation; no other code does. wishes: by their names; NULL keeps the present value, and
 -- 0, or `off`, is none. Writes an event for each option that really changes; returns these, NULL if there are none. The
 -- change takes effect when workers read the row, before each batch, and the governor, each second.
@@ -133,26 +218,12 @@ DECLARE
     c record;
     limits jsonb;
     new jsonb := '{}';
-    others text;
     done text[];
 BEGIN
     SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
     was := to_jsonb(o) || jsonb_build_object('throttle', roir.throttle_text(o.throttle));
     wishes := jsonb_strip_nulls(wishes);
-    SELECT string_agg(l.name, ', ' ORDER BY l.ordinal) INTO others FROM roir.live_options() l
-     WHERE wishes ? l.name AND l.of_builds AND o.kind IN ('verify', 'compact');
-    IF others IS NOT NULL THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = format('%s: a %s has no such option; the other options change', others,
-                             CASE o.kind WHEN 'verify' THEN 'verification' ELSE 'compaction' END);
-    END IF;
-    SELECT string_agg(l.name, ', ' ORDER BY l.ordinal) INTO others FROM roir.live_options() l
-     WHERE wishes ? l.name AND l.apart
-       AND NOT EXISTS (SELECT FROM roir.index i WHERE i.id = o.index_id AND i.shard_table IS NOT NULL);
-    IF others IS NOT NULL THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = format('%s is for an index over shards, which this one is not', others);
-    END IF;
+    PERFORM roir.refuse(roir.wrong_options(wishes, o));
     FOR c IN SELECT l.*, was ->> l.name AS old, wishes ->> l.name AS wish FROM roir.live_options() l
               WHERE wishes ? l.name ORDER BY l.ordinal
     LOOP
@@ -161,17 +232,8 @@ BEGIN
             c.wish := roir.throttle_text(limits);
         ELSIF c.name = 'windows' THEN
             c.wish := CASE WHEN btrim(c.wish) NOT IN ('', 'off') THEN btrim(c.wish) END;
-            IF length(c.wish) > 2000 OR c.wish !~ '^([^;]+ for [^;]+)(;[^;]+ for [^;]+)*$' THEN
-                RAISE invalid_parameter_value USING MESSAGE = format('windows: %s is no window', left(c.wish, 200)),
-                    HINT = 'write CRON for DURATION in ZONE: 0 22 * * 1-5 for 8h in Europe/Berlin';
-            END IF;
         ELSIF c.nothing IS NOT NULL AND c.wish = '0' THEN
             c.wish := NULL;
-        ELSIF c.wish::numeric NOT BETWEEN c.lowest AND c.highest THEN
-            CONTINUE WHEN c.wish = c.old;
-            RAISE invalid_parameter_value USING
-                MESSAGE = format('%s is %s; it must be from %s to %s%s', c.name, c.wish, c.lowest, c.highest,
-                                 ', or 0 for ' || c.nothing);
         END IF;
         CONTINUE WHEN c.wish IS NOT DISTINCT FROM c.old OR o.status NOT IN ('running', 'paused');
         new := new || jsonb_build_object(c.name, CASE c.name WHEN 'throttle' THEN limits ELSE to_jsonb(c.wish) END);
@@ -191,11 +253,28 @@ BEGIN
     RETURN array_to_string(done, ', ');
 END $$;
 
+-- The operation that a user wants to change; an error that also says what is wrong with the wishes.
+CREATE FUNCTION roir.operation_to_change(index text, wishes jsonb) RETURNS roir.operation
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    message text;
+    wrong text[];
+BEGIN
+    RETURN roir.latest_operation(index);
+EXCEPTION WHEN no_data_found OR ambiguous_alias OR invalid_parameter_value THEN
+    wrong := roir.wrong_options(wishes, NULL);
+    IF wrong IS NULL THEN
+        RAISE;
+    END IF;
+    GET STACKED DIAGNOSTICS message = MESSAGE_TEXT;
+    PERFORM roir.refuse(message || wrong);
+END $$;
+
 -- Does the work of roir.change (live_options.sql).
 CREATE FUNCTION roir.request_change(index text, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    o roir.operation := roir.latest_operation(index);
+    o roir.operation := roir.operation_to_change(index, wishes);
     done text;
 BEGIN
     IF jsonb_strip_nulls(wishes) = '{}' THEN
@@ -215,7 +294,7 @@ END $$;
 CREATE FUNCTION roir.request_resume(index text, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    o roir.operation := roir.latest_operation(index);
+    o roir.operation := roir.operation_to_change(index, wishes);
 BEGIN
     PERFORM roir.change_options(o.id, wishes, actor);
     IF o.status <> 'paused' THEN

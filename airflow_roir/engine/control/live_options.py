@@ -50,7 +50,7 @@ def refused() -> Iterator[None]:
         raise InvalidInput(said(error)) from None
 
 
-def check_throttle(database: Database, throttle: str | None) -> None:
+def check_throttle(database: Database, throttle: Any) -> None:
     """Raises InvalidInput for limits that the server can't read: for a command that starts Spark before it begins."""
     if throttle is None:
         return

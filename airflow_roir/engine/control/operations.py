@@ -15,6 +15,7 @@ from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationPaused, RoirError
+from airflow_roir.nearest import meant
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, following
 
 OperationRow = Row[Any]
@@ -26,6 +27,10 @@ SELECT * FROM roir.index
 """
 ACTIVE_GENERATION = "SELECT * FROM roir.generation WHERE index_id = %(index)s AND status = 'active'"
 NEWEST_OPERATION = "SELECT * FROM roir.operation WHERE index_id = %(index)s ORDER BY id DESC LIMIT 1"
+NEWEST_OF_ALL = """
+SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ ORDER BY o.id DESC LIMIT 1
+"""
 OPERATION = "SELECT * FROM roir.operation WHERE id = %(operation)s"
 OPERATION_OF = """
 SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -71,11 +76,17 @@ def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
     """The row of an index that isn't dropped, by name. Raises NotFound, InvalidInput (no schema, and ambiguous)."""
     found = execute(connection, LIVE_INDEXES, {"name": name.name, "schema": name.schema}).all()
     if not found:
-        raise NotFound(f"there is no index {name}; `roir status` lists all indexes")
+        raise NotFound(f"there is no index {name}; `roir status` lists all indexes{near_index(connection, name)}")
     if len(found) > 1:
         schemas = ", ".join(quote(row.schema_name) for row in found)
         raise InvalidInput(f"index {name} is ambiguous: it exists in {schemas}; name the schema too")
     return found[0]
+
+
+def near_index(connection: Connection, name: QualifiedName) -> str:
+    """The end of the refusal of an index's name that doesn't exist: the nearest index, if one is like it."""
+    values = {"schema": name.schema, "name": name.name}
+    return meant(execute(connection, "SELECT roir.nearest_index(%(schema)s, %(name)s)", values).scalar())
 
 
 def read_index(connection: Connection, index_id: int) -> Row[Any]:
@@ -124,7 +135,7 @@ def read_operation(connection: Connection, operation_id: int) -> OperationRow:
     """One operation by id. Raises NotFound."""
     row = execute(connection, OPERATION, {"operation": operation_id}).first()
     if row is None:
-        raise no_operation(operation_id)
+        raise no_operation(connection, operation_id)
     return row
 
 
@@ -133,11 +144,13 @@ def lock_operation(connection: Connection, operation_id: int) -> OperationRow:
     return execute(connection, f"{OPERATION} FOR UPDATE", {"operation": operation_id}).one()
 
 
-def no_operation(operation_id: int) -> NotFound:
-    """The error of a run whose operation doesn't exist."""
+def no_operation(connection: Connection, operation_id: int) -> NotFound:
+    """The error for the id of an operation that doesn't exist."""
+    newest = execute(connection, NEWEST_OF_ALL).first()
+    known = "none yet" if newest is None else f"{newest.id} is the newest, of index {index_name(newest)}"
     return NotFound(
-        f"there is no operation {operation_id}. If it was there, the server has lost it, by a failover to a replica or "
-        "a restore: begin it again"
+        f"there is no operation {operation_id}; {known}. If it was there, the server has lost it, by a failover to a "
+        "replica or a restore: begin it again"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -10,10 +11,11 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.live_options import check_throttle
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound
+from airflow_roir.errors import Complaints, IllegalTransition, InvalidInput, NotFound, RoirError
 from airflow_roir.options import LIVE_OPTIONS, check_live_options
 
 
@@ -35,8 +37,7 @@ def resume(
     `resume` drives nothing itself; `start_run` does. operation: as for `pause`.
     Raises NotFound, InvalidInput, IllegalTransition (not paused, or another operation has begun since).
     """
-    _check_names(options)
-    check_live_options(options)
+    _check(database, index, options)
     return _request(database, "resume", index, {"actor": actor, **options}, operation)
 
 
@@ -51,15 +52,33 @@ def change_options(
     Raises InvalidInput for a bad value (nothing is changed), or for no value at all; NotFound; IllegalTransition
     (nothing is live, or another operation has begun since).
     """
-    _check_names(options)
-    check_live_options(options)
+    _check(database, index, options)
     return _request(database, "change", index, {"actor": actor, **options}, operation)
 
 
-def _check_names(options: Mapping[str, object]) -> None:
+def _check(database: Database, index: str, options: Mapping[str, object]) -> None:
     unknown = set(options) - set(LIVE_OPTIONS)
     if unknown:
         raise TypeError(f"no options of a live operation: {', '.join(sorted(unknown))}")
+    wrong = Complaints()
+    with wrong.noted():
+        check_live_options(options)
+    look_further(wrong, database, index, options)
+    wrong.settle()
+
+
+def look_further(wrong: Complaints, database: Database, index: str, options: Mapping[str, object]) -> None:
+    """If options are wrong, adds what is wrong with the index's name and the throttle, so that one error says all.
+
+    Adds nothing if the database can't be asked.
+    """
+    if not wrong:
+        return
+    with suppress(DBAPIError, RoirError):
+        with wrong.noted():
+            operations.find_operation(database, index)
+        with wrong.noted():
+            check_throttle(database, options.get("throttle"))
 
 
 def request_abort(

@@ -1,11 +1,13 @@
 """All objections to a build at once: missing rights, and the reasons for which it would be refused.
 
-`dry_run.run` and `prepare` raise the first objection. Here each check runs, whatever the others find.
+`dry_run.run` and `prepare.prepare` raise the first objection. Here each check runs, whatever the others find; so
+`lifecycle.prepare` and the commands raise all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,13 +18,14 @@ from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import live_options
+from airflow_roir.engine.control.stored_definition import existing_index
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.forecast import rights
 from airflow_roir.engine.forecast.rights import MissingRight
 from airflow_roir.engine.locks.table_lock import DENIED
 from airflow_roir.engine.schema.schema import check_schema, check_writable
 from airflow_roir.engine.source import catalog, checks
-from airflow_roir.errors import InvalidInput, RightMissing, RoirError
+from airflow_roir.errors import Complaints, InvalidInput, RightMissing, RoirError
 from airflow_roir.options import BuildOptions
 
 T = TypeVar("T")
@@ -41,12 +44,52 @@ class Objections:
     def __bool__(self) -> bool:
         return bool(self.missing or self.refused)
 
+    def errors(self) -> list[RoirError]:
+        """Each objection as an error."""
+        return [*(RightMissing(str(one)) for one in self.missing), *map(InvalidInput, self.refused)]
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "missing_rights": [{"what": one.what, "statement": one.statement} for one in self.missing],
             "refused": list(self.refused),
         }
+
+
+def settle(
+    complaints: Complaints, database: Database, definitions: Sequence[IndexDefinition], options: BuildOptions
+) -> None:
+    """Raises all that is wrong with a build's input, if `complaints` has anything: also what the database objects to.
+
+    definitions, options: what can be read of them. If the database can't be asked, only `complaints` are raised.
+    """
+    if not complaints:
+        return
+    with suppress(RoirError, DBAPIError):
+        for definition in definitions:
+            for objection in find(database, definition, options).errors():
+                complaints.add(objection)
+    complaints.settle()
+
+
+def with_others(
+    refusal: RoirError, database: Database, definition: IndexDefinition, options: BuildOptions
+) -> RoirError:
+    """The error that refuses a build, with all other objections if there are any."""
+    complaints = Complaints()
+    with suppress(RoirError, DBAPIError):
+        against = find(database, definition, options)
+        # Each missing right has its statement.
+        if not (against.missing and isinstance(refusal, RightMissing)):
+            complaints.add(refusal)
+        for objection in against.errors():
+            complaints.add(objection)
+    try:
+        if len(complaints.found) > 1:
+            complaints.settle()
+    except InvalidInput as whole:
+        return whole
+    return refusal
 
 
 class _Notes:
@@ -74,13 +117,16 @@ class _Notes:
         return None
 
     def add(self, error: RoirError) -> None:
-        notes = self.rights if isinstance(error, RightMissing) else self.refused
-        if str(error) not in notes:
-            notes.append(str(error))
+        for one in getattr(error, "parts", ()) or (error,):
+            notes = self.rights if isinstance(one, RightMissing) else self.refused
+            if str(one) not in notes:
+                notes.append(str(one))
 
 
-def find(database: Database, definition: IndexDefinition, options: BuildOptions) -> Objections:
-    """The objections to a build that can be found without reading rows.
+def find(
+    database: Database, definition: IndexDefinition, options: BuildOptions, complaints: Complaints | None = None
+) -> Objections:
+    """The objections to a build that can be found without reading rows. complaints: further ones, which come first.
 
     Errors about rights count only if `rights.missing` finds none.
     """
@@ -94,7 +140,8 @@ def find(database: Database, definition: IndexDefinition, options: BuildOptions)
                 notes.add(error)
         if not missing:
             notes.refused += notes.rights
-        return Objections(tuple(missing), tuple(notes.refused))
+        before = [] if complaints is None else list(map(str, complaints.found))
+        return Objections(tuple(missing), (*before, *(one for one in notes.refused if one not in before)))
 
 
 def _look(
@@ -108,33 +155,29 @@ def _look(
     if not _passes(notes, lambda: check_schema(connection)):
         return None
     found = notes(lambda: dry_run.whole_definition(connection, definition))
-    if found is None:
-        return None
-    existing, whole = found
+    existing, whole = found or (notes(lambda: existing_index(connection, definition)), definition)
     notes(lambda: dry_run.check_options(whole, options, existing))
     notes(lambda: live_options.columns(connection, options))
-    assert whole.source is not None
     name = whole.source
+    # An index of that name has another definition.
+    if name is None or (found is None and existing is not None):
+        return None
     if whole.shards:
         view = QualifiedName(whole.name.schema or name.schema, whole.name.name)
         if existing is None and view.schema is not None:
             notes(lambda: dry_run.check_name_is_free(connection, view))
         return whole
-    looked = notes(lambda: catalog.look(connection, name))
-    if looked is None:
-        return None
-    source, problems = looked
+    source, problems = notes(lambda: catalog.look(connection, name)) or (None, [])
     for problem in problems:
         notes.add(problem)
-    if source is None:
-        return None
-    for check in dry_run.of_source(connection, source, options, existing, whole.unique):
-        notes(check)
-    for check in checks.of_definition(connection, source, whole):
-        notes(check)
-    if existing is None:
-        index = QualifiedName(whole.name.schema or source.name.schema, whole.name.name)
-        notes(lambda: dry_run.check_name_is_free(connection, index))
+    if source is not None:
+        for check in dry_run.of_source(connection, source, options, existing, whole.unique):
+            notes(check)
+        for check in checks.of_definition(connection, source, whole):
+            notes(check)
+    schema = whole.name.schema or (source and source.name.schema)
+    if existing is None and schema:
+        notes(lambda: dry_run.check_name_is_free(connection, QualifiedName(schema, whole.name.name)))
     return None
 
 

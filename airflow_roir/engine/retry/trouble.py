@@ -48,6 +48,9 @@ def said(error: DBAPIError) -> str:
     """The server's error in one line: its message and, if there is one, its hint, which is the remedy."""
     diagnostics = getattr(error.orig, "diag", None)
     message = first_line(error)
+    if re.fullmatch(r"\d+ errors:", message):
+        # A list of roir.refuse.
+        return str(getattr(diagnostics, "message_primary", None) or message)
     hint = getattr(diagnostics, "message_hint", None)
     if not hint:
         return message

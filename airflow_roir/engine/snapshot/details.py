@@ -81,7 +81,7 @@ def progress(database: Database, index: str | None = None, operation_id: int | N
             operation_id = _newest(connection, index)
         found = rows(connection, [operation_id])
         if not found:
-            raise NotFound(f"there is no operation {operation_id}")
+            raise operations.no_operation(connection, operation_id)
         swapped = standings(connection, [operation_id]) if found[0].kind == Kind.COMPACT else {}
         return look(connection, replace(found[0], compaction=swapped.get(operation_id)))
 

@@ -25,7 +25,6 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.bars import Bars
 from airflow_roir.engine.snapshot.parts import Delta, Error, Event, HeldUp, Pause, PhaseOf, Throttle, Workers
 from airflow_roir.engine.snapshot.shards import ShardStanding
-from airflow_roir.errors import NotFound
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import Kind, Phase, Status
 from airflow_roir.options import LIVE_OPTIONS
@@ -242,8 +241,8 @@ def operation_soon(database: Database, operation_id: int) -> OperationStatus:
     with database.transaction() as connection:
         execute(connection, f"SET LOCAL statement_timeout = {SOON_MS}; SET LOCAL lock_timeout = {SOON_MS}")
         found = rows(connection, [operation_id])
-    if not found:
-        raise NotFound(f"there is no operation {operation_id}")
+        if not found:
+            raise operations.no_operation(connection, operation_id)
     return found[0]
 
 

@@ -15,6 +15,7 @@ from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.catalog import identity_columns
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, NotFound, RightMissing
+from airflow_roir.nearest import meant_of
 
 OLDEST_SERVER = 150000
 NEWEST_TRIED = 18
@@ -225,8 +226,8 @@ def of_definition(connection: Connection, source: Source, definition: IndexDefin
 def _check_column(source: Source, definition: IndexDefinition, name: str) -> None:
     index = definition.name
     if name not in source.columns:
-        near = ", ".join(map(quote, source.columns))
-        raise NotFound(f"index {index}: table {source.sql} has no column {quote(name)}; it has {near}")
+        has = f"{', '.join(map(quote, source.columns))}{meant_of(name, source.columns)}"
+        raise NotFound(f"index {index}: table {source.sql} has no column {quote(name)}; it has {has}")
     if source.columns[name].virtual:
         raise InvalidInput(
             f"index {index}: column {quote(name)} is a virtual generated column, which triggers can't "

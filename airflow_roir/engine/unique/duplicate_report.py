@@ -191,7 +191,7 @@ def read(connection: Connection, operation_id: int) -> Duplicates:
     """The duplicates of an operation. Raises NotFound."""
     row: Row[Any] | None = execute(connection, OPERATION, {"operation": operation_id}).first()
     if row is None:
-        raise NotFound(f"there is no operation {operation_id}")
+        raise operations.no_operation(connection, operation_id)
     source = None
     if row.source_name is not None:
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)

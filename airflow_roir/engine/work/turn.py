@@ -85,7 +85,7 @@ class Turn:
     def _look(self) -> Row[Any]:
         with self._connection.begin():
             row = execute(self._connection, GRANT, {"operation": self._run.operation_id}).first()
-        if row is None:
-            raise operations.no_operation(self._run.operation_id)
+            if row is None:
+                raise operations.no_operation(self._connection, self._run.operation_id)
         check_epoch(row, self._run)
         return row

@@ -1,0 +1,159 @@
+"""Airflow's own form refuses, before the trigger, what an option refuses: by the bounds and texts of `options.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk import Param
+from airflow.sdk.exceptions import ParamValidationError
+
+from airflow_roir.definition import COLUMNS_PATTERN, NAME_PATTERN, parse_columns, parse_name
+from airflow_roir.errors import InvalidInput
+from airflow_roir.option import Kind, Option
+from airflow_roir.options import LIVE_OPTIONS, BuildOptions, CompactOptions, VerifyOptions, WorkOptions, options_of
+from airflow_roir.signals import SIGNALS
+from airflow_roir.task.forms import fields_of
+from airflow_roir.task.given import value_of
+
+FORMS: dict[str, tuple[type[WorkOptions], dict[str, Any]]] = {
+    "build": (BuildOptions, {}),
+    "verification": (VerifyOptions, {}),
+    "compaction": (CompactOptions, {}),
+    "change": (BuildOptions, {"names": LIVE_OPTIONS, "changes": True}),
+}
+# Texts that only their reader refuses: a pattern knows no zone, no weekday and no size.
+ONLY_READ = {"1 2 3 for 8h", "0 22 * * 1-5 for 8h in Nowhere", "replica_lag=much", "400d"}
+TEXTS = {
+    Kind.SPAN: (
+        "2h",
+        "1h 30min",
+        "90",
+        "1_000",
+        "off",
+        "never",
+        "3 d",
+        "soon",
+        "2 fortnights",
+        "h",
+        "-1h",
+        "1h;",
+        "2 hours",
+    ),
+    Kind.WINDOWS: (
+        "off",
+        "now",
+        "0 22 * * 1-5 for 8h",
+        "0 22 * * * for 8h in UTC; 0 8 * * 6 for 1d",
+        "a for b; c",
+        ";",
+        "",
+    ),
+    Kind.LIMITS: ("off", "lag=1", "much", "query=1;lock_waits=4", "replicas=a,b replica_lag=off", "query = 1", ""),
+}
+
+
+def values_of(option: Option) -> list[Any]:
+    values: list[Any] = [None, *TEXTS.get(option.kind, ()), *ONLY_READ]
+    if option.kind in (Kind.NUMBER, Kind.SPAN):
+        ends = (option.least, option.least_asked, option.most)
+        return [*TEXTS.get(option.kind, ()), "many", True, 1.5, 0, -1, *(end + by for end in ends for by in (-1, 0, 1))]
+    if option.kind is Kind.SHARE:
+        return [0, -1, 0.1, 100, 101, 100.5, "many", True]
+    if option.kind is Kind.CHOICE:
+        return [*(option.choices or ()), "nonsense"]
+    return [True, False, 1, "nonsense"] if option.kind is Kind.TRUTH else values
+
+
+def takes(field: Param, value: Any) -> bool:
+    try:
+        field.resolve(value)
+    except ParamValidationError:
+        return False
+    return True
+
+
+def reads(option: Option, value: Any) -> bool:
+    try:
+        option.check(value_of(option, value), asked=True)
+    except InvalidInput:
+        return False
+    if option.kind is Kind.LIMITS and isinstance(value, str):
+        # The server reads it.
+        names = [part.partition("=") for part in value.replace(";", " ").split()]
+        return all(name == "off" or (sign and after and name in {*SIGNALS, "replicas"}) for name, sign, after in names)
+    return True
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_refuses_what_its_options_refuse(form: str) -> None:
+    declared, about = FORMS[form]
+    options = {one.name: one for one in options_of(declared)}
+    for name, field in fields_of(declared, **about).items():
+        option = options[name]
+        for value in values_of(option):
+            if value is None or value in ONLY_READ:
+                continue
+            if value == 0 and option.kind is Kind.NUMBER and option.zero == option.empty and "changes" not in about:
+                # An empty field says the same.
+                continue
+            if isinstance(value, str) and option.kind in (Kind.NUMBER, Kind.SHARE):
+                assert not takes(field, value), (name, value)
+                continue
+            assert takes(field, value) == reads(option, value), (name, value)
+
+
+def test_the_bounds_of_each_number_are_those_of_its_option() -> None:
+    for declared, about in FORMS.values():
+        options = {one.name: one for one in options_of(declared)}
+        for name, field in fields_of(declared, **about).items():
+            option, schema = options[name], field.schema
+            if option.kind in (Kind.NUMBER, Kind.SPAN):
+                least = 0 if option.zero and (about or option.kind is Kind.SPAN) else option.least_asked
+                assert (schema["minimum"], schema["maximum"]) == (least, option.most), name
+            assert schema.get("enum") == (list(option.choices) if option.choices else None), name
+            assert schema.get("pattern") == option.pattern, name
+            if option.kind is Kind.SPAN:
+                assert str(option.example) in schema["title"], name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "read", "texts"),
+    [
+        (
+            NAME_PATTERN,
+            parse_name,
+            (
+                "t",
+                "s.t",
+                ' "S x" . "T ""1""" ',
+                "a.b.c",
+                "",
+                " ",
+                '"',
+                '""',
+                "a b",
+                ".a",
+                "a.",
+                "a..b",
+                'a"b',
+                "ÉTÉ",
+                "x$1",
+            ),
+        ),
+        (
+            COLUMNS_PATTERN,
+            parse_columns,
+            ("k", "k, v", '"A,b",c', "", "  ", "k,,v", ",", "k v", '"', "k,", 'k"', '"a" b', "a.b"),
+        ),
+    ],
+)
+def test_the_patterns_of_names_take_what_is_read(pattern: str, read: Any, texts: tuple[str, ...]) -> None:
+    field = Param("x", type="string", pattern=pattern)
+    for text in texts:
+        try:
+            read(text)
+        except InvalidInput:
+            assert not takes(field, text), text
+        else:
+            assert takes(field, text), text
