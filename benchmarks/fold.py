@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.fold import FoldWorker, PartClaim
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.sessions.kept_session import KeptSession
 from airflow_roir.engine.work.driver import PhaseDriver
 from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.engine.work.pool import ThreadPool
@@ -110,7 +112,8 @@ def measure(dsn: str, database: Database, mix: str, workers: int, rows: int) -> 
     begun = time.perf_counter()
     if workers:
         fold.begin(database, run)
-        PhaseDriver(database, run, fold.PHASE, ThreadPool(database, run, fold.PHASE)).run()
+        with closing(KeptSession(database)) as looks:
+            PhaseDriver(looks, run, fold.PHASE, ThreadPool(database, run, fold.PHASE)).run()
         with database.transaction() as session:
             counts = execute(session, fold.FOLDED, {"operation": run.operation_id}).one()
         folded = Folded(*(int(count) for count in counts[:3]))

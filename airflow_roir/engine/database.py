@@ -32,14 +32,17 @@ T = TypeVar("T")
 # The parameters of a DSN that are secret.
 SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
+# For a server that doesn't answer at all.
+CONNECT_TIMEOUT_S = 10
+
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 class Database:
     """A PostgreSQL database, by DSN (`postgresql://…` or `host=… dbname=…`).
 
-    Every connection is a session of its own with pinned settings; none is kept after use, so that a paused
-    operation holds none. A pooler in front must be in session mode; others are refused, by InvalidInput.
+    Every connection is a session of its own with pinned settings; none is kept after use, but by a KeptSession, so
+    that a paused operation holds none. A pooler in front must be in session mode; others are refused, by InvalidInput.
     The DSN never appears in `repr`.
     limits: how long its sessions wait and how much they take at once. pool: arguments of SQLAlchemy's `create_engine`,
     to keep sessions after all. engine: SQLAlchemy's, to listen to its events.
@@ -105,7 +108,7 @@ class Database:
         return psycopg2.connect(
             self.dsn,
             application_name=self.application_name[:63],
-            connect_timeout=10,
+            connect_timeout=CONNECT_TIMEOUT_S,
             keepalives_idle=20,
             keepalives_interval=10,
             keepalives_count=4,

@@ -12,7 +12,7 @@ from typing import Any
 from airflow_roir.engine import abort, fold, switch
 from airflow_roir.engine import publish as publishing
 from airflow_roir.engine.apart import apart
-from airflow_roir.engine.control.run import Report, Run, read_control, read_now
+from airflow_roir.engine.control.run import Report, Run, read_control
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation.feeds import is_apart
@@ -25,12 +25,12 @@ from airflow_roir.operation import Phase
 
 def _before_fold(database: Database, run: Run, report: Report) -> bool:
     """Ends a census here, without a fold. Otherwise switches the capture and cuts the delta into parts."""
-    row = persist(database, run, lambda: read_now(database, run), report)
+    row, is_over_shards = persist(database, run, lambda: _read(database, run), report)
     if row.options.get("census"):
         census.conclude(database, run, report)
         _remove(database, run, report)
         return False
-    if _is_apart(database, run, row, report):
+    if is_over_shards:
         persist(database, run, lambda: apart().catch_up(database, run, report), report)
     try:
         persist(database, run, lambda: switch.switch(database, run, report), report)
@@ -52,9 +52,9 @@ def _remove(database: Database, run: Run, report: Report) -> None:
 
 def _before_publish(database: Database, run: Run, report: Report) -> bool:
     """Cuts the comparison of the new generation with the table into units, if it is to be verified."""
-    row = persist(database, run, lambda: read_now(database, run), report)
+    row, is_over_shards = persist(database, run, lambda: _read(database, run), report)
     if _is_verified(row):
-        if not _is_apart(database, run, row, report):
+        if not is_over_shards:
             persist(database, run, lambda: switch.follow_partitions(database, run, report), report)
         comparing.begin_of_build(database, run, report)
     return True
@@ -66,6 +66,7 @@ def _publish(database: Database, run: Run, report: Report) -> None:
         row = read_control(connection, run)
         if row.phase != Phase.PUBLISH:
             return
+        is_over_shards = is_apart(connection, row.generation_id)
         last = record.last(connection, run.operation_id) if _is_verified(row) else None
     if last is not None:
         if last.finished_at is None:
@@ -80,7 +81,7 @@ def _publish(database: Database, run: Run, report: Report) -> None:
                 f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
                 f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
-    if _is_apart(database, run, row, report):
+    if is_over_shards:
         apart().before_publish(database, run, row.generation_id, report)
     publishing.publish(database, run, report)
 
@@ -89,12 +90,11 @@ def _is_verified(row: Any) -> bool:
     return row.options.get("verify", "after") in ("after", "both")
 
 
-def _is_apart(database: Database, run: Run, row: Any, report: Report) -> bool:
-    def read() -> bool:
-        with database.transaction() as connection:
-            return is_apart(connection, row.generation_id)
-
-    return persist(database, run, read, report)
+def _read(database: Database, run: Run) -> tuple[Any, bool]:
+    """The operation's row, and whether its index is over shards."""
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+        return row, is_apart(connection, row.generation_id)
 
 
 FOLD = replace(fold.PHASE, before=_before_fold)

@@ -13,7 +13,7 @@ there, in the phase that the operation's row names. A phase ends in one transact
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from airflow_roir.engine.finalize import FOLD, PUBLISH
 from airflow_roir.engine.forecast import forecast, objections
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.sessions.kept_session import KeptSession
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.snapshot.throttle import lost_line
@@ -118,10 +119,10 @@ def run_phases(
 
     Also raises OperationPaused.
     """
-    with ExitStack() as stack:
+    with ExitStack() as stack, closing(KeptSession(database)) as looks:
         make_pool = None
         while True:
-            row = persist(database, run, lambda: read_now(database, run), report)
+            row = persist(database, run, lambda: read_now(looks, run), report)
             if row.status == Status.PAUSED:
                 raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
             if row.status != Status.RUNNING or row.phase not in PHASES:
@@ -139,19 +140,26 @@ def run_phases(
             phase = PHASES[Phase(row.phase)]
             pool = make_pool(phase)
             if phase.name in FINAL:
-                if not _final_phase(database, run, phase, pool, report):
+                if not _final_phase(database, run, phase, pool, report, looks):
                     return
             else:
-                PhaseDriver(database, run, phase, pool, report).run()
+                PhaseDriver(looks, run, phase, pool, report).run()
 
 
 @in_one_history
-def _final_phase(database: Database, run: Run, phase: PhaseWork, pool: Pool, report: Report) -> bool:
+def _final_phase(
+    database: Database, run: Run, phase: PhaseWork, pool: Pool, report: Report, looks: KeptSession
+) -> bool:
     """False if that ended the operation. If the server fails over meanwhile, the phase begins again on the new one."""
-    persist(database, run, lambda: start_clock(database, run), report)
+    if persist(database, run, lambda: read_now(looks, run), report).phase != phase.name:
+        # The new server has lost the end of the phase before: a switch or a comparison would come too early.
+        return True
+    persist(database, run, lambda: start_clock(looks, run), report)
+    # The phase's own steps open sessions, and an operation needs no more at once.
+    looks.close()
     if not phase.before(database, run, report):
         return False
-    PhaseDriver(database, run, phase, pool, report).run()
+    PhaseDriver(looks, run, phase, pool, report).run()
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from sqlalchemy.exc import DBAPIError
@@ -13,14 +14,18 @@ from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import start_run
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import attach
-from airflow_roir.errors import Fenced
+from airflow_roir.engine.sessions.kept_session import KeptSession
+from airflow_roir.engine.work.phase_work import PhaseWork
+from airflow_roir.errors import Fenced, HistoryChanged
+from airflow_roir.operation import Phase
 from airflow_roir.options import CompactOptions
 from servers.killable import Server
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.interposed import before
+from tests.engine.looking import Looked, Sessions
 from tests.engine.pair import Pair, between, pair
 from tests.engine.steps import sql
 from tests.engine.test_replication import BOUNDS, PARTITIONED
@@ -228,3 +233,79 @@ def test_a_finalize_goes_on_from_what_the_new_server_has(both: Pair, lost: str) 
         lifecycle.run_phases(database, run)
     assert operations.find_operation(database, "ix").status == "completed"
     steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("phase", ["build", "seal", "fold", "publish"])
+def test_a_server_that_restarts_between_looks_is_looked_at_again(
+    primary: Server, dsn: str, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    # Without the thread that looks for duplicates, which has a session of its own.
+    monkeypatch.setitem(lifecycle.PHASES, Phase.BUILD, build.PHASE)
+    database = Database(dsn)
+    _, run = steps.begin(database, ranges=2, segments=2, parallelism=1)
+    sessions = Sessions(database)
+    restarts = []
+
+    def restart(work: PhaseWork) -> None:
+        if work.name == phase and len(restarts) < 2:
+            restarts.append(sessions.open)
+            primary.close()
+            primary.start()
+
+    lifecycle.run_phases(database, run, pools=Looked(4, restart))
+    assert [len(pids) for pids in restarts] == [1, 1]
+    user = steps.session(dsn)
+    assert sql(user, "SELECT FROM roir.event WHERE action IN ('pause', 'fail', 'abort')") == []
+    user.close()
+    assert operations.find_operation(database, "ix").status == "completed"
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("phase", ["fold", "publish"])
+def test_a_failover_between_looks_that_loses_commits_is_noticed(
+    both: Pair, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """The phase begins again on the new server, which lacks what its workers have done."""
+    database = Database(both.dsn)
+    run = steps.sealed(database, segments=2, parallelism=1)
+    if phase == "publish":
+        steps.fold_all(database, run)
+    both.lose()
+    run_sql(both.here, "UPDATE t SET k = 'touched' WHERE id % 3 = 0")
+    noticed: list[HistoryChanged] = []
+    made = HistoryChanged.__init__
+
+    def notice(self: HistoryChanged, *of: Any) -> None:
+        noticed.append(self)
+        made(self, *of)
+
+    monkeypatch.setattr(HistoryChanged, "__init__", notice)
+    over = []
+
+    def fail_over(work: PhaseWork) -> None:
+        if work.name == phase and not over:
+            over.append(work.name)
+            both.fail_over()
+
+    lifecycle.run_phases(database, run, pools=Looked(1, fail_over))
+    assert over == [phase]
+    assert noticed
+    assert operations.find_operation(database, "ix").status == "completed"
+    steps.assert_exact(database)
+
+
+def test_no_session_on_a_standby_is_kept(both: Pair) -> None:
+    """While the primary is away, a DSN of both servers leads to the standby."""
+    kept = KeptSession(Database(both.any_dsn))
+
+    def is_standby() -> bool:
+        with kept.transaction() as connection:
+            return bool(execute(connection, "SELECT pg_is_in_recovery()").scalar_one())
+
+    assert not is_standby()
+    both.kill()
+    assert is_standby()
+    both.primary.start()
+    both.is_over = False
+    assert not is_standby()
+    kept.close()

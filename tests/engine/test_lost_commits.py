@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, seal
+from airflow_roir.engine import abort, lifecycle, seal
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.sessions import server_timeline
 from airflow_roir.engine.sessions.server_timeline import MOST_FAILOVERS, in_one_history, one_history
 from airflow_roir.errors import Fenced, HistoryChanged
+from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(4)
@@ -74,6 +77,25 @@ def test_in_another_history_a_function_begins_anew_and_gives_up_in_the_end(
     begun = 0
     with pytest.raises(HistoryChanged, match="Run it again"):
         two_sessions(database, MOST_FAILOVERS)
+
+
+def test_nothing_is_switched_on_a_server_that_has_lost_the_end_of_the_build(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: the switch came in the middle of the build, which then failed: "table t was altered"."""
+    run = steps.sealed(database)
+
+    def fail_over() -> None:
+        run_sql(dsn, "SET session_replication_role = replica; UPDATE roir.operation SET phase = 'build'")
+        monkeypatch.setattr(server_timeline, "HISTORY", "SELECT 'another timeline'")
+
+    with before(database, "SELECT EXISTS (SELECT FROM roir.lane", fail_over):
+        lifecycle.run_phases(database, run)
+    events = [action for (action,) in sql(steps.session(dsn), "SELECT action FROM roir.event ORDER BY id")]
+    # It ends the build and the seal again, and only then switches.
+    assert events[:7] == ["prepare", "start", "phase", "phase", "phase", "phase", "switch"]
+    assert operations.find_operation(database, "ix").status == "completed"
+    steps.assert_exact(database)
 
 
 def test_the_history_of_a_server_can_be_read_by_anybody(database: Database, dsn: str) -> None:

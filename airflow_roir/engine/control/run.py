@@ -19,6 +19,7 @@ from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.sessions.kept_session import KeptSession, Transactions
 from airflow_roir.errors import (
     DuplicatesFound,
     Fenced,
@@ -175,7 +176,7 @@ def read_control(connection: Connection, run: Run) -> Row[Any]:
     return row
 
 
-def read_now(database: Database, run: Run) -> Row[Any]:
+def read_now(database: Transactions, run: Run) -> Row[Any]:
     """As `read_control`, in a transaction of its own."""
     with database.transaction() as connection:
         return read_control(connection, run)
@@ -201,29 +202,19 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     can be taken over, which its epoch makes harmless.
     """
 
-    session: list[Connection] = []
+    # One session for all heartbeats: if no connection is left on the server, a new one for each heartbeat would fail,
+    # and a run that works would be taken for dead.
+    session = KeptSession(database)
 
     def beat() -> None:
-        # One session for all heartbeats: if no connection is left on the server, a new one for each heartbeat would
-        # fail, and a run that works would be taken for dead.
-        try:
-            if not session:
-                session.append(database.engine.connect())
-            with session[0].begin():
-                sign_of_life.tick(session[0], run.operation_id, run.epoch)
-        except (DBAPIError, RoirError):
-            end()
-
-    def end() -> None:
-        while session:
-            with suppress(DBAPIError):
-                session.pop().close()
+        with suppress(DBAPIError, RoirError), session.transaction() as connection:
+            sign_of_life.tick(connection, run.operation_id, run.epoch)
 
     try:
         with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
             yield
     finally:
-        end()
+        session.close()
 
 
 def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
@@ -232,7 +223,7 @@ def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
         execute(connection, SHOW_SPARK_UI, {"operation": run.operation_id, "epoch": run.epoch, "url": url})
 
 
-def start_clock(database: Database, run: Run) -> None:
+def start_clock(database: Transactions, run: Run) -> None:
     """Begins to count this run's time."""
     with database.transaction() as connection:
         sign_of_life.start_clock(connection, run.operation_id, run.epoch)

@@ -9,8 +9,8 @@ from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.control.run import Run, read_now, settle, start_clock
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.control.slow_options import slow
-from airflow_roir.engine.database import Database
 from airflow_roir.engine.scan import sharing
+from airflow_roir.engine.sessions.kept_session import KeptSession
 from airflow_roir.engine.work import worker
 from airflow_roir.engine.work.phase_log import PhaseLog
 from airflow_roir.engine.work.phase_work import PhaseWork
@@ -28,22 +28,23 @@ WATCH_EVERY_S = 1.0
 class PhaseDriver:
     """Drives one phase of a run, with the workers of a pool.
 
-    report: takes the lines of the log.
+    looks: the session of its looks, which the caller closes. report: takes the lines of the log.
     """
 
     def __init__(
         self,
-        database: Database,
+        looks: KeptSession,
         run: Run,
         phase: PhaseWork,
         pool: Pool,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._database = database
+        self._looks = looks
+        self._database = looks.database
         self._run = run
         self._phase = phase
         self._pool = pool
-        self._log = PhaseLog(database, run, phase, report)
+        self._log = PhaseLog(looks, run, phase, report)
         self._report = report
         self._shares_scan_with: set[str] = set()
 
@@ -68,6 +69,8 @@ class PhaseDriver:
                 raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
             if row.status == Status.FAILED:
                 raise OperationFailed(f"index {self._run.index}: {row.error}")
+        # The phase's own steps open sessions, and an operation needs no more at once.
+        self._looks.close()
         try:
             self._persist(lambda: self._phase.finish(self._database, self._run, self._report))
         except DuplicatesFound:
@@ -91,7 +94,7 @@ class PhaseDriver:
             except BaseException as error:
                 # Written down first: otherwise the other workers would work to the end of the phase before they learn
                 # of it.
-                settle(self._database, self._run, error, fatal=False)
+                self._settle(error)
                 if isinstance(error, KeyboardInterrupt) and self._pool.busy:
                     self._log.say(f"interrupted; waiting for the open batches of {self._busy}")
                 self._leave(error)
@@ -140,7 +143,7 @@ class PhaseDriver:
             return
 
         def read() -> tuple[str, ...]:
-            with self._database.transaction() as connection:
+            with self._looks.transaction() as connection:
                 return sharing.others(connection, [self._run.operation_id]).get(self._run.operation_id, ())
 
         names = self._database.retry(read)
@@ -149,7 +152,7 @@ class PhaseDriver:
             self._log.say(sharing.told(names))
         if names and left.undone and not left.free and not self._pool.busy:
             # Workers of other operations work for this one: its clock runs.
-            self._database.retry(lambda: start_clock(self._database, self._run))
+            self._database.retry(lambda: start_clock(self._looks, self._run))
 
     def _leave(self, cause: BaseException | None) -> None:
         """Wait for the workers that are still at work; raise the first error of theirs, unless there is a `cause`."""
@@ -162,26 +165,30 @@ class PhaseDriver:
         failures = [failure for one in ended if (failure := self._pool.failure(one, self._log, leaving)) is not None]
         for failure in failures:
             self._log.say(str(failure))
-            settle(self._database, self._run, failure, fatal=False)
+            self._settle(failure)
         return failures
+
+    def _settle(self, error: BaseException) -> None:
+        self._looks.close()
+        settle(self._database, self._run, error, fatal=False)
 
     @property
     def _busy(self) -> str:
         return counted(len(self._pool.busy), "worker")
 
     def _control(self) -> Any:
-        return self._persist(lambda: read_now(self._database, self._run))
+        return self._persist(lambda: read_now(self._looks, self._run))
 
     def _persist(self, work: Callable[[], T]) -> T:
         return persist(self._database, self._run, work, self._log.say)
 
     def _at_work(self) -> set[int]:
-        with self._database.transaction() as connection:
+        with self._looks.transaction() as connection:
             return worker.workers_at_work(connection, self._run)
 
     def _work_left(self) -> WorkLeft:
         def read() -> WorkLeft:
-            with self._database.transaction() as connection:
+            with self._looks.transaction() as connection:
                 return self._phase.left(connection, self._run, self._pool.busy)
 
         return self._persist(read)

@@ -1,0 +1,87 @@
+"""One session for many short transactions: the looks of a driver, a run's heartbeats.
+
+A new session takes some 9 ms, and a driver looks some thirty times per build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Protocol
+
+import psycopg2
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.database import CONNECT_TIMEOUT_S, Database
+from airflow_roir.engine.sessions import own_session
+
+# By a session that began on a standby, a run would follow that server although its primary is back.
+IS_PRIMARY = "SELECT NOT pg_catalog.pg_is_in_recovery()"
+
+
+class Transactions(Protocol):
+    """Gives a session for one transaction: a new one, as `Database` does, or the one of a KeptSession."""
+
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """A session for one transaction, committed at the end of the block, rolled back on an error."""
+
+
+class KeptSession:
+    """Keeps one session of a database for transactions that follow one another, in one thread.
+
+    Between two transactions the session is idle: it holds no lock and no snapshot. Each transaction finds what it would
+    find in a new session: before it, the session must answer, be on a primary, and pass the check of `one_history`.
+    Otherwise a new one replaces it, with all checks of new sessions. An error ends the session.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._session: Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """The session for one transaction, committed at the end of the block, rolled back on an error.
+
+        Raises what a new session raises, HistoryChanged among them.
+        """
+        try:
+            connection = self._present()
+            with connection.begin():
+                yield connection
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the session, if there is one. The next transaction opens another."""
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(DBAPIError):
+                session.close()
+
+    def _present(self) -> Connection:
+        if self._session is not None and not self._is_as_new(self._session):
+            # Its end is known here, and unknown to SQLAlchemy, which would want to roll back.
+            self._session.invalidate()
+            self.close()
+        if self._session is None:
+            self._session = self.database.engine.connect()
+        return self._session
+
+    def _is_as_new(self, session: Connection) -> bool:
+        raw: Any = session.connection.dbapi_connection
+        look = self.database.look
+        try:
+            # A server that hangs is found as soon as it would be by a new session.
+            with own_session.answering(raw, CONNECT_TIMEOUT_S):
+                raw.autocommit = True
+                with raw.cursor() as cursor:
+                    cursor.execute(IS_PRIMARY)
+                    [(is_primary,)] = cursor.fetchall()
+                raw.autocommit = False
+                if look is not None:
+                    look(raw)
+        except psycopg2.Error:
+            return False
+        return bool(is_primary)

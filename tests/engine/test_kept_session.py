@@ -1,0 +1,182 @@
+"""A driver looks by one session, which is replaced without notice whenever it isn't as good as a new one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import build, lifecycle
+from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import Run
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.sessions import kept_session, server_timeline
+from airflow_roir.engine.sessions.kept_session import KeptSession
+from airflow_roir.engine.sessions.server_timeline import one_history
+from airflow_roir.engine.work.phase_work import PhaseWork
+from airflow_roir.errors import HistoryChanged
+from airflow_roir.operation import Phase
+from tests.engine import compacting, steps, verifying
+from tests.engine.looking import Looked, Sessions
+from tests.engine.steps import sql
+from tests.engine.test_replication import wait_until
+
+OF_A_BUILD = ("build", "seal", "fold", "publish")
+IDLE = "SELECT state, backend_xid IS NULL AND backend_xmin IS NULL FROM pg_stat_activity WHERE pid = %s"
+ENDED = "SELECT FROM roir.event WHERE action IN ('pause', 'fail', 'abort')"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread looks for duplicates beside the driver, so that each session is known."""
+    monkeypatch.setitem(lifecycle.PHASES, Phase.BUILD, build.PHASE)
+
+
+@pytest.fixture
+def database(dsn: str) -> Database:
+    steps.make_table(dsn, 300)
+    return Database(dsn)
+
+
+@pytest.fixture
+def kept(database: Database) -> Iterator[KeptSession]:
+    kept = KeptSession(database)
+    yield kept
+    kept.close()
+
+
+def pid_of(kept: KeptSession) -> int:
+    """The pid of the session, seen by it."""
+    with kept.transaction() as connection:
+        assert execute(connection, "SHOW search_path").scalar_one() == "pg_catalog, pg_temp"
+        return int(execute(connection, "SELECT pg_backend_pid()").scalar_one())
+
+
+def indexed(database: Database, phase: str) -> None:
+    """Makes the index that an operation other than a build needs."""
+    if phase not in OF_A_BUILD:
+        steps.make_index(database, segments=3)
+
+
+def begun(database: Database, phase: str, index: str = "ix") -> Run:
+    """A run of an operation that has the phase. index: of a build."""
+    if phase in OF_A_BUILD:
+        return steps.begin(database, index, ranges=2, segments=2, parallelism=1)[1]
+    if phase == "sum":
+        return verifying.begin(database, parallelism=1)
+    return compacting.begin(database, compacting.act("rewrite", 0))
+
+
+def is_over(database: Database, run: Run) -> None:
+    """Checks the end of a run."""
+    assert operations.find_operation(database, run.index).status == "completed"
+    steps.assert_exact(database, run.index)
+
+
+@pytest.mark.parametrize("phase", ["publish", "sum", "compact"])
+def test_the_number_of_sessions_does_not_depend_on_the_number_of_looks(database: Database, phase: str) -> None:
+    indexed(database, phase)
+    sessions = Sessions(database)
+    counts = []
+    for looks in (2, 12):
+        run = begun(database, phase, f"ix{looks}")
+        before = sessions.opened
+        lifecycle.run_phases(database, run, pools=Looked(looks))
+        counts.append(sessions.opened - before)
+        assert sessions.open == []
+        is_over(database, run)
+    print(phase, counts)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("phase", [*OF_A_BUILD, "sum", "compact"])
+def test_a_session_that_ends_between_looks_is_replaced_in_every_phase(database: Database, dsn: str, phase: str) -> None:
+    """Between looks it holds no transaction and no snapshot."""
+    indexed(database, phase)
+    run = begun(database, phase)
+    sessions = Sessions(database)
+    user = steps.session(dsn)
+    user.autocommit = True
+    killed = []
+
+    def kill(work: PhaseWork) -> None:
+        if work.name == phase:
+            [pid] = sessions.open
+            assert sql(user, IDLE, pid) == [("idle", True)]
+            assert sql(user, "SELECT pg_terminate_backend(%s, 10000)", pid) == [(True,)]
+            killed.append(pid)
+
+    said: list[str] = []
+    lifecycle.run_phases(database, run, said.append, Looked(3, kill))
+    assert len(set(killed)) == len(killed) >= 3
+    assert sessions.open == []
+    assert not [line for line in said if "waiting" in line]
+    assert sql(user, ENDED) == []
+    is_over(database, run)
+
+
+@pytest.mark.parametrize("how", ["terminated", "idle for too long"])
+def test_a_session_that_has_ended_is_replaced_before_it_is_used(kept: KeptSession, dsn: str, how: str) -> None:
+    """The caller doesn't notice, and the new session has the settings of new sessions."""
+    user = steps.session(dsn)
+    user.autocommit = True
+    first = pid_of(kept)
+    assert pid_of(kept) == first
+    if how == "terminated":
+        sql(user, "SELECT pg_terminate_backend(%s, 10000)", first)
+    else:
+        with kept.transaction() as connection:
+            execute(connection, "SET idle_session_timeout = '1ms'")
+        wait_until(lambda: not sql(user, "SELECT FROM pg_stat_activity WHERE pid = %s", first), "the session's end")
+    assert pid_of(kept) != first
+
+
+def test_a_session_that_hangs_is_replaced(kept: KeptSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_session, "CONNECT_TIMEOUT_S", 0.2)
+    first = pid_of(kept)
+    os.kill(first, signal.SIGSTOP)
+    try:
+        assert pid_of(kept) != first
+    finally:
+        os.kill(first, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, DBAPIError, KeyboardInterrupt])
+def test_an_error_leaves_no_session_behind(kept: KeptSession, error: type[BaseException]) -> None:
+    sessions = Sessions(kept.database)
+    pid_of(kept)
+    assert len(sessions.open) == 1
+
+    def fail() -> None:
+        with kept.transaction() as connection:
+            execute(connection, "CREATE TABLE public.left_behind ()")
+            if error is not DBAPIError:
+                raise error
+            execute(connection, "SELECT 1 / 0")
+
+    with pytest.raises(error):
+        fail()
+    assert sessions.open == []
+    with kept.transaction() as connection:
+        assert execute(connection, "SELECT to_regclass('public.left_behind')").scalar_one() is None
+
+
+def test_a_kept_session_passes_the_check_of_one_history_each_time(
+    kept: KeptSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have begun before the history was fixed."""
+    sessions = Sessions(kept.database)
+    pid_of(kept)
+    with one_history(kept.database):
+        pid_of(kept)
+        monkeypatch.setattr(server_timeline, "HISTORY", "SELECT 'another timeline'")
+        with pytest.raises(HistoryChanged):
+            pid_of(kept)
+        assert sessions.open == []
+        with pytest.raises(HistoryChanged):
+            pid_of(kept)
+    assert sessions.open == []
+    pid_of(kept)
