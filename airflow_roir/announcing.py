@@ -47,11 +47,11 @@ def announce(source: Connection, index: Connection) -> int:
     """
     if index.in_transaction():
         raise InvalidInput(
-            "the connection to the index server is in a transaction: what it announces must be committed"
+            "the connection to the index server is in a transaction, but an announcement must be committed at once"
         )
     if getattr(index.connection.dbapi_connection, "autocommit", False):
         raise InvalidInput(
-            "the connection to the index server commits each statement: what announcing sets would be lost"
+            "the connection to the index server commits each statement, which would lose the settings of announcing"
         )
     touched = source.execute(UNANNOUNCED).all()
     if not touched:

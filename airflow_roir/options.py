@@ -52,7 +52,7 @@ class WorkOptions:
     throttle: str | None = option(
         Kind.LIMITS,
         None,
-        "Limits of signals of the server, above which it works less, or waits",
+        "Limits of the server's signals, above which the operation slows down or waits",
         example="replica_lag=100MB commit_latency=20ms",
         zero="none",
         empty="none",
@@ -62,7 +62,7 @@ class WorkOptions:
     windows: str | None = option(
         Kind.WINDOWS,
         None,
-        "When it may work, as CRON for DURATION in ZONE, several by semicolons; outside it pauses",
+        "When the operation may work, as CRON for DURATION in ZONE, separated by semicolons; outside it pauses",
         example="0 22 * * 1-5 for 8h in Europe/Berlin",
         zero="always",
         empty="always",
@@ -71,7 +71,7 @@ class WorkOptions:
     )
     max_duration_s: int | None = span(
         None,
-        "Pause after so long since it began or was resumed",
+        "Pause when this time has passed since the operation began or was resumed",
         example="6h, 90min",
         zero="no limit",
         empty="no limit",
@@ -80,7 +80,7 @@ class WorkOptions:
     )
     priority: int | None = number(
         None,
-        "The greatest of those in the queue goes first",
+        "Place in the queue, the greatest first",
         -100,
         100,
         empty="0",
@@ -90,7 +90,7 @@ class WorkOptions:
     )
     warn_after_s: int | None = span(
         None,
-        "Warn of a pause that lasts for so long",
+        "Warn once a pause has lasted this long",
         example="12h, 2d",
         zero="never",
         empty="1d",
@@ -98,11 +98,11 @@ class WorkOptions:
         begins=86_400,
         in_store=False,
         title="Warn of a pause after",
-        form="A paused build captures all the while",
+        form="Warn once a pause has lasted this long. A paused build still captures writes",
     )
     abort_after_s: int | None = span(
         None,
-        "Abort once a pause lasts for so long, and remove what was built",
+        "Abort once a pause has lasted this long, and remove the unfinished work",
         example="3d",
         zero="never",
         empty="never",
@@ -209,7 +209,7 @@ class BuildOptions(WorkOptions):
     scan: str = choice(
         AUTO,
         "What to copy: the table by primary key or by block, or the index that is rebuilt; auto takes the fastest, "
-        "source as well, but never the index",
+        "source the fastest except the index",
         {
             AUTO: "the fastest",
             SOURCE: "the fastest, but not the index",
@@ -259,15 +259,15 @@ class BuildOptions(WorkOptions):
     )
     on_duplicate: str = choice(
         "pause",
-        "Where rows share a key of a unique index: pause once all are listed, or stop at the first",
+        "If rows share a key of a unique index: pause once all are listed, or stop at the first",
         {"pause": "list all, then pause", "stop": "pause at the first"},
         planned=True,
         title="On duplicates",
-        form="For a unique index. Resume the build once each key is left once",
+        form="For a unique index. Resume the build once no two rows share a key",
     )
     census: bool = truth(
         False,
-        "Only list the duplicates of a unique index: all that was built is removed",
+        "Only list the duplicates of a unique index, and keep nothing else",
         planned=True,
         title="Census",
     )
@@ -284,7 +284,7 @@ class BuildOptions(WorkOptions):
     )
     max_lag_s: int = span(
         60,
-        "Publish an index over shards once each shard was shipped up to so long ago",
+        "Publish an index over shards if each shard was shipped to its end within this time",
         example="60s, 10min",
         empty="60s",
         title="Longest lag at the publish",
@@ -318,7 +318,7 @@ class VerifyOptions(WorkOptions):
     )
     max_seconds: int | None = span(
         None,
-        "Stop after so long of work; the rest isn't compared",
+        "Stop after this much time of work; the rest isn't compared",
         example="2h, 90min",
         empty="no limit",
         flag="--max-duration",

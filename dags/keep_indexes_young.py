@@ -1,10 +1,10 @@
 """Compacts the aged segments of a database's indexes each night, within budgets, the worst index first.
 
-Copy this file into your DAGs folder, give the budgets that your nights allow, and unpause the DAG. Each night it asks
-of each index which segments save most for what their compaction costs, and orders the indexes by that. Pause the DAG
-to pause its compactions; unpause it to resume them.
+Copy this file into your DAGs folder, give the budgets that your nights allow, and unpause the DAG. Each night it
+chooses in each index the segments whose compaction saves most for its cost, and orders the indexes by that. Pause the
+DAG to pause its compactions; unpause it to resume them.
 
-Where a rebuild costs no more than the segments, the index is left as it is: the log of the task `choose`, its XCom
+If a rebuild costs no more than the compaction, the DAG leaves the index alone: the log of the task `choose`, its XCom
 `suggestions` and the table `roir.event` suggest the rebuild.
 """
 
@@ -51,14 +51,14 @@ with DAG(
             type="boolean",
             title="Measure",
             description="Measure segments with PostgreSQL's extension pgstattuple, which reads all entries of all "
-            "these indexes. Else their bloat is estimated.",
+            "these indexes. Otherwise the DAG estimates their bloat.",
             section=WHAT,
         ),
         "even_if_rebuild_is_cheaper": Param(
             False,
             type="boolean",
             title="Compact even if a rebuild is cheaper",
-            description="Else a rebuild is suggested for such an index, and nothing is done to it.",
+            description="Otherwise the DAG only suggests a rebuild of such an index.",
             section=WHAT,
         ),
         "budget_of_index": Param(

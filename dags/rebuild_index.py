@@ -32,7 +32,7 @@ PARAMS = {
         pattern=NAME_PATTERN,
         title="Index",
         description="Name of the index, with its schema: public.flights_by_tail. Quote what needs quoting, as in "
-        "psql. If it exists it is rebuilt, and read as before until the new one is published.",
+        "psql. If the index exists, it is rebuilt; users read the old one until the new one is published.",
         section=WHAT,
     ),
     "table": Param(
@@ -56,7 +56,7 @@ PARAMS = {
         type=["null", "string"],
         pattern=COLUMNS_PATTERN,
         title="Included columns",
-        description="Read from the index without a look at the table; separated by commas.",
+        description="Columns that users can read from the index alone; separated by commas.",
         section=WHAT,
     ),
     "shards": Param(
@@ -73,8 +73,8 @@ PARAMS = {
         False,
         type="boolean",
         title="Unique",
-        description="No two rows may have the same key, over all partitions, or shards. Rows that do pause the build, "
-        "and are listed on its page. A rebuild keeps what the index is.",
+        description="No two rows may have the same key, over all partitions, or shards. If rows share a key, the build "
+        "pauses, and its page lists them. A rebuild doesn't change this.",
         section=WHAT,
     ),
     "nulls_not_distinct": Param(

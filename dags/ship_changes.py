@@ -1,7 +1,7 @@
-"""Ships what shards write to the indexes over them, all the time: each run ships for ten minutes, and the next begins.
+"""Ships the changes of shards to the indexes over them, all the time: each run ships for ten minutes, then the next.
 
-Copy this file into your DAGs folder, if no `roir ship` runs as a service. Pause the DAG and shipping ends with the run
-that is under way; shards keep what they write until it goes on. If a shard is too far behind at the end of a run, its
+Copy this file into your DAGs folder, if no `roir ship` runs as a service. If you pause the DAG, shipping ends with the
+present run; the shards keep their changes until you unpause it. If a shard is too far behind at the end of a run, its
 task fails: give it an `on_failure_callback` that tells you. For another index server copy the file again, with another
 `dag_id` and connection.
 """
@@ -36,10 +36,13 @@ with DAG(
             description="Id of the Airflow connection of the index server.",
         ),
         "ship_for": Param(
-            "10min", type="string", title="For so long", description="Then the next run goes on: 10min, 1h."
+            "10min", type="string", title="Time of a run", description="Then the next run continues: 10min, 1h."
         ),
         "warn_age": Param(
-            "5min", type="string", title="Too far behind", description="The task fails if a shard is; off: never."
+            "5min",
+            type="string",
+            title="Too far behind",
+            description="If a shard is further behind, the task fails; off: never.",
         ),
     },
     tags=["roir"],

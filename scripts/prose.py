@@ -1,8 +1,8 @@
 """Finds sentences that a reader has to read twice, in the pages and in what programs say: a part of `make lint`.
 
-It looks at README, docs and the other pages; at the texts of errors, helps and forms in Python; at messages and hints
-in SQL; and at docstrings and comments. It needs no package: proselint, write-good, codespell and Harper found next to
-nothing here that is true.
+It looks at README, docs and the other pages; at the texts of errors, helps and forms in Python; at those of Airflow's
+pages in JavaScript; at messages and hints in SQL; and at docstrings and comments, also those of SQL within Python. It
+needs no package: proselint, write-good, codespell, Harper and textlint found next to nothing here that is true.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ RULES = (
     _rule("anew", r"anew", "again"),
     _rule("nobody", r"nobody(?!'s)", "say who doesn't, or what is refused"),
     _rule("so many", r"so man(?:y|ieth)", "this many, or the parameter's name"),
+    _rule("so long", r"(?:for|after|than|of|up to) so (?:long|few|old|far)(?! that)", "this long, this far"),
     _rule("go on with", r"g(?:o|oes|oing|one) on with|went on with", "continue"),
     _rule("put right", r"put(?:s|ting)? (?:\w+ )?right", "repair"),
     _rule("mend", r"mends?|mending", "repair"),
@@ -170,29 +171,48 @@ def _texts(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((part.lineno, sentence) for sentence in _sentences(str(part.value)))
 
 
+# A text or a comment of SQL, whichever begins first: each may contain the other's sign.
+SQL_TEXT = re.compile(r"'((?:[^']|'')*)'|--([^\n]*)")
+# A text of JavaScript, or a comment.
+SCRIPT_TEXT = re.compile(r"//[^\n]*|/\*.*?\*/|\"((?:[^\"\\\n]|\\.)*)\"|`((?:[^`\\]|\\.)*)`", re.DOTALL)
+
+
 def texts_of_sql(path: Path) -> Iterator[tuple[int, str]]:
     """The texts in SQL that users read: every text between single quotes that has words, comments left out."""
-    text = re.sub(r"--.*", "", path.read_text())
-    for found in re.finditer(r"'((?:[^']|'')*)'", text):
-        if found[1].count(" ") > 2:
-            yield from ((text.count("\n", 0, found.start()) + 1, one) for one in _sentences(found[1]))
+    return _texts_between(SQL_TEXT, path.read_text(), 1)
+
+
+def texts_of_script(path: Path) -> Iterator[tuple[int, str]]:
+    """The texts of Airflow's pages in JavaScript, comments left out."""
+    return _texts_between(SCRIPT_TEXT, path.read_text(), 2)
+
+
+def _texts_between(pattern: re.Pattern[str], text: str, groups: int) -> Iterator[tuple[int, str]]:
+    for found in pattern.finditer(text):
+        said = re.sub(r"\$\{[^}]*\}", "X", "".join(found[number] or "" for number in range(1, groups + 1)))
+        if said.count(" ") > 2:
+            yield from ((text.count("\n", 0, found.start()) + 1, one) for one in _sentences(said))
 
 
 def notes_of_code(path: Path) -> Iterator[tuple[int, str]]:
-    """The texts in Python that maintainers read: docstrings and comments."""
+    """The texts in Python that maintainers read: docstrings, comments, and comments of SQL within a text."""
     text = path.read_text()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
                 yield from ((getattr(node, "lineno", 1), one) for one in _sentences(paragraph))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value:
+            lines = enumerate(node.value.splitlines(), node.lineno)
+            yield from _joined((number, line.strip()[3:]) for number, line in lines if line.strip().startswith("-- "))
     comments = (one for one in tokenize.generate_tokens(io.StringIO(text).readline) if one.type == tokenize.COMMENT)
     yield from _joined((one.start[0], one.string.lstrip("#: ")) for one in comments)
 
 
 def notes_of_sql(path: Path) -> Iterator[tuple[int, str]]:
     """The texts in SQL that maintainers read: comments."""
-    lines = enumerate(path.read_text().splitlines(), 1)
-    yield from _joined((number, line.split("--", 1)[1].strip()) for number, line in lines if "--" in line)
+    text = path.read_text()
+    comments = (one for one in SQL_TEXT.finditer(text) if one[2] is not None)
+    yield from _joined((text.count("\n", 0, one.start()) + 1, one[2].strip()) for one in comments)
 
 
 def _joined(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -227,7 +247,9 @@ def check() -> list[Finding]:
         found += findings_in(str(path.relative_to(ROOT)), sentences_of_page(path.read_text()))
     for path in sorted([*(ROOT / "airflow_roir").rglob("*.py"), *(ROOT / "dags").glob("*.py")]):
         found += findings_in(str(path.relative_to(ROOT)), texts_of_code(path), page=False)
-    for path in sorted((ROOT / "migrations" / "sql").glob("*.sql")):
+    for path in sorted((ROOT / "airflow_roir" / "page" / "static").glob("*.js")):
+        found += findings_in(str(path.relative_to(ROOT)), texts_of_script(path), page=False)
+    for path in sorted((ROOT / "migrations").rglob("*.sql")):
         found += findings_in(str(path.relative_to(ROOT)), texts_of_sql(path), page=False)
     return found
 

@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
 
 EXIT_CODES = """
-Exit codes: 0 done; 1 failed, verify found a difference, or duplicates or a census found some; 2 bad input, nothing was
-changed, or it was undone; 3 the operation is paused; 4 another run drives the operation; 5 it
-waits in the queue, of spark-submit alone; 130 Ctrl-C ended --watch, and nothing else;
-141 the reader of its output has gone.
+Exit codes: 0 done; 1 failed, or verify found a difference, or rows share a key; 2 bad input, and nothing was changed,
+or the change was undone; 3 the operation is paused; 4 another run drives the operation; 5 the operation waits in the
+queue (spark-submit only); 130 Ctrl-C ended --watch, and nothing else; 141 the reader of the output has gone.
 """
 
 app = typer.Typer(
     name="roir",
-    help="Resumable online index builds for PostgreSQL, on Spark.",
+    help="Resumable online index builds for PostgreSQL, on Spark or on threads.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
@@ -55,10 +54,10 @@ Beside = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Master = Annotated[str | None, typer.Option(help="Spark master: local[n], spark://…, sc://…")]
 WithoutSpark = Annotated[
-    bool, typer.Option("--without-spark", help="Work by threads of this command: PostgreSQL does the work anyway.")
+    bool, typer.Option("--without-spark", help="Work by threads of this command instead of Spark.")
 ]
 Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value; may be repeated.")]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over even from a run that is alive.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Take the operation even from a run that is alive.")]
 Reason = Annotated[str, typer.Option(help="Why; kept with the operation.")]
 TableName = Annotated[
     str | None, typer.Option("--table", help="The source, for a new index.", autocompletion=complete.tables)
@@ -79,14 +78,14 @@ Unique = Annotated[
     ),
 ]
 NullsNotDistinct = Annotated[
-    bool, typer.Option("--nulls-not-distinct", help="Nor the same NULLs in the key; with --unique.")
+    bool, typer.Option("--nulls-not-distinct", help="With --unique: keys with NULLs count, too.")
 ]
 Shards = Annotated[
     str | None,
-    typer.Option(help="The shards that have the table, comma-separated: an index apart from its source."),
+    typer.Option(help="The shards that have the table, comma-separated, for an index over shards."),
 ]
 ShardColumn = Annotated[
-    str | None, typer.Option("--shard-column", help="The view's column that tells the shard; by default shard.")
+    str | None, typer.Option("--shard-column", help="The view's column with the shard's name; by default shard.")
 ]
 
 

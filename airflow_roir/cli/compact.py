@@ -45,7 +45,7 @@ def compact(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="The bytes that it may write, with WAL, or how long one worker may work: 20GB, 30min; else no limit."
+            help="The bytes it may write, with WAL, or how long one worker may work: 20GB, 30min; by default no limit."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what is chosen, with its figures.")] = False,
@@ -64,7 +64,7 @@ def compact(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make those segments of an index again that save most for what that costs, while users read and write."""
+    """Rewrite the segments of an index for which the saving exceeds the cost, while users read and write."""
     from airflow_roir.engine.compact.budget import Budget
 
     allowed, wanted = Budget(), None

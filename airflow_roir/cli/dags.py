@@ -16,9 +16,9 @@ from airflow_roir.errors import InvalidInput
 def dags(
     to: Annotated[Path, typer.Option("--to", help="Airflow's DAGs folder, or a folder in it; made if missing.")],
     examples: Annotated[bool, typer.Option("--examples", help="The example DAGs, too.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that differ, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")] = False,
 ) -> None:
-    """Copy the DAGs into a DAGs folder. Files there that differ stay, and then nothing is written."""
+    """Copy the DAGs into a DAGs folder. If a file there differs, nothing is written."""
     try:
         _copy(to, _shipped(examples), force)
     except OSError as error:
@@ -35,8 +35,8 @@ def _copy(to: Path, shipped: dict[str, bytes], force: bool) -> None:
     differing = [name for name, content in there.items() if content != shipped[name]]
     if differing and not force:
         raise InvalidInput(
-            f"{', '.join(differing)} in {to}: not as this version ships it; you or an upgrade changed it. Nothing was "
-            f"written. Compare it with {dags_folder()}, or write over it with --force"
+            f"{', '.join(differing)} in {to} differs from this version's file; you or an upgrade changed it. Nothing "
+            f"was written. Compare it with {dags_folder()}, or overwrite it with --force"
         )
     to.mkdir(parents=True, exist_ok=True)
     for name, content in shipped.items():

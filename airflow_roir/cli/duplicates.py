@@ -22,7 +22,7 @@ TABLE = 2_000
 def duplicates(
     context: typer.Context,
     index: Index,
-    healed: Annotated[bool, typer.Option("--all", help="Those that were healed, too.")] = False,
+    healed: Annotated[bool, typer.Option("--all", help="List the healed ones, too.")] = False,
     limit: Annotated[int | None, typer.Option(help="The most keys to list; by default all.", min=1)] = None,
     as_sql: Annotated[bool, typer.Option("--sql", help="Print statements that select the rows, for psql.")] = False,
     as_json: AsJson = False,

@@ -58,7 +58,7 @@ def plan(
     given: Given,
     wrong: Wrong,
     measure: Annotated[
-        int, typer.Option(help="Seconds for which the table's writes are counted; 0 asks the statistics.")
+        int, typer.Option(help="Count the table's writes for this many seconds; 0 asks the server's statistics.")
     ] = 0,
     query: Annotated[
         str | None, typer.Option(help="A SELECT that the index is meant for: says whether the index serves it.")
@@ -104,7 +104,7 @@ def plan(
         raise typer.Exit(InvalidInput.exit_code)
     dry = forecast.run(database, definition, options, with_trial=not sql)
     if sql and dry.survey is not None:
-        raise InvalidInput("the DDL of an index over shards isn't foreseen: leave --sql out")
+        raise InvalidInput("the plan can't print the DDL of an index over shards: leave --sql out")
     if sql:
         show_as_it_is(ddl.as_script(ddl.foresee(database, dry, options)))
         return

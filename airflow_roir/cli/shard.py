@@ -9,7 +9,7 @@ import typer
 from airflow_roir.cli.app import AsJson, app, database_of, print_json, say, show, warn_of_passwords
 from airflow_roir.errors import InvalidInput
 
-shards = typer.Typer(help="The servers that have the tables of indexes apart.", no_args_is_help=True)
+shards = typer.Typer(help="The servers that have the tables of indexes over shards.", no_args_is_help=True)
 app.add_typer(shards, name="shard")
 
 Name = Annotated[str, typer.Argument(help="The shard's name, which each of its entries contains.")]
@@ -33,14 +33,14 @@ def add(
         ),
     ] = None,
 ) -> None:
-    """Add a shard, or change how one is reached; its small schema roir_shard is made or upgraded."""
+    """Add a shard, or change its address. Creates or upgrades the small schema roir_shard there."""
     from airflow_roir.shards import registry
 
     if conn_id is not None:
         raise InvalidInput(
-            "--conn-id: which connection leads to a shard is said in Airflow, in the extra of the index server's own "
-            f'one: {{"roir_shards": {{"{name}": "{conn_id}"}}}}. A task that builds over it adds it then; or give '
-            "--dsn here"
+            "--conn-id can't be read here: name the shard's connection in Airflow, in the extra of the index server's "
+            f'connection: {{"roir_shards": {{"{name}": "{conn_id}"}}}}. A task that builds over the shard then adds '
+            "it. Or give --dsn here"
         )
     warn_of_passwords(context, shard_dsn="ROIR_SHARD_DSN", index_dsn="ROIR_INDEX_DSN")
     found = registry.add(database_of(context), name, shard_dsn, index_dsn, say)
@@ -50,10 +50,10 @@ def add(
 @shards.command(name="list")
 def list_(
     context: typer.Context,
-    check: Annotated[bool, typer.Option("--check", help="Ask each shard whether it can be worked with now.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Connect to each shard, and show its problems.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the shards: where they are, which indexes are over them, how far these are behind."""
+    """List the shards: their places, their indexes, and how far these are behind."""
     from airflow_roir.cli.cells import printable, table
     from airflow_roir.quantity import duration
     from airflow_roir.shards import registry
@@ -87,9 +87,9 @@ def list_(
 def remove(
     context: typer.Context,
     name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Also if it can't be reached, for one that is gone.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if its server can't be reached.")] = False,
 ) -> None:
-    """Forget a shard that no index is over, and remove our schema from it."""
+    """Remove a shard that no index uses, and roir's schema from it."""
     from airflow_roir.shards import registry
 
     registry.remove(database_of(context), name, force, say)

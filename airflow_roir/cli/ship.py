@@ -21,19 +21,19 @@ def ship(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Ship what there is, and end.")] = False,
     every: Annotated[
-        str, typer.Option(help="Where nothing is written: look this often, 1s or 200ms; so fresh an index is.")
+        str, typer.Option(help="While nothing is written, look this often, and keep indexes this fresh: 1s or 200ms.")
     ] = "1s",
     shards: Annotated[str | None, typer.Option(help="Only these shards, comma-separated.")] = None,
     indexes: Annotated[str | None, typer.Option(help="Only these indexes, comma-separated.")] = None,
     warn_age: Annotated[
-        str | None, typer.Option("--warn-age", help="Warn of a shard that is so far behind: 30s, 5min.")
+        str | None, typer.Option("--warn-age", help="Warn of a shard that is further behind than this: 30s, 5min.")
     ] = None,
     warn_rows: Annotated[
-        int | None, typer.Option("--warn-rows", help="Warn of a shard with more rows than that to ship.", min=1)
+        int | None, typer.Option("--warn-rows", help="Warn of a shard that has more rows than this to ship.", min=1)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ship the shards' changes to the indexes over them, until it is told to end. Several share the work."""
+    """Ship the shards' changes to their indexes, until Ctrl-C or SIGTERM. Several shippers share the work."""
     every_s = _every(every)
     warned = seconds("--warn-age", warn_age) or None
     database = database_of(context).named("roir ship")
@@ -77,7 +77,7 @@ def ship(
     with shipper.running() as thread:
         while not told.wait(1.0):
             if not thread.is_alive():
-                raise RoirError("the shipper has ended by an error; its last message says why")
+                raise RoirError("the shipper ended with an error; its last message says why")
 
 
 def _names(text: str) -> list[str]:

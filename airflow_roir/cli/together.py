@@ -32,7 +32,7 @@ from airflow_roir.spark import guard
 
 # The worst first.
 EXIT_CODES = (1, 2, 4, 3, 0)
-# An operation that is prepared is kept from looking abandoned for so long, again and again.
+# An operation that is prepared is kept from looking abandoned for this time, again and again.
 KEPT_S = 60
 
 

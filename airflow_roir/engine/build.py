@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import argument, quote
 from airflow_roir.engine.apart import CopierApart, apart
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.control import operations
@@ -258,7 +258,9 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
             {"operation": run.operation_id},
         ).scalar_one()
         if left:
-            raise InvariantViolated(f"index {run.index}: {left} ranges are not done yet; resume the operation")
+            raise InvariantViolated(
+                f"index {run.index}: {left} ranges are not done yet; run: roir resume {argument(run.index)}"
+            )
         physical.forget_hashes(connection, row.generation_id)
         operations.advance(connection, row, run.epoch, run.owner)
 

@@ -185,7 +185,7 @@ def _look_for_problems(database: Database, row: Any, result: CleanUpReport) -> N
             if sqlstate(error) != LOCK_TIMEOUT:
                 raise
             raise LockNotAcquired(
-                f"index {_name(row)}: can't be checked now, since somebody holds a lock on its table or on its view"
+                f"index {_name(row)}: can't be checked now, since a session holds a lock on its table or on its view"
             ) from error
     result.warnings += [line for line in found if line not in result.warnings]
 

@@ -71,7 +71,7 @@ def drop_index(
             raise
         raise InvalidInput(
             f"index {index} can't be dropped: {error.orig.diag.message_detail}. Nothing was changed. Drop these "
-            "objects first, or define them without the index; then drop the index again"
+            f"objects first, or define them without the index. Then: roir drop {argument(index)}"
         ) from error
     if kept:
         raise LockNotAcquired(f"index {index}: its view is dropped; {kept[0]}")
@@ -79,9 +79,8 @@ def drop_index(
         finish_drop(database, found.id, report, patience_s)
     except LockNotAcquired as error:
         raise LockNotAcquired(
-            f"index {index}: its view and entries are dropped, but the capture of its table's writes is still "
-            "installed, and maintains nothing. The next roir clean-up removes it, or again: roir drop "
-            f"{argument(index)} ({error})"
+            f"index {index}: its view and entries are dropped, but the capture of its table's writes isn't, and "
+            f"maintains nothing ({error}). The next roir clean-up removes it, or run again: roir drop {argument(index)}"
         ) from error
 
 

@@ -182,8 +182,8 @@ def check_options(definition: IndexDefinition, options: BuildOptions, existing: 
     if options.census and existing is not None:
         complaints.add(
             InvalidInput(
-                f"index {name} exists, and a census keeps nothing: it can't be one of an index that is to stay. Take "
-                f"another name for the census, or compare the index with its table: roir verify {argument(name)}"
+                f"index {name} exists, but a census removes all that it builds. Give the census another name, or "
+                f"compare the index with its table: roir verify {argument(name)}"
             )
         )
     if options.census and not definition.unique:
@@ -191,8 +191,7 @@ def check_options(definition: IndexDefinition, options: BuildOptions, existing: 
     if options.on_duplicate != BuildOptions.on_duplicate and not definition.unique:
         complaints.add(
             InvalidInput(
-                f"index {name} is not unique, so that no rows are duplicates: give unique, too, or leave on_duplicate "
-                "out"
+                f"index {name} is not unique, so it has no duplicates: give unique, too, or leave on_duplicate out"
             )
         )
     complaints.settle()
@@ -236,5 +235,5 @@ def check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
     if options.lock_timeout_ms >= deadlock:
         raise InvalidInput(
             f"lock_timeout_ms is {options.lock_timeout_ms}, but the server's deadlock_timeout is {deadlock} ms. "
-            "Choose a smaller lock_timeout_ms, so that the build gives way to writers, not they to it"
+            "Choose a smaller lock_timeout_ms, so that in a deadlock the build gives way, not a writer"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import abort, fold, switch
 from airflow_roir.engine import publish as publishing
 from airflow_roir.engine.apart import apart
@@ -77,9 +78,11 @@ def _publish(database: Database, run: Run, report: Report) -> None:
         found = reports.report(database, last.id)
         report(f"compared with the table: {found}")
         if not found.is_exact:
+            again = argument(run.index)
             raise VerificationFailed(
                 f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
-                f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
+                f"table roir.discrepancy, verification {found.verification_id}. Then compare again (roir resume "
+                f"{again}), or abort (roir abort {again})"
             )
     if is_over_shards:
         apart().before_publish(database, run, row.generation_id, report)

@@ -13,6 +13,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from airflow_roir.definition import argument
 from airflow_roir.engine.apply_delta import Folded, Folding, left_in_delta, wait_little
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import DIRECT
@@ -155,7 +156,10 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
             return
         undone = PARTS.left(connection, run, ()).undone
         if undone:
-            raise InvariantViolated(f"index {run.index}: {undone} parts of the delta aren't folded yet; resume it")
+            raise InvariantViolated(
+                f"index {run.index}: {undone} parts of the delta aren't folded yet; run: roir resume "
+                f"{argument(run.index)}"
+            )
         folded = execute(connection, FOLDED, {"operation": run.operation_id}).one()
         wait_little(connection)
         if folded.in_last_pass and left_in_delta(connection, row.generation_id):

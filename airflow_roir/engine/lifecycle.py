@@ -131,8 +131,8 @@ def run_phases(
                 if row.phase in (Phase.BUILD, Phase.SEAL):
                     raise IllegalTransition(
                         f"index {run.index} is still in {row.phase}; finish that first: roir resume "
-                        f"{argument(run.index)}. If it was finished already, the server has lost its last commits, by "
-                        "a failover to a replica or a restore"
+                        f"{argument(run.index)}. If that phase had ended before, the server has lost its last "
+                        "commits, by a failover to a replica or a restore"
                     )
                 return
             if make_pool is None:

@@ -88,7 +88,7 @@ def revert(
             raise NotFound(operations.KEPT.format(index=name))
         if shown is None or replaced is None:
             raise NotFound(
-                f"index {name} has no replaced generation to show: a rebuild keeps that one for its revert window only"
+                f"index {name} has no replaced generation to show: it is kept only for the rebuild's revert window"
             )
         view.show(connection, name, found.id, replaced.id)
         _change(connection, RETIRE, shown, revert_window_s=shown.revert_window_s)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import argument
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.job import Job, load_job
@@ -222,7 +223,9 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         job = load_job(connection, run) if refused and not census else None
     if job is not None:
         duplicates.look_and_refuse(database, job)
-        raise DuplicatesFound(f"index {run.index}: rows shared a key while it was sealed; resume the operation")
+        raise DuplicatesFound(
+            f"index {run.index}: rows shared a key while it was sealed; run: roir resume {argument(run.index)}"
+        )
     if not census:
         with database.transaction() as connection:
             # Groups that no longer share a key are recorded as healed now; the switch refuses the others.
@@ -238,7 +241,9 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
             {"generation": row.generation_id},
         ).scalar_one()
         if left != (refused if census else 0) or not (left or physical.is_sealed(connection, row.generation_id)):
-            raise InvariantViolated(f"index {run.index}: {left} segments are not sealed yet; resume the operation")
+            raise InvariantViolated(
+                f"index {run.index}: {left} segments are not sealed yet; run: roir resume {argument(run.index)}"
+            )
         operations.advance(connection, row, run.epoch, run.owner)
 
 

@@ -121,7 +121,7 @@ class CompactIndexOperator(WholeOperationOperator):
         even_so = yes_or_no("even_if_rebuild_is_cheaper", self.even_if_rebuild_is_cheaper)
         choice = choose(database, self.index, budget, exact, segment_bytes=size.bytes)
         if not choice.actions:
-            raise AirflowSkipException(f"nothing of index {self.index} is worth a compaction within {budget}")
+            raise AirflowSkipException(f"index {self.index}: no segment is worth a compaction within {budget}")
         if choice.rebuild_is_cheaper:
             if even_so is False:
                 said = ranking.suggest(database, self.index, choice, owner_of(context["ti"]))

@@ -85,7 +85,7 @@ class ShipChangesOperator(BaseOperator):
                     time.sleep(min(1.0, max(0.0, until - time.monotonic())))
                 feeds, lives = len(shipper.shipped), thread.is_alive()
             if not lives:
-                raise AirflowException("the shipper has ended by an error; the log says why")
+                raise AirflowException("the shipper ended with an error; the log says why")
         if alarm.behind:
             raise AirflowException("; ".join(alarm.behind.values()))
         return feeds

@@ -26,7 +26,7 @@ User = Annotated[BaseUser, Depends(get_user)]
 def plain(name: str, value: str | None, pattern: re.Pattern[str] = PLAIN) -> str:
     """The value if it fits the pattern. Raises HTTPException."""
     if value is None or not pattern.fullmatch(value):
-        raise HTTPException(422, f"{name} is missing, or can't be one")
+        raise HTTPException(422, f"{name} is missing or invalid")
     return value
 
 

@@ -220,7 +220,7 @@ def _reads(app: FastAPI) -> None:
         access.plain("run_id", run_id)
         found, _ = await lookups.operations_found(looks, await lookups.the_run(looks, dag_id, run_id))
         if lookups.choose(found, "", connection, operation) is None:
-            raise HTTPException(404, "the run isn't about that operation")
+            raise HTTPException(404, "the run has no such operation")
         try:
             content = await looks.look(
                 connection,
@@ -310,7 +310,7 @@ def _changes(app: FastAPI) -> None:
         connection = body.connection
         known = [about.connection] if about.connection else await run_in_threadpool(databases.connection_ids)
         if connection not in known:
-            raise HTTPException(404, "the run isn't about that connection")
+            raise HTTPException(404, "the run uses another connection")
 
         def work() -> str:
             database = databases.open_database(connection, user.get_name())

@@ -108,7 +108,7 @@ class Looks:
             if look is None or time.monotonic() >= look.until:
                 found = self._lane(lane)
                 if found.waiting >= WAITING:
-                    raise NoAnswer(f"{_asked(lane)} hasn't answered yet, and {found.waiting} looks wait for it")
+                    raise NoAnswer(f"{_asked(lane)} hasn't answered yet, and {found.waiting} requests wait for it")
                 look = self._looks[key] = _Look()
                 found.waiting += 1
                 # Still under the lock, since another call may drop the lane. `submit` doesn't wait for a free thread.

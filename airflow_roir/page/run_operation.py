@@ -64,7 +64,7 @@ class Change:
         if self.connection_id != DEFAULT_CONNECTION:
             # The DAG's schedule only runs for the default connection.
             by = f"A run of {CLEAN_UP_DAG} for connection {self.connection_id}"
-        return f"Aborted: no worker commits any more. {by} removes what was built."
+        return f"Aborted: the workers can't commit any more. {by} removes the unfinished work."
 
     def set_workers(self, number: int) -> str:
         """Sets the parallelism, live. Raises as `pause`, InvalidInput."""

@@ -42,7 +42,7 @@ SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
                 WHERE n.dropped_at IS NULL AND n.name = %(name)s
                   AND (%(schema)s::text IS NULL OR n.schema_name = %(schema)s))
  ORDER BY m.owns OR m.created OR o.id = ANY (%(adopted)s) DESC,
-          -- What is at work first: of a hundred that were prepared at once, one may be.
+          -- Operations at work first: of a hundred that were prepared at once, one may be at work.
           alive DESC NULLS LAST, live DESC, o.id DESC
  LIMIT %(most)s
 """

@@ -192,8 +192,8 @@ def check_condition(index: QualifiedName, about: About, table: Any, where: Colum
     for element in iterate(where):
         if isinstance(element, SelectBase | CTE):
             raise InvalidInput(
-                f"index {index}: the condition has a query of its own, which would be another one in each database; "
-                "take its result as values"
+                f"index {index}: the condition has a subquery, which would give another result in each database; "
+                "run it first, and give its result as values"
             )
         if not isinstance(element, ColumnElement) or getattr(element, "table", None) is None:
             continue
@@ -203,8 +203,8 @@ def check_condition(index: QualifiedName, about: About, table: Any, where: Colum
             raise InvalidInput(
                 f"index {index}: {quote(element.name)} "
                 + (
-                    "isn't a column of its key or of the primary key; strict reads can't ask for others, since intents "
-                    "have none. Look at the rows that come back"
+                    "isn't a column of its key or of the primary key; strict reads can use no others. Filter the "
+                    "returned rows instead"
                     if strict and element.name in about.columns
                     else "isn't a column of it"
                 )

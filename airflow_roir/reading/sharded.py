@@ -144,7 +144,7 @@ class ShardedIndex:
             new = {shard: keys for shard, keys in new.items() if keys}
             self._check_known(new)
             if strangers := [shard for shard in new if shard not in about.homes]:
-                raise NotStrict(f"index {self.index}: it has come to {', '.join(map(quote, strangers))} meanwhile")
+                raise NotStrict(f"index {self.index}: it was extended to {', '.join(map(quote, strangers))} meanwhile")
             calls = {
                 shard: _asking(
                     self._shards[shard],
@@ -218,7 +218,7 @@ class ShardedIndex:
         unknown = [shard for shard in named if shard not in self._shards]
         if unknown:
             raise InvalidInput(
-                f"index {self.index}: give an engine of shard {', '.join(map(quote, unknown))}, too: it has such rows"
+                f"index {self.index}: give an engine of shard {', '.join(map(quote, unknown))}, too: rows there match"
             )
 
     def _ask(self, calls: Mapping[str, Callable[[], T]], away: dict[str, str] | None) -> dict[str, T]:
@@ -267,14 +267,14 @@ def _asking(*what: Any) -> Callable[[], dict[str, Any]]:
 
 def _level(consistency: str, max_staleness: timedelta | float | None) -> timedelta | None:
     if consistency not in ("eventual", "bounded", "strict"):
-        raise InvalidInput(f"consistency {consistency!r}: eventual, bounded or strict")
+        raise InvalidInput(f"consistency is {consistency!r}; it must be eventual, bounded or strict")
     if (consistency == "bounded") != (max_staleness is not None):
-        raise InvalidInput("max_staleness goes with consistency='bounded', and only with it")
+        raise InvalidInput("give max_staleness with consistency='bounded', and only then")
     if max_staleness is None:
         return None
     age = max_staleness if isinstance(max_staleness, timedelta) else timedelta(seconds=max_staleness)
     if age < timedelta(0):
-        raise InvalidInput(f"max_staleness {max_staleness}: 0 or more")
+        raise InvalidInput(f"max_staleness is {max_staleness}; it must be 0 or more")
     return age
 
 
@@ -287,7 +287,7 @@ def _dsns(engine: Engine, index: QualifiedName) -> dict[str, str]:
     unknown = [name for name, dsn in dsns.items() if dsn is None]
     if unknown:
         raise InvalidInput(
-            f"shard {', '.join(map(quote, unknown))}: the index server knows no DSN; give the engines of the shards"
+            f"shard {', '.join(map(quote, unknown))}: the index server has no DSN of it; give the shards' engines"
         )
     return dsns
 

@@ -218,7 +218,7 @@ def remove(
         kept = ", ".join(f"{row.name} (kept until {row.kept})" for row in used)
         raise OperationRunning(
             f"shard {quote(name)} has entries only in replaced generations of {kept}, which a revert would show; once "
-            "that is over run: roir clean-up"
+            "the revert window is over, run: roir clean-up"
         )
     if found.dsn is not None:
         try:
@@ -265,8 +265,8 @@ def _check_name(name: str) -> None:
     fits = name == name.strip() and name.isprintable() and "," not in name
     if not name or not fits or len(name.encode()) > LONGEST_NAME:
         raise InvalidInput(
-            f"{name!r} can't be a shard's name: each of its entries contains it. Take 1 to {LONGEST_NAME} bytes of "
-            "printable signs, without blanks at the ends and without commas"
+            f"{name!r} can't be a shard's name, which each of its entries contains. Give 1 to {LONGEST_NAME} bytes of "
+            "printable characters, without blanks at the ends and without commas"
         )
 
 

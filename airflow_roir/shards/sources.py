@@ -31,7 +31,7 @@ def read_by_oid(connection: Connection, feed: Feed) -> Source:
     if execute(connection, f"SELECT {SHARD_SCHEMA}.is_restored(%(name)s)", {"name": feed.outbox}).scalar_one():
         raise SourceChanged(
             f"shard {quote(feed.shard.name)} was restored from a dump, which gives each table another oid: rebuild the "
-            "index, which goes on being shipped to meanwhile"
+            "index; meanwhile the shipper ships on"
         )
     source = catalog.read_source_by_oid(connection, feed.source_oid)
     check_owner(connection, source)

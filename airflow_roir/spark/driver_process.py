@@ -177,7 +177,7 @@ class Driver:
         except OSError:
             self.wait()
             raise SparkFailed(
-                f"Spark's driver ended before it had an order: {self.last_line or 'it said nothing'}"
+                f"Spark's driver ended before it got any work: {self.last_line or 'it said nothing'}"
             ) from None
 
     def release(self) -> None:

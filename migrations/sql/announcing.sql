@@ -57,10 +57,10 @@ BEGIN
     IF g.unique_mode IS NULL THEN
         RETURN NULL;
     ELSIF g.unique_mode = 'count' THEN
-        RETURN 'its keys are being looked over by roir announce; if that was killed, run it again';
+        RETURN 'roir announce is checking its keys; if that was killed, run it again';
     ELSIF g.unique_mode = 'off' THEN
-        RETURN coalesce(roir.strict_problem(generation), concat(g.unique_lost || '; when that is put right: ',
-                        'roir announce INDEX --by server, which looks over the keys'));
+        RETURN coalesce(roir.strict_problem(generation), concat(g.unique_lost || '; when that is repaired: ',
+                        'roir announce INDEX --by server, which checks the keys'));
     -- A standby has no history of its own.
     ELSIF NOT pg_is_in_recovery() AND g.unique_history IS DISTINCT FROM roir.server_history() THEN
         RETURN 'this server was promoted or recovered, and may have lost keys: roir announce INDEX --by server';

@@ -306,7 +306,7 @@ def test_shards_from_the_form_to_a_server_that_is_down(
     draw("done", "Index build", "tr >> text=orders_1")
     tab.open("/plugin/indexes")
     card = tab.frame("Indexes")
-    card.get_by_text("No shipper brings the changes of orders_0, orders_1.").wait_for()
+    card.get_by_text("No shipper is running for orders_0, orders_1.").wait_for()
     assert card.locator(".facts > div", has_text="Strict reads").inner_text().split("\n")[1] == "off"
     card.get_by_text("2 shards", exact=True).click()
     draw("index", "Indexes", ".facts")

@@ -119,7 +119,7 @@ def test_looks_that_nobody_waits_for_are_bounded_and_do_not_begin() -> None:
                 await looks.look("hanging", number, lambda: begun.append(1), 0.001)
             told.append(str(reason.value))
         assert told[0].endswith("hasn't answered within 0.001 s")
-        assert told[-1].endswith(f"hasn't answered yet, and {shared.WAITING} looks wait for it")
+        assert told[-1].endswith(f"hasn't answered yet, and {shared.WAITING} requests wait for it")
         freed.set()
         while looks._lanes["hanging"].waiting:
             await asyncio.sleep(0)

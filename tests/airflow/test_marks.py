@@ -402,7 +402,7 @@ def test_what_its_user_sees_and_does_next(row: Row, case: Case) -> None:
     go_on = case.to_the_moment()
     process = case.process() if row.moment in ("while", "published") else None
     case.do()
-    # The database's driver hears no signal while it waits for the server, which only the gate lets it do for so long.
+    # The database's driver hears no signal while it waits for the server, as long as the gate lets it.
     is_deaf = (row.task == "prepare" or row.moment == "published") and row.deed in ("timed out", "killed")
     if process is not None and row.deed != "XCom gone" and not is_deaf:
         # Shut out: else the work might be done before it is over.

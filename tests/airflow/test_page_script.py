@@ -237,7 +237,7 @@ def test_an_operation_whose_run_is_over_is_continued_as_it_was_begun(airflow: Ai
         assert not tab.get_by_role("button", name=name, exact=True).is_visible()
     assert tab.get_by_role("button", name="Abort").is_visible()
     tab.get_by_role("button", name="Continue").click()
-    tab.get_by_text("rebuild_index is triggered, and goes on with the operation.").wait_for()
+    tab.get_by_text("rebuild_index is triggered, and continues the operation.").wait_for()
     tab.get_by_role("link", name="See its run").wait_for()
     trigger = ("/api/v2/dags/rebuild_index/dagRuns", {"logical_date": None, "conf": WISH["conf"]})
     resume = ("/roir/api/run/resume", {"connection": "c", "operation": 7})
@@ -297,7 +297,7 @@ def test_a_run_that_ended_before_it_began_says_with_which_index(airflow: Airflow
     tab.get_by_text("This run has ended before it began with public.i").wait_for()
     airflow.more["wanted"] = None
     tab.reload()
-    tab.get_by_text("This run builds and verifies no index.").wait_for()
+    tab.get_by_text("This run neither builds nor verifies an index.").wait_for()
 
 
 def sent(airflow: Airflow, tab: Any, count: int) -> list[tuple[str, Any]]:

@@ -67,7 +67,7 @@ def test_a_build_names_its_shards_and_what_is_wrong_with_each(airflow: Airflow, 
     row = tab.locator("tr[data-trouble=away]", has_text="orders_0")
     row.get_by_text(away).wait_for()
     tab.get_by_role("row", name="1.2 s, 40 rows to ship").wait_for()
-    tab.locator("tr[data-trouble=bad]", has_text="In doubt: shard <img").wait_for()
+    tab.locator("tr[data-trouble=bad]", has_text="Entries may be wrong: shard <img").wait_for()
     tab.locator("tr[data-trouble=away]", has_text="Not captured yet").wait_for()
     draw(tab, tmp_path, "build")
     # A verification has no ranges.
@@ -129,15 +129,14 @@ def test_an_index_over_shards_says_how_far_each_is_behind_and_which_reads_it_all
     warnings = tab.locator(".warnings li")
     assert warnings.all_inner_texts() == [
         "Shard orders_1: connection to server failed",
-        f"Shard {HOSTILE}: In doubt: it was restored",
-        "No shipper brings the changes of orders_0. Run roir ship, or switch on the DAG ship_changes.",
+        f"Shard {HOSTILE}: Entries may be wrong: it was restored",
+        "No shipper is running for orders_0. Run roir ship, or turn on the DAG ship_changes.",
     ]
     tab.get_by_text("3 shards", exact=True).click()
     draw(tab, tmp_path, "indexes")
     show(*(listed(f"s{number}", shipper=None) for number in range(7)))
     assert warnings.all_inner_texts() == [
-        "No shipper brings the changes of s0, s1, s2, s3, s4 and 2 more. "
-        "Run roir ship, or switch on the DAG ship_changes."
+        "No shipper is running for s0, s1, s2, s3, s4 and 2 more. Run roir ship, or turn on the DAG ship_changes."
     ]
     show(listed("orders_0"), announced_by="client")
     assert fact("Strict reads") == "Strict reads: possible: announced by the client"

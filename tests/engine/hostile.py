@@ -19,7 +19,7 @@ from tests.engine.steps import sql
 TRY = """
 CREATE FUNCTION evil.try() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    -- What a transaction that rolls back can't take back.
+    -- Effects that a rollback can't undo.
     PERFORM evil.who();
     BEGIN ALTER ROLE {owner} CREATEROLE; PERFORM nextval('evil.gains');
     EXCEPTION WHEN OTHERS THEN NULL; END;

@@ -159,7 +159,7 @@ INIT: dict[str, Case] = {
         "schema roir_data was dropped, with the entries", "roir queue", "DROP SCHEMA roir_data CASCADE", ends=True
     ),
     "schema before the first release": case(
-        "of before 0.1.0, the first release", BUILD, "ALTER TABLE roir.home RENAME TO other", found=2
+        "from before 0.1.0, the first release", BUILD, "ALTER TABLE roir.home RENAME TO other", found=2
     ),
     "rows of roir's own tables lost": case(
         "the database was restored without the rows of roir",
@@ -200,11 +200,16 @@ OPERATIONS: dict[str, Case] = {
         "is unfinished. Finish it", f"{BUILD} --unique --census", starts="paused unique", found=2, take=(1,), ends=True
     ),
     "census of an index": case(
-        "and a census keeps nothing", f"{BUILD} --unique --census", again="roir status", starts="unique"
+        "but a census removes all that it builds", f"{BUILD} --unique --census", again="roir status", starts="unique"
     ),
     "drop beside an operation": case("has an unfinished operation; abort it first", DROP, begin, ends=True),
     "drop of what others need": case(
-        "can't be dropped: ", DROP, f"CREATE VIEW w AS SELECT * FROM {IX}", found=0, words=("DROP VIEW w",), ends=True
+        "can't be dropped: ",
+        DROP,
+        f"CREATE VIEW w AS SELECT * FROM {IX}",
+        words=("DROP VIEW w",),
+        again="roir status",
+        ends=True,
     ),
     "phase not over": case("; finish that first: roir resume", finish, starts="paused", again=VERIFY),
     "revert of a dropped table": case(
@@ -236,7 +241,7 @@ OPERATIONS: dict[str, Case] = {
         ends=True,
     ),
     "duplicates": case(
-        "change or delete rows until each key is left once, then",
+        "change or delete rows until no two share a key, then",
         f"{BUILD} --unique",
         f"UPDATE {T} SET k = '7' WHERE id IN (8, 9)",
         starts="table",
@@ -258,13 +263,13 @@ OPERATIONS: dict[str, Case] = {
         again=BUILD,
     ),
     "differs once it is built": case(
-        "Resume to compare again, or abort",
+        "Then compare again (roir resume",
         RESUME,
         built_badly,
         IDLE,
         starts="table",
-        found=0,
-        words=(ABORT,),
+        found=2,
+        take=(1,),
         again=BUILD,
     ),
     "windows by a command": case(

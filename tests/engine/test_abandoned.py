@@ -55,7 +55,7 @@ def put(dsn: str, **columns: str) -> None:
 
 
 def silent(dsn: str, seconds: float) -> None:
-    """No run gives any sign of life for so long."""
+    """No run gives any sign of life for this time."""
     put(dsn, heartbeat_at=ago(seconds), awaited_until=ago(seconds))
 
 

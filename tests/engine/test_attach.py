@@ -152,7 +152,10 @@ def test_one_that_is_cancelled_while_it_runs_ends(dsn: str, beginning: str, at: 
     def cancel() -> None:
         run_sql(dsn, "SET deadlock_timeout = '10s'", "SELECT roir.cancel_attach('t3')")
 
-    with before(database, beginning, cancel, at), pytest.raises(InvalidInput, match=r"somebody has cancelled") as ended:
+    with (
+        before(database, beginning, cancel, at),
+        pytest.raises(InvalidInput, match=r"another session has cancelled") as ended,
+    ):
         attach.attach_partition(database, "t", "t3", BOUNDS, "test")
     assert "still refuses" not in str(ended.value)
     run_sql(dsn, "INSERT INTO t3 VALUES (1, 900, 'a', 31)")

@@ -131,7 +131,7 @@ def test_it_is_refused_where_it_cant_be(database: Database, dsn: str) -> None:
     steps.build_all(database, run)
     steps.seal_all(database, run)
     lifecycle.finalize(database, "ix", "test", take_over=True)
-    refused("exists, and a census keeps nothing", "ix", True, census=True)
+    refused("exists, but a census removes all that it builds", "ix", True, census=True)
 
 
 def test_a_rebuild_stays_unique_whatever_is_given(database: Database, dsn: str) -> None:

@@ -435,7 +435,7 @@ def test_a_revert_ends_a_compaction_of_what_was_shown(database: Database, dsn: s
     begun, _ = one.advance(claim(one))
     assert begun is not None
     revert.revert(database, "ix", "me")
-    with pytest.raises(OperationFailed, match="isn't the one that readers see"):
+    with pytest.raises(OperationFailed, match="readers see another generation"):
         one.claim()
     one.connection.close()
     abort.abort(database, "ix", "me")

@@ -339,7 +339,7 @@ def test_a_revert_ends_a_compaction(dsn: str) -> None:
     until(going, "folding")
     revert.revert(database, "ix", "test")
     writes(dsn, 40)
-    with pytest.raises(OperationFailed, match="isn't the one that readers see"):
+    with pytest.raises(OperationFailed, match="readers see another generation"):
         until(going, "done")
     steps.assert_exact(database)
     abort.abort(database, "ix", "test")

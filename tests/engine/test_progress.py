@@ -383,7 +383,7 @@ ERRORS = {
     "division by zero": "Remove the cause",
     "permission denied for table connections": "Give roir's role",
     "permission denied for table partition": "Give roir's role",
-    "index public.flights_by_partition_key: 3 units aren't done yet; resume the operation": "Remove the cause",
+    "index public.flights_by_partition_key: 3 units aren't done yet; run: roir resume ix": "Remove the cause",
     "partition t_1 of t was dropped or detached without roir; run: roir sync-partitions t": "sync",
     "Spark can't be started at spark://s:7077: connection refused": "Spark's log",
     "worker 3: range 7: permission denied for function partition": "Give roir's role",

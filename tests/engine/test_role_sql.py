@@ -68,7 +68,7 @@ def test_the_role_builds_a_table_of_others_and_is_none_of_the_mighty(empty: str,
 
 @pytest.mark.parametrize("name", ["public", "none", "pg_any"])
 def test_a_name_that_no_role_can_have_is_refused_at_once(name: str) -> None:
-    with pytest.raises(InvalidInput, match=f"role {name}: PostgreSQL keeps"):
+    with pytest.raises(InvalidInput, match=f"role {name}: PostgreSQL reserves"):
         role.role_sql(name)
 
 

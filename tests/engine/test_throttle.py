@@ -391,7 +391,7 @@ def test_free_space_is_the_file_systems_over_a_socket_and_unknown_over_a_network
         [found] = reader.read(connection, {"free_space": 1 << 50})
     reader.close()
     if not local:
-        assert "tell its free space" in found.problem
+        assert "report free space" in found.problem
         return
     here = os.statvfs(folder)
     assert found.value == pytest.approx(here.f_bavail * here.f_frsize, rel=0.2)

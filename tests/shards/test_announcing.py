@@ -326,7 +326,7 @@ def test_a_rebuild_announces_before_it_is_published(contrib_shards: Make) -> Non
 def test_an_index_server_that_cannot_be_reached_is_told_when_it_is_set_up(contrib_shards: Make) -> None:
     found = scene(contrib_shards(1, *TABLE))
     for dsn, told in (
-        (None, "how its server reaches the index server isn't known"),
+        (None, "has no address of the index server"),
         ("host=localhost", "must name at least user and dbname"),
         ("host=/nowhere user=postgres dbname=x", "can't write to the index server: could not connect"),
     ):
@@ -341,7 +341,7 @@ def test_an_index_dsn_that_leads_elsewhere_is_refused(contrib_shards: Make) -> N
     """Even if the other database has a table of that name."""
     found, other = scene(contrib_shards(1, *TABLE)), scene(contrib_shards(1, *TABLE))
     found.made.ask("UPDATE roir.shard SET index_dsn = %s", index_dsn(other.made))
-    with pytest.raises(InvalidInput, match="comes to another database than this one"):
+    with pytest.raises(InvalidInput, match="writes to another database than this index server's"):
         announce.announce(found.database, INDEX, "server")
 
 

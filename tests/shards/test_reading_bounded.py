@@ -111,9 +111,9 @@ def test_arguments_that_make_no_sense_are_refused(two: Ground) -> None:
             two.made.ask(f"SELECT roir.fresh({name}, '1 s')")
     with pytest.raises(InvalidInput, match="max_staleness -1"):
         two.index.rows(T, T.c.k == "k1", "bounded", max_staleness=-1)
-    with pytest.raises(InvalidInput, match="goes with"):
+    with pytest.raises(InvalidInput, match="and only then"):
         two.index.rows(T, T.c.k == "k1", "bounded")
-    with pytest.raises(InvalidInput, match="goes with"):
+    with pytest.raises(InvalidInput, match="and only then"):
         two.index.rows(T, T.c.k == "k1", max_staleness=1)
     with pytest.raises(InvalidInput, match="eventual, bounded or strict"):
         two.index.rows(T, T.c.k == "k1", "stong")  # type: ignore[arg-type]

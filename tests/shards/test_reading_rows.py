@@ -137,7 +137,7 @@ def test_strict_reads_of_a_built_index_of_hostile_names(contrib_shards: Make, by
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "included": (T.c.v == 1, "strict", '"v" isn\'t a column of its key or of the primary key; strict reads'),
     "other table": (Table("o", MetaData(), Column("a", Integer)).c.a == 1, "eventual", "o.a, which is no column of t"),
-    "query": (T.c.id.in_(select(T.c.v)), "eventual", "the condition has a query of its own"),
+    "query": (T.c.id.in_(select(T.c.v)), "eventual", "the condition has a subquery"),
 }
 
 

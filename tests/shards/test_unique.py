@@ -96,8 +96,8 @@ def test_duplicates_are_listed_and_keep_it_from_being_enforced(contrib_shards: M
     _, statement = statements(found, group)
     assert sorted(made.ask(statement)) == [("both", "s0", 50, 1), ("both", "s1", 50, 1)]
     assert problem(made, generation_id) == (
-        "in several shards 2 rows share 1 key (roir duplicates public.ix); when that is put right: "
-        "roir announce INDEX --by server, which looks over the keys"
+        "in several shards 2 rows share 1 key (roir duplicates public.ix); when that is repaired: "
+        "roir announce INDEX --by server, which checks the keys"
     )
     # Nothing is refused: what is wrong can be changed.
     made.run("UPDATE t SET v = 2 WHERE k = 'both'")
@@ -140,15 +140,15 @@ REFUSED = {
         # Not every server has ICU.
         "CREATE COLLATION c (locale = 'C'); CREATE TABLE t (id int PRIMARY KEY, k text COLLATE c UNIQUE, v int); "
         "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'c'",
-        "equality is the affair of each server's own libraries",
+        "equality each server's own libraries decide",
     ),
     "citext": (
         "CREATE EXTENSION citext; CREATE TABLE t (id int PRIMARY KEY, k citext UNIQUE, v int)",
-        "equality is the affair of each server's own libraries",
+        "equality each server's own libraries decide",
     ),
     "citext in a domain": (
         "CREATE EXTENSION citext; CREATE DOMAIN d AS citext; CREATE TABLE t (id int PRIMARY KEY, k d UNIQUE, v int)",
-        "equality is the affair of each server's own libraries",
+        "equality each server's own libraries decide",
     ),
 }
 TAKEN = {

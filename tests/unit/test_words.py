@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,7 @@ def test_pages_helps_forms_and_messages_are_plain() -> None:
         ("anew", "Writes are made anew."),
         ("nobody", "The room that nobody uses is freed."),
         ("so many", "It takes so many workers."),
+        ("so long", "It pauses after so long."),
         ("go on with", "It goes on with the next one."),
         ("put right", "It puts that right."),
         ("mend", "A repair mends the entries."),
@@ -81,8 +83,32 @@ def test_messages_in_code_are_read() -> None:
     assert any("partition" in text for _, text in PROSE["texts_of_sql"](sql))
     assert not any("Raised" in text for _, text in PROSE["texts_of_code"](python))
     found = {text for _, text in PROSE["texts_of_code"](ROOT / "airflow_roir" / "options.py")}
-    assert any(text.startswith("Pause after so long") for text in found)
+    assert any(text.startswith("Pause when this time has passed") for text in found)
     assert any("give either sample or slices" in text for text in found)
+
+
+def texts_of(kind: str, path: Path, text: str) -> list[str]:
+    path.write_text(text)
+    return [one for _, one in PROSE[kind](path)]
+
+
+def test_a_text_of_sql_may_hold_the_sign_of_a_comment_and_a_comment_an_apostrophe(tmp_path: Path) -> None:
+    text = (
+        "SELECT 'Repair it by roir verify --repair'; -- It isn't a text, 'nor is this'.\nSELECT 'It is the next text';"
+    )
+    path = tmp_path / "some.sql"
+    assert texts_of("texts_of_sql", path, text) == ["Repair it by roir verify --repair", "It is the next text"]
+    assert texts_of("notes_of_sql", path, text) == ["It isn't a text, 'nor is this'."]
+
+
+def test_texts_of_pages_and_comments_of_sql_in_python_are_read(tmp_path: Path) -> None:
+    script = 'put(`The build of ${name} is lost.`, "main"); // A note that no user sees.\nput("This page shows it.");'
+    assert texts_of("texts_of_script", tmp_path / "some.js", script) == [
+        "The build of X is lost.",
+        "This page shows it.",
+    ]
+    python = 'QUERY = """\nSELECT 1\n  -- It counts\n  -- one row.\n"""\n'
+    assert texts_of("notes_of_code", tmp_path / "some.py", python) == ["It counts one row."]
 
 
 def test_words_by_hand_leave_out_what_a_program_wrote() -> None:

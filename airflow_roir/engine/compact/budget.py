@@ -49,7 +49,7 @@ class Budget:
         else:
             raise _unreadable(name, text)
         if not (given.bytes or given.seconds):
-            raise InvalidInput(f"{name} is {text!r}, which pays for nothing; leave it out for no limit")
+            raise InvalidInput(f"{name} is {text!r}, which allows no work; leave it out for no limit")
         return given
 
     @property

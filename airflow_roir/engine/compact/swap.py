@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import switch
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import applying, obstacles, undo
@@ -79,8 +80,8 @@ def check_active(connection: Connection, job: Job) -> None:
     query = "SELECT status FROM roir.generation WHERE id = %(generation)s"
     if execute(connection, query, {"generation": job.generation_id}).scalar_one() != GenerationStatus.ACTIVE:
         raise OperationFailed(
-            f"index {job.run.index}: generation {job.generation_id} isn't the one that readers see any more, so its "
-            "compaction is over. Abort it, then begin a new one"
+            f"index {job.run.index}: readers see another generation than {job.generation_id} now, so its compaction "
+            f"can't continue. Abort it: roir abort {argument(job.run.index)}. Then begin a new one"
         )
 
 
@@ -142,8 +143,8 @@ def _check_hidden(connection: Connection, job: Job) -> None:
     """Raises LockNotAcquired while a partition's entries are being brought or removed, segment by segment."""
     if (hidden := execute(connection, HIDDEN, {"generation": job.generation_id}).scalar()) is not None:
         raise LockNotAcquired(
-            f"index {job.run.index}: entries of partition {hidden} are being brought or removed. Finish its attach, or "
-            "let roir clean-up remove its entries; then resume"
+            f"index {job.run.index}: entries of partition {hidden} are being added or removed. Finish its attach, or "
+            f"let roir clean-up remove its entries. Then: roir resume {argument(job.run.index)}"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
+from airflow_roir.definition import argument
 from airflow_roir.engine.claims import Stop, why_stop
 from airflow_roir.engine.compact import applying, begin_unit, copying, obstacles, swap, undo
 from airflow_roir.engine.compact.copying import Rewritten
@@ -152,8 +153,8 @@ class CompactWorker(Worker):
                 note = f"its copy differs from it: {found}"
                 undo.begin_anew(self.database, self.job, self.worker, claim, note, self.report)
                 raise InvariantViolated(
-                    f"index {self.job.run.index}: compaction unit {claim.ordinal}: {note}. Nothing was swapped; run "
-                    "roir verify once the compaction is aborted or done"
+                    f"index {self.job.run.index}: compaction unit {claim.ordinal} wasn't swapped in: {note}. Once the "
+                    f"compaction is done or aborted, run: roir verify {argument(self.job.run.index)}"
                 )
         self._compared = True
         if not swap.swap(self.database, self.job, self.worker, claim, self.report):
@@ -190,7 +191,9 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
             return
         left = UNITS.left(connection, run, ())
         if left.undone:
-            raise InvariantViolated(f"index {run.index}: {left.undone} units aren't done yet; resume the operation")
+            raise InvariantViolated(
+                f"index {run.index}: {left.undone} units aren't done yet; run: roir resume {argument(run.index)}"
+            )
         operations.complete(connection, row, run.epoch)
         counts = execute(connection, COUNTS, {"operation": run.operation_id}).one()
         said = f"{counts.done} units swapped in, {counts.bytes_before} bytes before, {counts.bytes_after} after"

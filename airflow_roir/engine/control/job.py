@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import Scan
+from airflow_roir.definition import Scan, argument
 from airflow_roir.engine.capture import alterations, partition_changes
 from airflow_roir.engine.control.run import Run, read_control
 from airflow_roir.engine.database import execute
@@ -81,7 +81,8 @@ def load_job(connection: Connection, run: Run) -> Job:
     if resorted:
         raise SourceChanged(
             f"index {run.index}: the library of collation {resorted[0]} was exchanged since the operation was "
-            "prepared, so ranges and entries may be in another order now. Abort the operation and start again"
+            "prepared, so ranges and entries may be in another order now. Abort the operation and start again: "
+            f"roir abort {argument(run.index)}"
         )
     check_partitions(connection, job)
     return job
@@ -98,7 +99,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         raise LabelsRenamed(
             f"index {job.run.index}: label {label.was} of type {label.name}, which is in the primary key, is "
             f"called {label.is_now} now, but bounds and watermarks contain its old name. Rename it back until the "
-            "operation is done, or abort the operation and start again"
+            f"operation is done, or abort the operation and start again: roir abort {argument(job.run.index)}"
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         # A clean-up repairs a former owner's capture. The next check reports other alterations.
@@ -109,7 +110,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
             "their types or expressions, the primary key, row security, or the capture: its triggers, function or "
-            f"tables){unseen}. Abort the operation and start again"
+            f"tables){unseen}. Abort the operation and start again: roir abort {argument(job.run.index)}"
         )
 
 

@@ -112,8 +112,8 @@ def active_generation(connection: Connection, index: Row[Any]) -> Row[Any]:
 
 # The text for a drop that waits for the end of transactions.
 KEPT = (
-    "index {index}: its view is dropped; its entries are kept, and maintained, for what SERIALIZABLE transactions have "
-    "read: roir clean-up drops them, or names the transaction that they are kept for"
+    "index {index}: its view is dropped; its entries are kept, and maintained, since SERIALIZABLE transactions have "
+    "read them: roir clean-up drops the entries, or names the transaction that still needs them"
 )
 IS_KEPT = """
 SELECT coalesce(bool_and(status = 'retired'), false) FROM roir.generation

@@ -16,7 +16,7 @@ REMEDIES = (
     ),
     (
         r"of the unique index",
-        "Change or delete rows until each key is left once; roir duplicates {index} --sql selects them. Then: "
+        "Change or delete rows until no two share a key; roir duplicates {index} --sql selects them. Then: "
         "roir resume {index}",
     ),
     (r"no lock on|waiting for a lock", "End the transaction that is named. Then: roir resume {index}"),

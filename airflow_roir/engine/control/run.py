@@ -187,8 +187,9 @@ def check_epoch(row: Row[Any], run: Run) -> None:
     # The upper half of an epoch counts the runs.
     if row.epoch >> 32 < run.epoch >> 32:
         raise Fenced(
-            f"index {run.index}: the server has lost that {run.owner} took up operation {run.operation_id}, by a "
-            "failover to a replica or a restore; this run stops. Resume the operation: it goes on after what is there"
+            f"index {run.index}: by a failover to a replica or a restore, the server has lost that {run.owner} took up "
+            f"operation {run.operation_id}; this run stops. Continue after the server's last commit: roir resume "
+            f"{argument(run.index)}"
         )
     if row.epoch != run.epoch:
         raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")

@@ -44,7 +44,7 @@ class OwnQuery:
             return _number(self._in_time.ask(PATIENCE_S))
         except TimeoutError:
             self._cancel()
-            raise NoValue("there is no answer of the query yet") from None
+            raise NoValue("the query hasn't answered yet") from None
         except psycopg2.Error as error:
             raise NoValue(one_line(str(error).strip().split("\n", 1)[0] or type(error).__name__, MOST_SAID)) from None
         except NoValue:
@@ -106,5 +106,5 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise NoValue(f"the query returned {one_line(repr(value), MOST_SAID)}, which is no number and no truth")
+        raise NoValue(f"the query returned {one_line(repr(value), MOST_SAID)}, neither a number nor a truth value")
     return number

@@ -68,6 +68,9 @@ SELECT inet_server_addr() IS NULL AS local, current_setting('data_directory') AS
 """
 
 
+NO_POSITION = "this server is itself a standby, or doesn't report its WAL position"
+
+
 class Unreadable(Exception):
     """The reason why a signal has no value."""
 
@@ -149,7 +152,7 @@ class SignalReader:
         self, connection: Connection, name: str, limit: float, position: int | None, named: list[str] | None
     ) -> list[Reading]:
         if position is None:
-            raise Unreadable("this server is a standby itself, or doesn't tell its position")
+            raise Unreadable(NO_POSITION)
         if self._states is None:
             self._states = self._replicas.read(connection, position, named)
         signal = SIGNALS[name]
@@ -159,11 +162,11 @@ class SignalReader:
     def _rate(self, seconds: float) -> float:
         """Bytes of WAL a second, over the last `seconds`."""
         if not self._positions:
-            raise Unreadable("this server is a standby itself, or doesn't tell its position")
+            raise Unreadable(NO_POSITION)
         now, position = self._positions[-1]
         then, before = next(one for one in self._positions if now - one[0] <= seconds)
         if now <= then:
-            raise Unreadable("a rate needs two looks")
+            raise Unreadable("a rate needs a second reading")
         return (position - before) / (now - then)
 
     def _slot_wal(self, connection: Connection) -> tuple[float, str]:
@@ -215,8 +218,8 @@ class SignalReader:
         row = execute(connection, PLACES).one()
         if not row.local:
             raise Unreadable(
-                "PostgreSQL doesn't tell its free space. By a Unix socket the file system is asked; else give a "
-                "query of your own (ROIR_THROTTLE_QUERY)"
+                "PostgreSQL doesn't report free space. Connect by a Unix socket, so that roir can ask the file system, "
+                "or give your own query (ROIR_THROTTLE_QUERY)"
             )
         rooms: dict[str, int] = {}
         for place in (row.data, f"{row.data}/pg_wal", *row.others):

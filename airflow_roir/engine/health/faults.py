@@ -135,7 +135,7 @@ def warnings_at_once(
         if sqlstate(error) != LOCK_TIMEOUT:
             raise
         return [
-            f"index {index}: can't be checked now, since somebody holds a lock on its table or its view; look again "
+            f"index {index}: can't be checked now, since a session holds a lock on its table or its view; look again "
             "when that is released"
         ]
     finally:

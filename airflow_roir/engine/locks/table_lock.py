@@ -31,7 +31,7 @@ def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool
     name, or if the table was dropped before its name was read (`is_number`).
     """
     if is_number(sql):
-        raise LockNotAcquired(f"a table, of oid {oid}, was dropped meanwhile. Try again")
+        raise LockNotAcquired(f"the table of oid {oid} was dropped meanwhile. Try again")
     lock = f"LOCK TABLE {'ONLY ' if only else ''}{sql} IN {mode} MODE"
     try:
         found = execute(connection, f"{lock}; {WHOSE}", {"name": sql}).scalar()

@@ -113,7 +113,7 @@ def _attach(
         if not written:
             execute(connection, AS_GIVEN)
         elif not execute(connection, CLOSED, values).scalar_one():
-            raise InvalidInput(f"{name} is not being attached any more: somebody has cancelled that, or finished it")
+            raise InvalidInput(f"{name} is not being attached any more: another session has cancelled or finished that")
         attempts.outlast(connection, [parent_oid, oid])
         return str(execute(connection, call, {**values, "bounds": written or given}).scalar_one())
 
@@ -237,9 +237,7 @@ def _give_up(database: Database, relations: Sequence[int], name: str) -> bool:
             attempts = Attempts(database, name, relations, database.limits.attempt_ms, GIVE_UP_PATIENCE_S)
             attempts.run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
-            raise LockNotAcquired(
-                f"{name} can't be attached like that, and can't be opened again yet: {error}"
-            ) from error
+            raise LockNotAcquired(f"{name} can't be attached, and still refuses writes: {error}") from error
     return bool(closed)
 
 

@@ -130,9 +130,7 @@ def _batch(
         # A writer of such an entry that came before us has committed, since we waited for it; a later one overwrites
         # our entry.
         if execute(connection, DISTURBED, {"id": joining_id}).scalar_one():
-            raise AttachDisturbed(
-                f"rows came into the bounds of {name}, or entries went, while its entries were copied"
-            )
+            raise AttachDisturbed(f"rows within the bounds of {name} were written while its entries were copied")
         moved = {
             "id": joining_id,
             "watermark": to_json(last),
@@ -149,7 +147,7 @@ def _position(connection: Connection, joining_id: int, name: str) -> Any:
     """The watermark of the copy. Raises AttachDisturbed if the copy was cancelled or finished."""
     position = execute(connection, POSITION, {"id": joining_id}).first()
     if position is None:
-        raise AttachDisturbed(f"somebody has cancelled what brings in {name}, or finished it")
+        raise AttachDisturbed(f"another session has cancelled what brings in {name}, or finished it")
     return position.watermark
 
 

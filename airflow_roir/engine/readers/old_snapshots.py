@@ -24,7 +24,7 @@ from airflow_roir.engine.database import execute
 HOLDERS = """
 WITH moment AS (
     SELECT age(m.xid::xid) AS age FROM (SELECT %(xid)s::xid8 AS xid) m
-     -- Not yet assigned here: the database was restored from another server's dump.
+     -- An xid that this server hasn't assigned yet is from the dump of another server.
      WHERE m.xid < pg_snapshot_xmax(pg_current_snapshot())
        -- PostgreSQL lets no snapshot become that old; age() would wrap around.
        AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - m.xid::text::numeric < 2000000000),

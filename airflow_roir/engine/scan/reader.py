@@ -17,7 +17,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import Scan, quote
+from airflow_roir.definition import Scan, argument, quote
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.scan.batch_size import GROWTH, REMEMBERED
@@ -143,8 +143,8 @@ class BlockReader:
         if file.filenode != scan.filenode:
             raise SourceChanged(
                 f"index {self.job.run.index}: {relation} was rewritten since the operation was prepared (VACUUM FULL, "
-                "CLUSTER, pg_repack, SET TABLESPACE), so its blocks hold other rows now. Abort the operation and "
-                "start again, with --scan key if that may happen again"
+                "CLUSTER, pg_repack, SET TABLESPACE), so its blocks hold other rows now. Abort the operation and start "
+                f"again, with --scan key if that may happen again: roir abort {argument(self.job.run.index)}"
             )
         first = self._first(scan)
         # The highest known density: after an empty stretch the blocks may be full again.

@@ -23,7 +23,7 @@ def role_sql(role: str, schemas: Sequence[str] = ("public",), tables: Sequence[Q
     They set no password: psql's `\\password` sends only its hash. Raises InvalidInput for a reserved name.
     """
     if role in ("public", "none") or role.startswith("pg_"):
-        raise InvalidInput(f"role {role}: PostgreSQL keeps that name to itself; take another one")
+        raise InvalidInput(f"role {role}: PostgreSQL reserves that name; choose another")
     who, name = quote(role), _literal(role)
     statements = [
         _block(

@@ -117,8 +117,8 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
         )
     if is_lost(connection):
         raise SchemaMissing(
-            "schema roir_data was dropped, with the entries of all indexes and what captured the writes. Run: roir "
-            "init, which makes it again and names the indexes to build again"
+            "schema roir_data was dropped, with the entries of all indexes and the capture of writes. Run: roir init, "
+            "which creates the schema and names the indexes to build again"
         )
     moved = moved_database(connection)
     if moved is not None:
@@ -147,7 +147,7 @@ def check_known(connection: Connection, revision: str) -> None:
     standing = execute(connection, COMPLETENESS).one()
     if (not known and revision in UNRELEASED) or not standing.released:
         raise SchemaVersionMismatch(
-            f"the control schema is at version {revision} of before 0.1.0, the first release; this code can't "
+            f"the control schema is at version {revision}, from before 0.1.0, the first release; this code can't "
             "upgrade it. Stop its runs, then DROP SCHEMA roir, roir_data CASCADE, which removes its indexes "
             "(tables keep their rows), then: roir init"
         )
@@ -158,6 +158,6 @@ def check_known(connection: Connection, revision: str) -> None:
         )
     if not known:
         raise SchemaVersionMismatch(
-            f"the control schema is at version {revision}, which this code ({airflow_roir.__version__}) doesn't "
-            "know, so it is newer. Upgrade airflow-provider-roir"
+            f"the control schema is at version {revision}, which is newer than this code "
+            f"({airflow_roir.__version__}). Upgrade airflow-provider-roir"
         )

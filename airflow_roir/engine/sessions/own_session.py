@@ -48,7 +48,7 @@ def check(dsn: str, connection: Any, another: Callable[[], Any]) -> None:
     if _is_shared(connection, another):
         raise InvalidInput(
             f"a pooler at port {connection.info.port} gives the server's session to others after each transaction or "
-            "statement, so that roir's settings would reach into theirs: use the server's own port, or a pool in "
+            "statement, so that roir's settings would apply to theirs: use the server's own port, or a pool in "
             "session mode"
         )
     _ours.add(place)

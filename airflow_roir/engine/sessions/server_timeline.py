@@ -46,9 +46,8 @@ class _Pin:
         self.history = self.history or found
         if found != self.history:
             raise HistoryChanged(
-                "the server has failed over to a replica, or was restored, in the middle of this, and may have lost "
-                "its last commits. Nothing was changed by what had begun before. Run it again: it goes on after what "
-                "this server has"
+                "the server has failed over to a replica, or was restored, while this ran, and may have lost its last "
+                "commits. No open transaction was committed. Run it again: it continues after the server's last commit"
             )
 
 

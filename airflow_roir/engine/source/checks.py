@@ -200,7 +200,7 @@ def _check_types(connection: Connection, source: Source, definition: IndexDefini
     for row in types_not_usable(connection, source.oid, definition):
         raise RightMissing(
             f"index {definition.name}: role {quote(row.role)} may not use type {row.type}, which the index's entries "
-            f"have, too. Run: GRANT USAGE ON TYPE {row.type} TO {quote(row.role)}"
+            f"contain. Run: GRANT USAGE ON TYPE {row.type} TO {quote(row.role)}"
         )
 
 
@@ -260,7 +260,9 @@ def _check_order(connection: Connection, source: Source, definition: IndexDefini
             owner.rows(connection, source, query, "one int")
     except DBAPIError as error:
         if sqlstate(error) == "42501":
-            raise RightMissing(f"index {index}: the role may not read {source.sql}; grant it SELECT") from error
+            raise RightMissing(
+                f"index {index}: the role may not read {source.sql}; run: GRANT SELECT ON {source.sql} TO …"
+            ) from error
         if sqlstate(error) != "42883":
             raise
         raise InvalidInput(

@@ -176,7 +176,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'RO003', MESSAGE = 'a source is read as its owner only';
   END IF;
   BEGIN
-    -- Refused within SECURITY DEFINER only, where no role can be set.
+    -- Only SECURITY DEFINER, where no role can be set, refuses this.
     PERFORM pg_catalog.set_config('role', 'none', true);
     RAISE EXCEPTION USING ERRCODE = 'RO003', MESSAGE = 'a source is read by SECURITY DEFINER only';
   EXCEPTION WHEN insufficient_privilege THEN NULL;
@@ -184,7 +184,7 @@ BEGIN
   BEGIN
     RETURN QUERY EXECUTE statement;
     whole := true;
-    -- The rows stay. What was done behind them doesn't: settings, cursors, deferred triggers, temporary tables.
+    -- The rows stay. Side effects are undone: settings, cursors, deferred triggers, temporary tables.
     RAISE EXCEPTION USING ERRCODE = 'RO002';
   EXCEPTION WHEN SQLSTATE 'RO002' THEN
     IF NOT whole THEN
@@ -247,8 +247,8 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
     if not row.trusted and row.owners > 1:
         raise RightMissing(
             f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other} to another role, but "
-            f"one must read both. Run: ALTER TABLE {row.other} OWNER TO {quote(source.owner)}; and so for all that "
-            "roir plan lists"
+            f"one role must read both. Run: ALTER TABLE {row.other} OWNER TO {quote(source.owner)}; and the same for "
+            "each partition that roir plan lists"
         )
     if reads is None and not row.named:
         raise SourceChanged(f"table {source.name} was renamed meanwhile; start again")

@@ -179,9 +179,7 @@ def of_index(connection: Connection, index: str) -> Duplicates:
         return read(connection, census.id)
     newest = execute(connection, NEWEST, {"index": row.id}).scalar_one()
     if not row.is_unique:
-        raise InvalidInput(
-            f"index {operations.index_name(row)} is not unique: several rows may have the same key, and none is listed"
-        )
+        raise InvalidInput(f"index {operations.index_name(row)} is not unique, so roir lists no duplicates of it")
     if newest is None:
         raise NotFound(f"index {name} has no operation yet")
     return read(connection, int(newest))

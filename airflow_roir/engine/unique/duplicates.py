@@ -163,7 +163,7 @@ def refuse(database: Database, job: Job) -> None:
         index = argument(job.run.index)
         raise DuplicatesFound(
             f"index {job.run.index}: {shared(keys, rows)} of the unique index. roir duplicates {index} "
-            f"lists them; change or delete rows until each key is left once, then: roir resume {index}"
+            f"lists them; change or delete rows until no two share a key, then: roir resume {index}"
         )
 
 

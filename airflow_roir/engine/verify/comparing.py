@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from airflow_roir.definition import argument
 from airflow_roir.engine.control import operations, sign_of_life
 from airflow_roir.engine.control.job import Job, check_fingerprint
 from airflow_roir.engine.control.run import Run, read_control
@@ -97,7 +98,7 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         left = UNITS.left(connection, run, (), named_in_units(connection, run))
         if left.undone:
             raise InvariantViolated(
-                f"index {run.index}: {left.undone} units are not compared yet; resume the operation"
+                f"index {run.index}: {left.undone} units are not compared yet; run: roir resume {argument(run.index)}"
             )
         sign_of_life.tick(connection, run.operation_id, run.epoch)
         stage = record.stage(connection, found.id)

@@ -97,7 +97,7 @@ def duplicate_of(entry: Entry, prefix: str, index: str) -> str:
             parts += [said + entry.columns[i].source + " ", hashes.text(entry.columns[i], f"{prefix}c{i + 1}")]
             said = ", "
     parts.append(
-        " has this key, too. Change or delete rows until each key is left once, then: "
+        " has this key, too. Change or delete rows until no two share a key, then: "
         f"roir verify {argument(index)} --repair"
     )
     literals = [literal(part).replace("%", "' || chr(37) || '") if n % 2 == 0 else part for n, part in enumerate(parts)]

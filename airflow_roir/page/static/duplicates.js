@@ -31,7 +31,7 @@ export class Duplicates {
     put(this.summary, keys ? `Duplicates: ${many(p.duplicate_rows, "row")} share ${many(keys, "key")}` : "Duplicates: all are healed");
     put(
       this.what,
-      p.census ? "A census: nothing is kept but this list." : keys ? "Change or delete rows until each key is left once, then resume. What was healed is seen then." : "",
+      p.census ? "A census: only this list is kept." : keys ? "Change or delete rows until no two share a key, then resume the operation. The resume checks these keys again." : "",
     );
     this.key = JSON.stringify([p.operation_id, keys, p.duplicate_rows]);
     // Once: whoever closes it wants it closed.

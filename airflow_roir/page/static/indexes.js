@@ -60,7 +60,7 @@ function draw(content) {
         return card.node;
       }),
     );
-    put(section.empty, shown.length || database.trouble ? "" : wanted ? "None matches." : "No index yet. Trigger rebuild_index to build one.");
+    put(section.empty, shown.length || database.trouble ? "" : wanted ? "No index matches the filter." : "No index yet. Trigger rebuild_index to build one.");
     return section.node;
   });
   for (const key of cards.keys()) if (!seen.has(key) && !wanted) cards.delete(key);
@@ -95,7 +95,7 @@ function sectionOf(connection) {
         cleanUp.onclick = () =>
           ask(asks, cleanUp, {
             title: "Clean up this database?",
-            text: "Removes ghosts, deltas, and generations whose revert window is over. It can be repeated at any time.",
+            text: "The clean-up removes ghosts, deltas, and generations whose revert window is over. You can repeat it at any time.",
             verb: "Clean up",
             yes: () => trigger(content.dags.clean_up, { postgres_conn_id: connection }),
           });
@@ -203,35 +203,35 @@ class Card {
       index.continues && {
         verb: "Continue",
         title: "Continue this operation?",
-        text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered as its first run was, and goes on with what is committed.`,
+        text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered with the values of the operation's first run, and continues after the last committed batch.`,
         yes: () => trigger(index.continues.dag_id, index.continues.conf),
       },
       may.control && abandoned && {
         verb: "Abort",
         danger: true,
         title: "Abort this operation?",
-        text: `What operation ${index.operation} has built so far is lost. The table and the published index stay as they are.`,
+        text: `Operation ${index.operation} loses its work so far. The table and the published index stay as they are.`,
         yes: () => trigger(dags.control, { ...conf, action: "abort", reason: "on the page Indexes" }),
       },
       may.rebuild && published && {
         verb: "Rebuild",
         off: busy,
         title: "Rebuild this index?",
-        text: `${dags.rebuild} builds it again, while users read and write. Readers see the new one once it is verified. ${win(index)}`.trim(),
+        text: `${dags.rebuild} builds the index again while users read and write. Readers see the new generation once it is verified. ${win(index)}`.trim(),
         yes: () => trigger(dags.rebuild, conf),
       },
       may.verify && published && {
         verb: "Verify",
         off: busy,
         title: "Verify this index?",
-        text: `${dags.verify} compares it with its table, row by row where sums differ. It changes nothing.`,
+        text: `${dags.verify} compares the index with its table, row by row where sums differ. It changes nothing.`,
         yes: () => trigger(dags.verify, conf),
       },
       may.verify && published && index.verified?.wrong > 0 && {
         verb: "Repair",
         off: busy,
         title: "Repair this index?",
-        text: `${dags.verify} compares it with its table and repairs each discrepancy in a short transaction.`,
+        text: `${dags.verify} compares the index with its table, and repairs each difference in a short transaction.`,
         yes: () => trigger(dags.verify, { ...conf, repair: true }),
       },
       may.control && index.revert_until && new Date(index.revert_until) > new Date() && {
@@ -239,7 +239,7 @@ class Card {
         off: busy,
         danger: true,
         title: "Revert the last rebuild?",
-        text: `Readers see the replaced generation again. It was kept up to date, so nothing is lost. Possible until ${clock(index.revert_until, true)}.`,
+        text: `Readers see the replaced generation again. Every write has maintained that generation, so nothing is lost. You can revert until ${clock(index.revert_until, true)}.`,
         yes: () => trigger(dags.control, { ...conf, action: "revert", reason: "on the page Indexes" }),
       },
     ].filter(Boolean);
@@ -251,7 +251,7 @@ class Card {
         put(button, action.verb);
         mark(button, "aria-label", `${action.verb} ${index.index}`);
         button.disabled = action.off;
-        mark(button, "title", action.off ? "An operation of this index isn’t finished yet" : null);
+        mark(button, "title", action.off ? "This index has an unfinished operation" : null);
         button.onclick = () => ask(this.asks, button, action);
       },
     );
@@ -259,7 +259,7 @@ class Card {
 }
 
 function win({ bloat: b }) {
-  return b?.win_bytes > 0 ? `It wins about ${bytes(b.win_bytes)} (${share(b.win_share)}).` : "";
+  return b?.win_bytes > 0 ? `The rebuild wins about ${bytes(b.win_bytes)} (${share(b.win_share)}).` : "";
 }
 
 function bloatOf(b) {

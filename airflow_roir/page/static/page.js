@@ -163,7 +163,7 @@ async function textOf(response) {
 
 const MEANING = {
   401: "You are signed out. Sign in again, then reload the page.",
-  403: "You have no right to this.",
+  403: "Your Airflow user has no right to do this.",
   502: "Airflow's server can't be reached.",
   504: "Airflow's server doesn't answer.",
 };

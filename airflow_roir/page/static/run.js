@@ -61,14 +61,14 @@ const poll = new Poll({
 
 function nothing({ run, troubles, looked_in: ids, wanted }) {
   const waits = run.state === "running" || run.state === "queued";
-  const none = wanted ? `This run has ended before it began with ${wanted}: the logs of its tasks say why, unless somebody marked one. Clear its first task with those that follow it (Downstream), or trigger a run for the index.` : "This run builds and verifies no index.";
+  const none = wanted ? `This run ended before it began to work on ${wanted}. The logs of its tasks say why, unless a user marked one. Clear the run's first task with Downstream, or trigger a run for the index.` : "This run neither builds nor verifies an index.";
   return el(
     "div",
     { class: "empty" },
     el("h1", { text: waits ? "No index build yet" : "No index build" }),
-    el("p", { text: waits ? "This page shows the build as soon as the run has prepared one." : ids?.length ? `Of this run there is no build and no verification in the databases of ${ids.join(", ")}. The setting connections of Airflow's section [roir] names those that are looked at.` : none }),
-    run.switch_off && waits ? el("p", { text: `The switch of DAG ${run.dag_id} is off: turn it on, and the run goes on.` }) : null,
-    ...(troubles ?? []).map((text) => el("p", { class: "faint", text: `Not looked at: ${text}.` })),
+    el("p", { text: waits ? "This page shows the build as soon as the run has prepared one." : ids?.length ? `This run has no operation in the databases of ${ids.join(", ")}. The page looks only at the connections that the option connections of Airflow's section [roir] names.` : none }),
+    run.switch_off && waits ? el("p", { text: `The switch of DAG ${run.dag_id} is off. Turn it on: until then Airflow starts no task of this run.` }) : null,
+    ...(troubles ?? []).map((text) => el("p", { class: "faint", text: `Not searched: ${text}.` })),
     el("p", {}, link("All indexes", "plugin/indexes")),
   );
 }
@@ -115,7 +115,7 @@ class Build {
     this.notes = el("div", { class: "notes" });
     this.pauseButton = el("button", { type: "button", class: "main", text: "Pause", onclick: () => this.askPause() });
     this.resumeButton = el("button", { type: "button", class: "main", text: "Resume", onclick: () => this.change("resume") });
-    this.continueButton = el("button", { type: "button", class: "main", text: "Continue", title: "Triggers a run that goes on with the operation", onclick: () => this.goOn() });
+    this.continueButton = el("button", { type: "button", class: "main", text: "Continue", title: "Triggers a run that continues the operation", onclick: () => this.goOn() });
     this.abortButton = el("button", { type: "button", class: "quiet-danger", text: "Abort", onclick: () => this.askAbort() });
     this.cleanUpButton = el("button", { type: "button", text: "Clean up now", onclick: () => this.cleanUp() });
     this.fewer = el("button", { type: "button", "aria-label": "One worker fewer", text: "−", onclick: () => this.step(-1) });
@@ -393,7 +393,7 @@ class Build {
   askPause() {
     this.ask({
       title: "Pause this operation?",
-      text: "The workers finish their open batches. Nothing that was committed is lost, and the table stays captured.",
+      text: "The workers finish their open batches, and all committed work stays. Writes to the table are still captured.",
       field: "Why, for others to read (optional)",
       verb: "Pause",
       yes: (reason) => this.change("pause", { reason }),
@@ -408,7 +408,7 @@ class Build {
     const now = this.content.progress.governor?.limits ?? "";
     this.ask({
       title: "Limits of signals",
-      text: "Above a limit the work slows down, or waits: replica_lag=100MB commit_latency=20ms. What isn't named any more has no limit; empty: none at all.",
+      text: "Above a limit the operation slows down or waits. Example: replica_lag=100MB commit_latency=20ms. To remove a limit, delete its signal here; to remove all, leave the field empty.",
       field: "Limits",
       value: now,
       verb: "Set limits",
@@ -420,7 +420,7 @@ class Build {
     const p = this.content.progress;
     this.ask({
       title: { verify: "Abort this verification?", compact: "Abort this compaction?" }[p.kind] ?? "Abort this build?",
-      text: p.kind === "verify" ? "What was compared so far is lost. The index and its table stay as they are." : p.kind === "compact" ? "Segments that are swapped in stay. What is made beside the others is removed, and they stay as they are. To stop for a while, pause it instead." : `What was built so far is lost (${many(p.rows ?? 0, "row")}). Workers stop at once. The DAG ${this.content.clean_up} removes what was built${this.content.may_clean_up ? ", and is triggered for that" : ""}; until then writes to the table maintain it, too. The table and the published index stay as they are. To stop for a while, pause it instead.`,
+      text: p.kind === "verify" ? "The verification loses its work so far. The index and its table stay as they are. To stop for a while, pause it instead." : p.kind === "compact" ? "New segments that were swapped in stay. Unfinished ones are removed, and the old ones stay as they are. To stop for a while, pause it instead." : `The build loses its work so far (${many(p.rows ?? 0, "row")}), and its workers stop at once. The DAG ${this.content.clean_up}${this.content.may_clean_up ? ", which is then triggered," : ""} removes the unfinished generation; until then each write to the table also writes to it. The table and the published index stay as they are. To stop for a while, pause it instead.`,
       field: "Why, for others to read (optional)",
       verb: "Abort",
       danger: true,
@@ -474,7 +474,7 @@ class Build {
     }
   }
 
-  /** Trigger a run that goes on with the operation, as its first one was triggered, by the user's own rights. */
+  /** Trigger a run that continues the operation, as its first one was triggered, by the user's own rights. */
   async goOn() {
     const { continues: wish, progress: p } = this.content;
     if ((p.status === "paused" || p.status === "pausing") && !(await this.change("resume"))) return;
@@ -482,7 +482,7 @@ class Build {
     this.showControls(this.content);
     try {
       const run = await send(`../api/v2/dags/${part(wish.dag_id)}/dagRuns`, { logical_date: null, conf: wish.conf });
-      this.tell(`${wish.dag_id} is triggered, and goes on with the operation. `, false, link("See its run", `dags/${part(wish.dag_id)}/runs/${part(run.dag_run_id)}/plugin/index-build`));
+      this.tell(`${wish.dag_id} is triggered, and continues the operation. `, false, link("See its run", `dags/${part(wish.dag_id)}/runs/${part(run.dag_run_id)}/plugin/index-build`));
     } catch (refusal) {
       this.tell(`No run of ${wish.dag_id} could be triggered: ${refusal.message}`, true);
     } finally {
@@ -499,9 +499,9 @@ class Build {
     this.showControls(this.content);
     try {
       await send(`../api/v2/dags/${encodeURIComponent(dag)}/dagRuns`, { logical_date: null, conf: { postgres_conn_id: one.connection } });
-      this.tell(`${dag} is triggered: it removes what was built.`, false);
+      this.tell(`${dag} is triggered, and removes the unfinished generation.`, false);
     } catch (refusal) {
-      this.tell(`What was built waits for ${dag}: ${refusal.message}`, true);
+      this.tell(`The unfinished generation stays until a run of ${dag}, which couldn't be triggered: ${refusal.message}`, true);
     } finally {
       this.busy = false;
       this.showControls(this.content);

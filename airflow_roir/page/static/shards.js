@@ -8,7 +8,7 @@ const MOST_NAMES = 5;
 
 /** What is wrong with a shard: how bad that is, and the words; null if nothing is. */
 export function troubleOf(shard) {
-  if (shard.doubt) return ["bad", `In doubt: ${shard.doubt}`];
+  if (shard.doubt) return ["bad", `Entries may be wrong: ${shard.doubt}`];
   if (shard.problem) return ["away", shard.problem];
   if (shard.captured === false) return ["away", "Not captured yet"];
   return null;
@@ -102,5 +102,5 @@ export function warningsOfShards(index) {
   const alone = shards.filter((one) => !one.shipper && !troubleOf(one)).map((one) => one.shard);
   if (!alone.length) return troubled;
   const names = alone.length > MOST_NAMES ? `${alone.slice(0, MOST_NAMES).join(", ")} and ${alone.length - MOST_NAMES} more` : alone.join(", ");
-  return [...troubled, `No shipper brings the changes of ${names}. Run roir ship, or switch on the DAG ship_changes.`];
+  return [...troubled, `No shipper is running for ${names}. Run roir ship, or turn on the DAG ship_changes.`];
 }

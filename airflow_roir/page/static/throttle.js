@@ -21,8 +21,8 @@ const NAMES = {
   // Other causes of lost time.
   unreadable: "Signals that couldn’t be read",
   starting: "Beginning with few workers",
-  exhausted: "The server had run out of something",
-  cancelled: "Others cancelled it",
+  exhausted: "The server had run out of disk, memory or connections",
+  cancelled: "Others cancelled its statements",
 };
 // Whose value it is.
 const WHOSE = { replica_lag: "replica ", replica_delay: "replica ", slot_wal: "slot ", slot_room: "slot ", shard_lag: "shard ", outbox: "shard " };
@@ -193,6 +193,6 @@ export class Throttle {
       this.made.get(one.key).show({ ...one, from, to });
     });
     this.charts.hidden = shown.length === 0;
-    put(this.times, shown.length ? `${clock(new Date(from * 1000))} to ${clock(new Date(to * 1000))}. Dashed: the limit. Where nothing could be read, the line has a gap.` : "");
+    put(this.times, shown.length ? `${clock(new Date(from * 1000))} to ${clock(new Date(to * 1000))}. The dashed line is the limit. If a signal couldn’t be read, its line has a gap.` : "");
   }
 }

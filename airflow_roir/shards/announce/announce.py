@@ -87,7 +87,7 @@ def announce(
         row = operations.find_index(connection, parse_name(index, "index"))
         apart = execute(connection, "SELECT shard_table FROM roir.index WHERE id = %(id)s", {"id": row.id}).scalar_one()
         if apart is None:
-            raise InvalidInput(f"index {index} isn't apart from its source: every read of it is strict")
+            raise InvalidInput(f"index {index} isn't over shards: every read of it is strict")
         if row.is_unique and by == CLIENT:
             raise InvalidInput(
                 f"index {index} is unique over shards, and a client that announces wrongly would break that for all "
@@ -184,7 +184,7 @@ def check(feed: Feed, by: str, database: Database) -> None:
         source = catalog.read_source_by_oid(connection, feed.source_oid)
         if source.partitioned:
             raise InvalidInput(
-                f"shard {quote(shard.name)}: {source.name} has partitions. One that is attached or detached changes "
+                f"shard {quote(shard.name)}: {source.name} has partitions. An attach or a detach changes "
                 "rows without a write that could be announced, so its index has no strict reads"
             )
         if by == SERVER:

@@ -61,7 +61,7 @@ def check_extension(connection: Connection, feed: Feed, source: Source) -> None:
     where = f"shard {quote(feed.shard.name)}"
     if not found.present and not found.available:
         raise InvalidInput(
-            f"{where}: its server hasn't the extension postgres_fdw. Install PostgreSQL's contrib there, or let "
+            f"{where}: its server doesn't have the extension postgres_fdw. Install PostgreSQL's contrib there, or let "
             "clients announce: --by client"
         )
     if not found.present and not found.mighty:
@@ -79,7 +79,7 @@ def connection_of(feed: Feed) -> dict[str, str]:
     shard = feed.shard
     if not shard.index_dsn:
         raise InvalidInput(
-            f"shard {quote(shard.name)}: how its server reaches the index server isn't known: "
+            f"shard {quote(shard.name)} has no address of the index server. Give it: "
             f"ROIR_INDEX_DSN='host=… dbname=… user=… password=…' roir shard add {quote(shard.name)}"
         )
     try:
@@ -89,7 +89,7 @@ def connection_of(feed: Feed) -> dict[str, str]:
     if "user" not in found or "dbname" not in found:
         raise InvalidInput(
             f"shard {quote(shard.name)}: its --index-dsn must name at least user and dbname, since the shard's server "
-            "has other defaults than we"
+            "has defaults of its own"
         )
     return found
 
@@ -180,22 +180,22 @@ def probe(database: Database, shard: Database, feed: Feed, server: str) -> None:
             execute(connection, f"DROP FOREIGN TABLE {outbox.table(feed.outbox)}_probe")
     except DBAPIError as error:
         raise InvalidInput(
-            f"{where}: its server can't write to the index server: {said(error)}; look at the shard's --index-dsn: "
+            f"{where}: its server can't write to the index server: {said(error)}; correct the shard's --index-dsn: "
             f"{change}"
         ) from None
     if others:
         raise InvalidInput(
             f"{where}: its server's sessions on the index server don't have the settings that they ask for "
-            f"({', '.join(others)}): a pooler is in between that ignores options. Then a commit there may be lost in a "
-            f"crash, and writers may wait for each other for ever. Lead past it: {change}"
+            f"({', '.join(others)}): a pooler between them ignores options. So a crash could lose a commit there, and "
+            f"writers could wait for each other forever. Give an address without the pooler: {change}"
         )
     with database.transaction() as connection:
         column = intents.shape_of(connection, feed.generation_id).column
         # Deletes also intents that an earlier probe has left when it was killed.
         if xid not in execute(connection, PROBED.format(table=table, shard=column)).scalars().all():
             raise InvalidInput(
-                f"{where}: what its server writes to the index server comes to another database than this one; look at "
-                f"the shard's --index-dsn: {change}"
+                f"{where}: its server writes to another database than this index server's; correct the shard's "
+                f"--index-dsn: {change}"
             )
 
 

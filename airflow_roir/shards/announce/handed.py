@@ -41,8 +41,8 @@ def hand_over(connection: Connection, values: Mapping[str, str | None]) -> None:
         if sqlstate(error) != "42501":
             raise
         raise RightMissing(
-            "a password goes to the server by way of a temporary table, which this role may not make. The owner of the "
-            "database can run: GRANT TEMPORARY ON DATABASE … TO …"
+            "roir hands the password to the server in a temporary table, which this role may not create. The owner of "
+            "the database can run: GRANT TEMPORARY ON DATABASE … TO …"
         ) from None
     execute(connection, "TRUNCATE pg_temp.roir_handed")
     raw: Any = connection.connection

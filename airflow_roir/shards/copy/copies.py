@@ -86,7 +86,7 @@ def stream(
             raise ReadFailed(failed[0])
         raise failed[0]
     if read != [written]:
-        raise WorkerFailed(f"{read[0] - written} of {read[0]} rows that a shard gave aren't rows of its own")
+        raise WorkerFailed(f"a shard returned {read[0]} rows, but {read[0] - written} of them belong to another shard")
     return written
 
 

@@ -47,8 +47,8 @@ def create(connection: Connection, source: Source, definition: IndexDefinition, 
     columns = [source.columns[name] for name in indexed_columns(source, definition)]
     if shard_column in source.columns:
         raise InvalidInput(
-            f"table {source.name} has a column {quote(shard_column)} itself; choose another name for the column that "
-            "tells the shard: --shard-column"
+            f"table {source.name} has a column {quote(shard_column)} itself; choose another name for the view's column "
+            "with the shard's name: --shard-column"
         )
     name = QualifiedName(DATA_SCHEMA, f"{PREFIX}{secrets.token_hex(6)}")
     key = ", ".join(map(quote, (shard_column, *source.primary_key)))
@@ -91,14 +91,14 @@ def _check_alike(connection: Connection, source: Source, shape: QualifiedName, c
         found = made[one.name]
         if (found.type, found.collation, found.domain) != (one.type, one.collation, False):
             raise InvalidInput(
-                f"column {quote(one.name)} of {source.name} is of type {one.type}, which is something else on the "
+                f"column {quote(one.name)} of {source.name} is of type {one.type}, which is another type on the "
                 f"index server{': a domain' if found.domain else ''}. Create it there as it is in the shards"
             )
     row = execute(connection, CHECKED, {"shape": shape.sql}).first()
     if row is not None:
         raise InvalidInput(
             f"column {quote(row.name)} of {source.name} has values of domain {row.domain}, which belongs to "
-            f"{quote(row.owner)} on the index server: whatever it checks would run with the rights of this role. "
+            f"{quote(row.owner)} on the index server: its checks would run with the rights of this role. Run: "
             f"ALTER DOMAIN {row.domain} OWNER TO CURRENT_USER"
         )
 

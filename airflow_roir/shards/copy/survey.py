@@ -237,8 +237,8 @@ def _check_encoding(database: Database, one: Shard, encoding: str) -> None:
         there = str(execute(connection, ENCODING).scalar_one())
     if there != encoding and "SQL_ASCII" in (there, encoding):
         raise InvalidInput(
-            f"shard {quote(one.name)}: its database is in {there}, that of the index in {encoding}. SQL_ASCII says "
-            "nothing of what its bytes mean, so it goes with SQL_ASCII alone"
+            f"shard {quote(one.name)}: its database is in {there}, that of the index in {encoding}. SQL_ASCII doesn't "
+            "define its bytes' meaning, so all databases must be in SQL_ASCII, or none"
         )
 
 
@@ -268,9 +268,8 @@ def _check_equality(
         unlike = rules.unlike(ours[column], theirs[column])
         if any(rule.startswith(rules.EQUALITY) for rule in unlike):
             raise InvalidInput(
-                f"index {definition.name}: whether values of column {quote(column)} of {one.source.name} are equal is "
-                f"decided by other rules in shard {quote(one.shard.name)} than on the index server: "
-                f"{rules.told(unlike)}. "
+                f"index {definition.name}: shard {quote(one.shard.name)} and the index server compare values of column "
+                f"{quote(column)} of {one.source.name} by different rules: {rules.told(unlike)}. "
                 "Give both the same collation, of the same version of its library, or take a column that is equal byte "
                 'for byte, such as a generated column lower(…) of type text COLLATE "C"'
             )
@@ -293,7 +292,7 @@ def _sample(
     with one.shard.database(index_server.application_name, index_server.limits).transaction() as there:
         catalog.hold(there, one.source)
         if not owner.is_trusted(there, one.source):
-            raise SourceChanged(f"table {one.source.name} has got another owner meanwhile; start again")
+            raise SourceChanged(f"table {one.source.name} has another owner now; start again")
         _check_equality(connection, there, one, into, read, definition)
         sample = plans.sample_of(there, one.source)
         size = " + ".join(f"coalesce(pg_column_size(s.{quote(name)}), 0)" for name in read)
@@ -316,6 +315,6 @@ def _sample(
         if sqlstate(error)[:2] not in NOT_TAKEN:
             raise
         raise InvalidInput(
-            f"the index server doesn't take rows of {one.source.name} of shard {quote(one.shard.name)}: {said(error)}. "
-            "Make its types there as they are in the shard"
+            f"the index server refuses rows of {one.source.name} of shard {quote(one.shard.name)}: {said(error)}. "
+            "Give the index server the same types as the shard"
         ) from None

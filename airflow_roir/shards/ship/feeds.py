@@ -183,7 +183,7 @@ def held(database: Database, feed_id: int) -> Iterator[None]:
     """Keeps other processes from installing or removing a feed's capture in its shard. Raises LockNotAcquired."""
     with database.autocommit() as connection:
         if not execute(connection, HOLD, {"feed": feed_id}).scalar_one():
-            raise LockNotAcquired(f"another process is about what feed {feed_id} has in its shard. Try again")
+            raise LockNotAcquired(f"another process changes the capture of feed {feed_id} in its shard. Try again")
         try:
             yield
         finally:

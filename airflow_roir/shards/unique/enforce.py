@@ -140,7 +140,7 @@ class Enforcing:
     def _alone(self) -> Iterator[None]:
         with self.database.autocommit() as connection:
             if not execute(connection, HOLD, {"generation": self.generation_id}).scalar_one():
-                raise LockNotAcquired(f"index {self._name()}: another process looks its keys over. Try again")
+                raise LockNotAcquired(f"index {self._name()}: another process checks its keys now. Try again")
             try:
                 yield
             finally:
@@ -159,7 +159,7 @@ class Enforcing:
             if unfit.doubtful:
                 problem += f". roir verify {argument(self._name())} --repair ends that"
             if unfit.doubtful or unfit.silent or time.monotonic() > until:
-                raise NotStrict(f"index {self._name()} isn't enforced yet: {problem}. Then, again: {self._again()}")
+                raise NotStrict(f"index {self._name()} isn't enforced yet: {problem}. Then run again: {self._again()}")
             time.sleep(EVERY_S)
 
     def begin(self) -> None:
@@ -193,7 +193,8 @@ class Enforcing:
         with self.database.transaction() as connection:
             after = files_of(connection, segments_of(connection, self.generation_id))
             if [(file.relation, file.filenode) for file in before] != [(one.relation, one.filenode) for one in after]:
-                raise NotStrict(f"index {self._name()}: its tables were rewritten meanwhile. Again: {self._again()}")
+                again = f"Run again: {self._again()}"
+                raise NotStrict(f"index {self._name()}: its tables were rewritten meanwhile. {again}")
 
     def await_switch(self) -> None:
         """Waits until no key is contested, then lets holders refuse. Raises DuplicatesFound, NotStrict."""
@@ -205,8 +206,8 @@ class Enforcing:
                 return
             if time.monotonic() > until:
                 raise NotStrict(
-                    f"index {self._name()} isn't enforced yet: transactions are open that may change keys of two "
-                    f"shards. When they have ended, again: {self._again()}"
+                    f"index {self._name()} isn't enforced yet: open transactions may change keys of two shards. When "
+                    f"they have ended, run again: {self._again()}"
                 )
             time.sleep(EVERY_S)
 
@@ -229,7 +230,7 @@ class Enforcing:
             self.why = f"in several shards {shared(keys, rows)} (roir duplicates {argument(row.name)})"
             raise DuplicatesFound(
                 f"index {row.name}: in several shards {shared(keys, rows)} of the unique index, so it isn't enforced. "
-                f"roir duplicates {argument(row.name)} lists them; change or delete rows until each key is left once, "
+                f"roir duplicates {argument(row.name)} lists them; change or delete rows until no two share a key, "
                 f"then: {self._again()}"
             )
 
@@ -263,7 +264,7 @@ class Enforcing:
             raise NotStrict(self._ended() if why is None else f"index {self._name()} isn't enforced: {why}")
         problem = strict_problem(connection, self.generation_id)
         if problem is not None:
-            raise NotStrict(f"index {self._name()} isn't enforced: {problem}. Then, again: {self._again()}")
+            raise NotStrict(f"index {self._name()} isn't enforced: {problem}. Then run again: {self._again()}")
 
     def _ended(self) -> str:
         return (

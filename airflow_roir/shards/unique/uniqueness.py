@@ -36,15 +36,15 @@ def check(connection: Connection, one: Shard, source: Source, definition: IndexD
     where = f"index {definition.name}: shard {quote(one.name)}"
     if source.partitioned:
         raise InvalidInput(
-            f"{where}: {source.name} has partitions, and an index over shards can't be unique then: rows of one that "
-            "is attached come without a write that could be announced"
+            f"{where}: {source.name} has partitions, and an index over shards can't be unique then: an attached "
+            "partition brings rows without a write that could be announced"
         )
     listed = {"source": source.oid, "columns": list(definition.key)}
     by_library = execute(connection, BY_LIBRARY, listed).first()
     if by_library is not None:
         raise InvalidInput(
             f"{where}: column {quote(by_library.name)} of {source.name} is of type {by_library.type}, whose equality "
-            "is the affair of each server's own libraries; an index over shards can't be unique by it. Take a column "
+            "each server's own libraries decide; an index over shards can't be unique by it. Take a column "
             'that is equal byte for byte, such as a generated column lower(…) of type text COLLATE "C"'
         )
     numbers = {"source": source.oid, "columns": [source.columns[name].attnum for name in definition.key]}

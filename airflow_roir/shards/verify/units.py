@@ -110,7 +110,7 @@ def read_tables(database: Database, generation_id: int, options: VerifyOptions) 
     if away:
         listed = "; ".join(f"shard {quote(name)} can't be reached: {problem}" for name, problem in away.items())
         raise ShardUnreachable(
-            f"the verification can't begin: {listed}. Nothing was changed. Begin it once all shards are there, or "
+            f"the verification can't begin: {listed}. Nothing was changed. Begin it once all shards answer, or "
             "correct the DSN: roir shard add NAME --dsn …",
             next(iter(away)),
         )
