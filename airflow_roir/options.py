@@ -42,7 +42,7 @@ class WorkOptions:
 
     throttle: limits of signals, `replica_lag=100MB commit_latency=20ms` (docs/throttle.md); `off` is none.
         The server reads it, when the operation begins.
-    windows: when it may work (`windows.parse_windows`); outside of them it pauses, inside it continues; `off` is none.
+    windows: when it may work (`windows.parse_windows`); outside them it pauses, inside it continues; `off` is none.
     max_duration_s: it pauses this many seconds after it began or was resumed; 0 is no limit.
     priority: of the operations that wait for others to end, the greatest priority goes first; by default 0.
     warn_after_s: a warning comes when a pause has lasted for this long; by default a day, 0 is never.

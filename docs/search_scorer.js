@@ -1,10 +1,10 @@
-// How the search ranks (html_search_scorer): first the pages that people run roir by, among them those whose headings
-// have most of the words. A hit leads to the section with these words. Sphinx's own scorer ranks pages with one word in
-// a heading alike, by their titles' letters.
+// How the search ranks (html_search_scorer): by the words that a page's headings have, the rare ones most; pages that
+// people run roir by come before those to look something up, and those before the ones for maintainers. A hit leads to
+// the section with the words. Sphinx's own scorer ranks all pages with a word in a heading alike, by their titles.
 
 const FOR_MAINTAINERS = /^(architecture|code-map|reference\/(python|control-schema))/;
-const TO_LOOK_UP = /^(reference\/|performance|reliability|regressions|comparison|oracle|limits|index$)/;
-const A_WORD = 4;
+const TO_LOOK_UP = /^(reference\/|performance|reliability|regressions|comparison|oracle|limits|shards|index$)/;
+const A_WORD = 3;
 
 /** The words of a text, stemmed as those of the index. */
 function wordsOf(text) {
@@ -31,13 +31,24 @@ function sectionsOf(index) {
   return pages;
 }
 
-/** The section with most of the words, and how many it has; one more if its title has them as they were typed. */
-function bestSection(sections, asked, typed) {
-  let best = { anchor: "", title: null, found: 0 };
+/** How much each word of a heading counts: the fewer pages have it in one, the more. */
+function weightsOf(pages) {
+  const counts = new Map();
+  for (const sections of pages) {
+    const all = new Set([...sections.values()].flatMap(({ words }) => [...words]));
+    all.forEach((word) => counts.set(word, (counts.get(word) ?? 0) + 1));
+  }
+  return (word) => (counts.has(word) ? Math.log(1 + pages.length / counts.get(word)) : 0);
+}
+
+/** The section that is most about the words, and how much; of equal ones the one with the fewest words beside them. */
+function bestSection(sections, asked, typed, weight) {
+  let best = { anchor: "", title: null, found: 0, size: 0 };
   for (const [anchor, { title, words }] of sections) {
-    const alike = [...asked].filter((word) => words.has(word)).length;
-    const found = alike + (typed && title?.toLowerCase().includes(typed) ? 1 : 0);
-    if (found > best.found) best = { anchor, title, found };
+    const is = title?.toLowerCase() ?? "";
+    const phrase = typed && is.includes(typed) ? (is === typed ? 2 : 1) : 0;
+    const found = [...asked].reduce((sum, word) => sum + (words.has(word) ? weight(word) : 0), phrase);
+    if (found > best.found || (found === best.found && words.size < best.size)) best = { anchor, title, found, size: words.size };
   }
   return best;
 }
@@ -60,8 +71,9 @@ var Scorer = {
     const query = new URLSearchParams(window.location.search).get("q");
     const asked = wordsOf(query ?? "");
     Scorer.sections ??= sectionsOf(Search._index);
+    Scorer.weight ??= weightsOf(Scorer.sections);
     const number = Search._index.docnames.indexOf(page);
-    const best = bestSection(Scorer.sections[number], asked, (query ?? "").toLowerCase().trim());
+    const best = bestSection(Scorer.sections[number], asked, (query ?? "").toLowerCase().trim(), Scorer.weight);
     if (kind === "text" && best.found && best.anchor) {
       result[2] = best.anchor;
       if (best.title) result[1] = `${title} > ${best.title}`;

@@ -74,6 +74,8 @@ TERMS = (
     _rule("lane", r"lanes?", "feed"),
     _rule("base table", r"base tables?", "source table"),
     _rule("finger", r"finger of", "say what is meant"),
+    _rule("outside of", r"outside of", "outside"),
+    _rule("e-mail", r"[Ee]-mails?", "email"),
 )
 
 

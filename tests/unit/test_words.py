@@ -51,6 +51,8 @@ def test_pages_helps_forms_and_messages_are_plain() -> None:
         ("twice", "It reads the the table."),
         ("lane", "Each lane has a shipper."),
         ("base table", "The base table is read."),
+        ("outside of", "It waits outside of its window."),
+        ("e-mail", "A lookup by e-mail asks all shards."),
         ("long", "A word " * 23 + "is too many."),
     ],
 )
