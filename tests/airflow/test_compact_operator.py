@@ -99,7 +99,7 @@ def test_what_was_done_is_returned_and_the_next_one_is_skipped(
     assert {unit["status"] for unit in done["units"]} == {"done"}
     assert "note" not in done["units"][0]
     assert context["task_state_store"].values["parallelism"] == 3
-    with pytest.raises(AirflowSkipException, match=r"nothing of index public\.item_by_kind is worth a compaction"):
+    with pytest.raises(AirflowSkipException, match=r"index public\.item_by_kind: no segment is worth a compaction"):
         compacted(context)
     assert [status for _, status in compactions(shop)] == ["completed"]
     steps.assert_exact(shop.database, INDEX)

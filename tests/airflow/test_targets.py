@@ -149,7 +149,8 @@ def test_what_another_tab_did_before_is_told(shop: Any) -> None:
     assert "already paused" in said
     assert "airflow user ann: month-end" in said
     assert one.abort("") == (
-        "Aborted: no worker commits any more. A run of clean_up_indexes for connection shop removes what was built."
+        "Aborted: the workers can't commit any more. A run of clean_up_indexes for connection shop removes the "
+        "unfinished work."
     )
     # The engine's own function refuses it, as for other callers.
     with pytest.raises(OperationRunning, match="run r1 of DAG nightly doesn't drive operation"):

@@ -111,8 +111,8 @@ def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(dat
     [one] = [one for one in report.first if one["primary_key"]["id"] == "100"]
     assert one["entry"] == {"k": "7", "id": "7", "day": "3", "v": "7"}
     assert described(one) == (
-        "duplicate: k 7, id 100, day 1; row id 7, day 3 has this key, too. Change or delete rows until each key is "
-        "left once, then: roir verify public.ix --repair"
+        "duplicate: k 7, id 100, day 1; row id 7, day 3 has this key, too. Change or delete rows until no two "
+        "share a key, then: roir verify public.ix --repair"
     )
     report = lifecycle.verify(database, "ix", MENDED)
     assert (report.found, report.mended, report.duplicate) == (4, 1, 3)

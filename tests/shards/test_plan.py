@@ -57,7 +57,7 @@ def test_each_line_is_of_shards(shards: Make) -> None:
     assert "2 workers of the build at most in a shard" in lines["sessions"]
     assert lines["throttle"].strip().startswith("of the index server: ")
     told = lines["strict reads"]
-    assert 'needs more: shard "s0": how its server reaches the index server' in told
+    assert 'needs more: shard "s0" has no address of the index server' in told
     needs = json.loads(roir(made, *ASKED, "--json").stdout)["announce_by_server_needs"]
     assert list(needs) == ["s0", "s1", "s2"]
     assert [any("ROIR_INDEX_DSN" in one for one in needs[name]) for name in needs] == [True, True, False]

@@ -201,7 +201,7 @@ def test_without_engines_the_dsns_of_the_registry_are_taken(two: Ground) -> None
         assert len(index.rows(T, T.c.k == "k1", "strict")) == 4
     without = "ALTER TABLE roir.shard DROP CONSTRAINT shard_reached; UPDATE roir.shard SET dsn = NULL WHERE name = 's1'"
     run_sql(two.made.index, without)
-    with pytest.raises(InvalidInput, match='shard "s1": the index server knows no DSN'):
+    with pytest.raises(InvalidInput, match='shard "s1": the index server has no DSN of it'):
         ShardedIndex(two.index_engine, "public.t_by_k")
 
 

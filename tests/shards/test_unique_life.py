@@ -181,7 +181,7 @@ def test_a_pooler_that_drops_what_sessions_are_given_is_told(
     _, run = apart.begin(made, unique=True)
     apart.finish_all(made, run)
     monkeypatch.setattr(foreign, "OPTIONS", "-c statement_timeout=30s")
-    with pytest.raises(InvalidInput, match=r"lock_timeout is 0\): a pooler is in between"):
+    with pytest.raises(InvalidInput, match=r"lock_timeout is 0\): a pooler between them ignores options"):
         announce.announce(made.database, "public.ix", "server")
     monkeypatch.undo()
     announce.announce(made.database, "public.ix", "server")
