@@ -119,6 +119,10 @@ class Fenced(RoirError):
     exit_code = 4
 
 
+class OperationAborted(Fenced):
+    """Somebody has aborted the operation: its run must stop. The message says who, and why."""
+
+
 class HistoryChanged(RoirError):
     """The server, or its history, isn't the one in which this began: a replica was promoted. Begin again."""
 

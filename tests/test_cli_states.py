@@ -101,7 +101,8 @@ def test_each_state_says_what_it_is_who_drives_it_and_what_to_do(
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
     text, one = terminal.status()
     assert (one["status"], one["held_up"]["by"]) == ("paused", "pause")
-    assert "resume with: roir resume public.ix\n" in text
+    assert "resume with: SELECT roir.resume('public.ix'), or: roir resume public.ix\n" in text
+    assert one["resume_with"] == "resume with: SELECT roir.resume('public.ix'), or: roir resume public.ix"
 
     run = start_run(database, "ix", "test")
     with database.transaction() as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from typing import Any
@@ -49,7 +50,7 @@ def paused_by(database: Database) -> Any:
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("ends", ["window", "interrupt", "pause"])
+@pytest.mark.parametrize("ends", ["window", "interrupt", "pause", "abort"])
 def test_a_command_waits_for_its_window(dsn: str, database: Database, index: str, ends: str) -> None:
     command = until_it_waits(dsn, *VERIFY, "--windows", closed(), says="outside of its window; opens at")
     assert paused_by(database)[:2] == ("paused", "window")
@@ -57,12 +58,18 @@ def test_a_command_waits_for_its_window(dsn: str, database: Database, index: str
         here(dsn, "change", "ix", "--windows", "off")
     elif ends == "interrupt":
         command.send_signal(signal.SIGINT)
-    else:
+    elif ends == "pause":
         here(dsn, "pause", "ix", "--reason", "month's end")
-    out, _ = command.communicate(timeout=100)
+    else:
+        here(dsn, "abort", "ix", "--reason", "too slow")
+    out, said = command.communicate(timeout=100)
     if ends == "window":
         assert command.returncode == 0
         assert json.loads(out)["missing"] == 0
+    elif ends == "abort":
+        # Found: it ended with 0, as if it had compared something.
+        assert command.returncode == 4
+        assert re.search(r"operation 2 was aborted by .*: too slow; this command stops", said)
     else:
         assert command.returncode == 3
         status, _, reason = paused_by(database)

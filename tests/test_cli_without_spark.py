@@ -90,6 +90,18 @@ def test_a_pause_from_outside_ends_the_command(dsn: str, database: Database) -> 
 
 
 @pytest.mark.slow
+def test_an_abort_from_outside_ends_the_command_and_is_told(dsn: str) -> None:
+    """Found: it said that the role which had aborted the build drives it now."""
+    with running(dsn, *BUILD, *SLOWLY) as command:
+        here(dsn, "abort", "ix", "--reason", "too slow")
+        said = command.communicate()[1]
+    assert command.returncode == 4, said
+    assert "index public.ix: operation 1 was aborted by " in said
+    assert ": too slow; " in said
+    assert " drives " not in said
+
+
+@pytest.mark.slow
 def test_a_killed_command_loses_nothing(dsn: str, database: Database) -> None:
     with running(dsn, *BUILD, *SLOWLY) as command:
         command.kill()

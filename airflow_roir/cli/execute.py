@@ -25,12 +25,13 @@ from airflow_roir.engine.compact.compaction import CompactionReport
 from airflow_roir.engine.compact.report import told
 from airflow_roir.engine.control import admission, operations, requests, sign_of_life
 from airflow_roir.engine.control.operations import OperationRow
+from airflow_roir.engine.control.wait_log import WaitLog
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, operation_status
 from airflow_roir.engine.snapshot.overview import overview
 from airflow_roir.engine.snapshot.querying import lines
-from airflow_roir.engine.snapshot.words import done, paused_by, speed, time_left
+from airflow_roir.engine.snapshot.words import done, paused_by, speed, time_left, way_on
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
 from airflow_roir.operation import BUILDS, BY_DUPLICATES, BY_WINDOW, FINAL, LONG, Kind, Status
@@ -50,7 +51,8 @@ def run_and_print(
 ) -> None:
     """Runs the operation to its end, from its present phase, and prints the result.
 
-    Exits with 3 if it is paused, with 1 if a verification has found something that is still wrong.
+    Exits with 3 if it is paused, with 1 if a verification has found something that is still wrong. Raises
+    OperationAborted.
     """
     row = operations.find_operation(database, index)
     ended = _to_end(database, row.id, index, spark, take_over, as_json)
@@ -58,14 +60,15 @@ def run_and_print(
         if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
             print_census(database, row.id, as_json)
             return
+        _raise_if_aborted(database, ended)
         seen = overview(database, index)
         print_overview(seen, as_json)
         if not as_json and ended.status == Status.COMPLETED:
             for line in (line for one in seen.indexes for line in lines(one.queries)):
                 show(line)
-        _exit_if_unfinished(ended, index)
+        _exit_if_unfinished(database, ended, index)
         return
-    _exit_if_unfinished(ended, index)
+    _exit_if_unfinished(database, ended, index)
     if row.kind == Kind.VERIFY:
         _print_report(report_of(database, row.id), as_json)
     else:
@@ -75,7 +78,7 @@ def run_and_print(
 def verify_before(database: Database, index: str, spark: CommandSpark | NoSpark) -> VerifyReport:
     """Runs the verification before a rebuild to its end. Exits with 3 if it is paused."""
     row = operations.find_operation(database, index)
-    _exit_if_unfinished(_to_end(database, row.id, index, spark, False, False), index)
+    _exit_if_unfinished(database, _to_end(database, row.id, index, spark, False, False), index)
     return report_of(database, row.id)
 
 
@@ -166,13 +169,16 @@ def _turns(
     Outside of its window, and while it is queued, this process waits, without Spark. Ctrl-C leaves the operation
     paused. Also yields whether to take over: after the first turn a heartbeat may be our own.
     """
-    said, turns, begun = "", 0, False
+    turns, begun = 0, False
+    waits = WaitLog(None, lambda kept: None, say)
     try:
         while turns <= MOST_FAILOVERS:
             row, beats = database.retry(partial(_now, database, operation_id))
             # The first turn lifts any pause; later turns lift only that of a window.
             stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW
             if begun and (stays or row.status not in (Status.RUNNING, Status.PAUSED)):
+                return
+            if row.status in operations.ABORT:
                 return
             taking_over = take_over or (turns > 0 and row.owner == owner)
             if beats and not taking_over:
@@ -181,6 +187,7 @@ def _turns(
             # Waits for a server that restarts, as a run does: a command that queues for hours meets a restart.
             wait = database.retry(partial(admission.ask, database, operation_id))
             if wait is None:
+                waits.over()
                 row, _ = database.retry(partial(_now, database, operation_id))
                 # Closed windows don't count as failovers.
                 turns = turns + 1 if row.status == Status.RUNNING else 1
@@ -189,10 +196,10 @@ def _turns(
             if not wait.passes:
                 return
             spark.rest()
-            if wait.why != said:
-                said = wait.why
-                now = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
-                say(f"index {argument(index)}: {wait.why}{now}. Waiting; Ctrl-C leaves it paused")
+            now = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
+            line = f"index {argument(index)}: {wait.why}{now}. Waiting; Ctrl-C leaves it paused"
+            # The reason of a queued one names its place, which changes.
+            waits.waits("queue" if wait.is_queued else wait.why, line)
             if not wait.is_queued:
                 abort.settle_pauses(database, owner, operation_id, tell=lambda pause: say(pause.text))
             time.sleep(WAIT_S if wait.seconds is None else max(min(wait.seconds, WAIT_S), 0.1))
@@ -229,11 +236,18 @@ def _on_spark(
     return code
 
 
-def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
+def _raise_if_aborted(database: Database, ended: OperationStatus) -> None:
+    if ended.status in operations.ABORT:
+        with database.transaction() as connection:
+            raise operations.overtaken(connection, ended.operation_id, "this command")
+
+
+def _exit_if_unfinished(database: Database, ended: OperationStatus, index: str) -> None:
+    _raise_if_aborted(database, ended)
     if ended.status == Status.PAUSED:
         # For duplicates the driver has printed the pause and the next step.
         if ended.paused_by != BY_DUPLICATES:
-            say(f"{printable(paused_by(ended))}; resume with: roir resume {argument(index)}")
+            say(f"{printable(paused_by(ended))}; {printable(way_on(ended))}")
         raise typer.Exit(OperationPaused.exit_code)
     if ended.status in (Status.RUNNING, ABANDONED):
         # The end of the work was reported, but the commit of it is lost.

@@ -8,7 +8,6 @@ import typer
 
 from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, print_json, say, show
 from airflow_roir.cli.cells import printable
-from airflow_roir.definition import argument
 
 
 @app.command()
@@ -16,15 +15,18 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index. Workers commit their open batch, then stop."""
     from airflow_roir.engine.control import operations, requests
     from airflow_roir.engine.snapshot.operation import operation_status
-    from airflow_roir.engine.snapshot.words import paused_by
+    from airflow_roir.engine.snapshot.words import paused_by, way_on
     from airflow_roir.quantity import percent
 
     database = database_of(context)
     row = requests.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
     # Another user may have paused it first.
-    why = printable(paused_by(status)).removeprefix("paused ") if status.paused_by else "no more: it goes on already"
-    show(f"paused at {percent(status.percent_complete)} {why}; resume with: roir resume {argument(index)}")
+    at = percent(status.percent_complete)
+    if status.paused_by is None:
+        show(f"paused at {at}, and resumed since")
+        return
+    show(f"paused at {at} {printable(paused_by(status)).removeprefix('paused ')}; {printable(way_on(status))}")
 
 
 @app.command()

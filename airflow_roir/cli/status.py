@@ -91,5 +91,7 @@ def print_history(database: Database, index: str, as_json: bool) -> None:
             ]
         )
         return
+    widest = max((len(e.action) for e in events), default=0)
     for e in events:
-        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:20} {printable(e.actor)}  {printable(e.detail or '')}".rstrip())
+        who = printable(e.actor)
+        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:{widest}}  {who}  {printable(e.detail or '')}".rstrip())

@@ -30,7 +30,7 @@ from airflow_roir.engine.scan.sharing import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.engine.work.turn import share_of
-from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
+from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, OperationAborted, RoirError, SourceChanged
 from airflow_roir.operation import Phase
 from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange
@@ -56,7 +56,7 @@ BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text 
 # The first statement of a batch reads the operation and the claim. standing: `held`, `out` (its leaf left the source)
 # or `lost` (another worker has the range). name: the relation's present name, qualified by the pinned search_path.
 CLAIM_STATE = f"""
-SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
+SELECT o.epoch, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
        o.throttle <> '{{}}' OR o.granted_at IS NOT NULL AS is_governed,
        CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
@@ -151,6 +151,8 @@ class BuildWorker(Worker):
     def _explain(self, claim: Claim, error: DBAPIError | RoirError) -> None:
         """Raise the cause of a batch's error; return if the leaf was taken out of the source meanwhile."""
         is_of_state = isinstance(error, Fenced | LockNotAcquired | SourceChanged)
+        if isinstance(error, OperationAborted):
+            raise error
         if not is_of_state and not (isinstance(error, DBAPIError) and not is_transient(error)):
             raise error
         with self.connection.begin():
@@ -172,7 +174,7 @@ class BuildWorker(Worker):
         copier.begin(claim)
         with self.connection.begin():
             row = self.standing(claim)
-            check_epoch(row, run)
+            check_epoch(self.connection, row, run)
             stop = why_stop(row, self.worker, Phase.BUILD)
             copied = None if stop or row.too_many else copier.copy(row, claim, partial(self._limit, row, copier))
             if copied is None:

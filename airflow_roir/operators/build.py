@@ -35,7 +35,7 @@ class BuildIndexOperator(SparkDrivingOperator):
     def execute(self, context: Context) -> int:
         """Drives the operation until it is sealed, or leaves it."""
         with failing_clearly():
-            database = self.get_database()
+            database = self.begin_stretch(context)
             self.settle_operation(database, context["ti"])
             generation = self.read(database).generation_id
             with database.transaction() as connection:

@@ -83,7 +83,7 @@ class CompactIndexOperator(WholeOperationOperator):
         """Drives the compaction to its end, or leaves it; then logs its result."""
         with failing_clearly():
             options = self.options()
-            database = self.get_database()
+            database = self.begin_stretch(context)
             operation = self._operation(context, database, options)
         self.drive_to_end(context, database, operation)
         report = compaction.report_of(database, operation)

@@ -57,7 +57,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
         """Drives the operation until it is published, or leaves it."""
         ti = context["ti"]
         with failing_clearly():
-            database = self.get_database()
+            database = self.begin_stretch(context)
             self.settle_operation(database, ti)
             row = self.take_turn(database, ti)
             if row is not None:

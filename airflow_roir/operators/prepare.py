@@ -17,7 +17,7 @@ from airflow_roir.errors import Complaints, IllegalTransition, InvalidInput, Not
 from airflow_roir.links.buttons import IndexBuildLink
 from airflow_roir.operation import Kind
 from airflow_roir.options import BuildOptions
-from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
+from airflow_roir.task.dag_switch import LEAVE_S, is_dag_paused, leave, look_again_s
 from airflow_roir.task.fates import await_turn, look_at_others
 from airflow_roir.task.form_values import optional_text, yes_or_no
 from airflow_roir.task.given import given_to, names_of, takes
@@ -25,6 +25,7 @@ from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 from airflow_roir.task.shard_connections import add_shards
 from airflow_roir.task.spark_task import spark_of
+from airflow_roir.task.waiting import wait_log
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -98,9 +99,10 @@ class PrepareIndexBuildOperator(RoirOperator):
     def execute(self, context: Context) -> int:
         """Prepares, unless the DAG was paused between scheduling and now."""
         ti = context["ti"]
+        waits = wait_log(context, self.log)
         if is_dag_paused(ti):
-            self.log.info("DAG %s is paused; nothing is prepared yet. Unpause the DAG to continue", ti.dag_id)
-            raise leave(LEAVE_S)
+            why = f"DAG {ti.dag_id} is paused; nothing is prepared yet. Unpause the DAG to continue"
+            raise leave(look_again_s(waits.waits(why, why), LEAVE_S))
         with failing_clearly():
             wrong = Complaints()
             definition, options = self.definition(wrong), self.options(wrong)
@@ -110,7 +112,7 @@ class PrepareIndexBuildOperator(RoirOperator):
                 with _noted(wrong):
                     open_database(conn_id, "roir governor", by_author=True)
             with _noted(wrong):
-                database = self.get_database()
+                database = self.get_database(again=waits.is_on)
                 # Shards may have to be added first.
                 objections.settle(wrong, database, [] if definition.shards else [definition], options)
             wrong.settle()
@@ -120,9 +122,10 @@ class PrepareIndexBuildOperator(RoirOperator):
                 self._end_verification(database, owner_of(ti))
                 prepared = lifecycle.prepare(database, definition, options, owner_of(ti), report=self.log.info)
             except OperationRunning as reason:
-                self.log.info("Waiting: %s", reason)
+                waited = waits.waits(str(reason), f"Waiting: {reason}")
                 look_at_others(database, self.index, ti, self.log)
-                raise leave(LOOK_AGAIN_S) from None
+                raise leave(look_again_s(waited)) from None
+            waits.over()
             await_turn(database, prepared.operation_id, self, ti)
         self.log.info(
             "%s operation %s on index %s",

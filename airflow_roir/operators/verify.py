@@ -79,7 +79,7 @@ class VerifyIndexOperator(WholeOperationOperator):
                 raise InvalidInput(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}")
             if mode == "none":
                 raise AirflowSkipException("mode is none: nothing to verify")
-            database = self.get_database()
+            database = self.begin_stretch(context)
             operation = self._operation(context, database, options, mode)
         self.drive_to_end(context, database, operation)
         report = report_of(database, operation)

@@ -190,16 +190,20 @@ def _reads(app: FastAPI) -> None:
             raise NoAnswerYet(databases.trouble(one.connection, error)) from None
         progress = content["progress"]
         left = run.left_behind(one)
-        if left and progress["held_up"]["by"] in ("pause", "no run"):
-            held = progress["held_up"]
+        held = progress["held_up"]
+        by = next((one["by"] for one in progress["pauses"] if one["until"] is None), None)
+        content["paused_by_switch"] = is_paused_by_switch(run, by)
+        if left and held["by"] in ("pause", "no run"):
             text = f"{held['text']}. {run.how_to_go_on(one)}" if one.status == "paused" else run.how_to_go_on(one)
-            # A copy: other requests share the result of the look.
-            content["progress"] = {**progress, "held_up": {**held, "text": text}}
+        elif held["by"] == "pause" and not content["paused_by_switch"]:
+            text = f"{held['text']}; {progress['state']['remedy']}"
+        else:
+            text = held["text"]
+        # A copy: other requests share the result of the look.
+        content["progress"] = {**progress, "held_up": {**held, "text": text}}
         content["continues"] = None
         if progress["status"] == ABANDONED or (left and progress["status"] == "paused"):
             content["continues"] = await continues(user, one)
-        by = next((one["by"] for one in content["progress"]["pauses"] if one["until"] is None), None)
-        content["paused_by_switch"] = is_paused_by_switch(run, by)
         return answer(request, content)
 
     async def continues(user: BaseUser, one: Found) -> dict[str, Any] | None:

@@ -8,8 +8,8 @@ from airflow.models.dagrun import DagRun
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
+from airflow_roir.actor import RUN
 from airflow_roir.page.settings import COMPACT_DAG, VERIFY_DAG, build_dag
-from airflow_roir.task.run_state import OWNER
 
 
 def continuation(connection_id: str, index: str, kind: str, created_by: str) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def continuation(connection_id: str, index: str, kind: str, created_by: str) -> 
 
     created_by: who began the operation, as its row has it.
     """
-    named = OWNER.fullmatch(created_by)
+    named = RUN.fullmatch(created_by)
     first, conf = (named[1], _conf(named[1], named[2])) if named is not None else ("", None)
     of_kind = {"verify": (VERIFY_DAG, build_dag()), "compact": (COMPACT_DAG,)}.get(kind, (build_dag(),))
     only = {"indexes": [index]} if kind == "compact" else {"index": index}

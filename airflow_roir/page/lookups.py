@@ -85,7 +85,7 @@ def progress_of(connection_id: str, operation: int) -> dict[str, Any]:
 
 def shown_state(state: State) -> dict[str, str]:
     """The state without its text, which contains an age and so would be sent again at each look."""
-    return {"name": state.name, "word": state.word, "note": state.note}
+    return {"name": state.name, "word": state.word, "note": state.note, "remedy": state.remedy}
 
 
 def duplicates_of(connection_id: str, operation: int, after: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from airflow_roir.actor import PAGE
 from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.schema.schema import check_schema
@@ -36,7 +37,7 @@ class Change:
     @property
     def actor(self) -> str:
         """The name that events and the status show."""
-        return f"airflow user {self.user}"
+        return f"{PAGE}{self.user}"
 
     def pause(self, reason: str) -> str:
         """Pauses it; returns a message for the user. Raises as `requests.pause`, OperationRunning as `_index`."""

@@ -13,6 +13,7 @@ from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import Connection, or_, select
 
+from airflow_roir.actor import RUN
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
@@ -20,7 +21,7 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.page.databases import connection_of
 from airflow_roir.page.settings import COMPACT_DAG, CONTROL_DAG, VERIFY_DAG, our_dags
-from airflow_roir.task.run_state import OVER, OWNER
+from airflow_roir.task.run_state import OVER
 
 # The most operations shown of one run; a DAG of groups has one per index.
 MOST_OPERATIONS = 50
@@ -231,7 +232,7 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
 
 
 def _map_index(owner: str | None) -> int:
-    found = OWNER.fullmatch(owner or "")
+    found = RUN.fullmatch(owner or "")
     return -1 if found is None or found[3] is None else int(found[3])
 
 
@@ -240,5 +241,5 @@ def runs_of(database: Database, ids: Sequence[int]) -> dict[int, dict[str, str]]
     query = "SELECT id, owner FROM roir.operation WHERE id = ANY (%(ids)s)"
     with database.transaction() as connection:
         rows = execute(connection, query, {"ids": list(ids)}).all() if ids else []
-    found = {row.id: OWNER.fullmatch(row.owner or "") for row in rows}
+    found = {row.id: RUN.fullmatch(row.owner or "") for row in rows}
     return {one: {"dag_id": match[1], "run_id": match[2]} for one, match in found.items() if match is not None}

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowRuntimeError
 
+from airflow_roir.actor import SWITCH
+
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
@@ -14,8 +16,10 @@ if TYPE_CHECKING:
 # just ended has arrived, the scheduler takes that report for the new stretch and fails it: seen at 0 to 5 s, never
 # in 16 tries at 15 s and more.
 LEAVE_S = 16
-# The time after which a task that waits for another run or a user looks again: a look costs one short-lived process.
+# A look costs one short-lived process, so a task that waits for another run or a user looks again after this time, and
+# less and less often: after a quarter of the time that it has waited, at most after `MOST_S`.
 LOOK_AGAIN_S = 30
+MOST_S = 300
 
 
 def is_dag_paused(ti: RuntimeTaskInstanceProtocol) -> bool | None:
@@ -34,7 +38,12 @@ def actor_of_switch(dag_id: str) -> str:
 
     By this name a later stretch of the task knows that the pause ends when the switch is turned on.
     """
-    return f"airflow switch of DAG {dag_id}"
+    return f"{SWITCH}{dag_id}"
+
+
+def look_again_s(waited: float, least: int = LOOK_AGAIN_S) -> int:
+    """The seconds until the next look of a task that has waited for so long. least: at first."""
+    return int(min(max(least, waited / 4), MOST_S))
 
 
 def leave(seconds: int) -> AirflowRescheduleException:

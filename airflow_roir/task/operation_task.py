@@ -9,28 +9,25 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import abort
-from airflow_roir.engine.control import admission, long_pause, operations, requests, sign_of_life
+from airflow_roir.engine.control import admission, operations, requests, sign_of_life
 from airflow_roir.engine.control.expected import SWITCHED_OFF
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.buttons import IndexBuildLink, show_link
-from airflow_roir.one_line import one_line
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind, Phase, Status
 from airflow_roir.task.background import Background
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
 from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.fates import START_S, expect, leaves
 from airflow_roir.task.form_values import whole_number
-from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.next_step import Done, Fail, Go, Wait, decide, was_aborted
 from airflow_roir.task.open_database import open_database
-from airflow_roir.task.roir_operator import RoirOperator, owner_of
+from airflow_roir.task.roir_operator import owner_of
 from airflow_roir.task.ui_requests import Watcher
 from airflow_roir.task.wait_for_job import Interrupted, follow
+from airflow_roir.task.waiting_operator import WaitingOperator
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
@@ -44,12 +41,9 @@ WINDOW_S = 300
 SAID_S = 0.5
 
 
-class DrivingOperator(RoirOperator):
+class DrivingOperator(WaitingOperator):
     """Base of the operators that drive an operation through some of its phases.
 
-    on_long_pause_callback: called with the context when the operation has been paused for long, once and then once a
-        day, and when it is aborted for that; `context["long_pause"]` is an
-        `engine.control.long_pause.LongPause`. One callable, a notifier for example, or a list of them.
     operation_id: the id that the prepare task returned (templated). The task drives this operation and no other. If it
         is given and renders to nothing, since the XCom is gone, the task drives the unfinished operation that its own
         DAG run has begun or adopted, or fails. If it isn't given at all, the task drives the index's unfinished build.
@@ -59,7 +53,7 @@ class DrivingOperator(RoirOperator):
         `replicas` are their ids. Not templated, either.
     """
 
-    template_fields: Sequence[str] = (*RoirOperator.template_fields, "operation_id")
+    template_fields: Sequence[str] = (*WaitingOperator.template_fields, "operation_id")
     operator_extra_links: Any = (IndexBuildLink(),)
     done_phases: frozenset[Phase] = frozenset()
     # The operations that this task may drive.
@@ -69,7 +63,6 @@ class DrivingOperator(RoirOperator):
         self,
         *,
         operation_id: int | str | None = None,
-        on_long_pause_callback: LongPauseCallback = None,
         throttle_query: str | None = None,
         replica_conn_ids: Sequence[str] = (),
         **kwargs: Any,
@@ -77,8 +70,6 @@ class DrivingOperator(RoirOperator):
         super().__init__(**kwargs)
         self.operation_id = operation_id
         self._is_told = operation_id is not None
-        self.on_long_pause_callback = on_long_pause_callback
-        self._context: Any = {}
         self.throttle_query = throttle_query
         self.replica_conn_ids = tuple(replica_conn_ids)
         self._killed = False
@@ -163,14 +154,14 @@ class DrivingOperator(RoirOperator):
             # The abort of a create operation removes the index, too.
             if operations.has_outcome(row):
                 return row
-            if aborted := self._aborted(database, row):
+            if aborted := self.aborted(database, row):
                 raise AirflowFailException(was_aborted(row.id, aborted)) from None
             raise
         if newest.id == begun or (row.status == Status.COMPLETED and row.index_id == newest.index_id):
             return row
         if operations.has_outcome(row):
             return row
-        aborted = self._aborted(database, row)
+        aborted = self.aborted(database, row)
         raise AirflowFailException(
             f"operation {begun} of index {self.index} has ended{f' (aborted by {aborted})' if aborted else ''}, and "
             f"operation {newest.id} has begun since; this run has nothing more to do"
@@ -187,11 +178,13 @@ class DrivingOperator(RoirOperator):
             driven = sign_of_life.heart_beats(row, connection) and row.owner != owner_of(ti)
         driver = row.owner if driven else None
         if operations.has_outcome(row):
+            self.end_wait()
             self.log.info("Operation %s, a census, has ended", row.id)
             return None
-        aborted = self._aborted(database, row)
+        aborted = self.aborted(database, row)
         match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, driver, aborted, window_opens=True):
             case Done():
+                self.end_wait()
                 self.log.info("Operation %s has finished this task already: it is in phase %s", row.id, row.phase)
                 turn = None
             case Fail(why):
@@ -205,6 +198,7 @@ class DrivingOperator(RoirOperator):
                 self.wait_for(database, why, LEAVE_S if by_switch else LOOK_AGAIN_S)
             case Go():
                 self._await_admission(database, row)
+                self.end_wait()
                 expect(database, row.id, self, ti, START_S)
                 turn = self.read(database)
         return turn
@@ -215,34 +209,9 @@ class DrivingOperator(RoirOperator):
         if wait is None:
             return
         again = WINDOW_S if wait.by == BY_WINDOW else LOOK_AGAIN_S
-        self.wait_for(database, wait.why, int(min(again, again if wait.seconds is None else wait.seconds + 1)))
-
-    def _aborted(self, database: Database, row: OperationRow) -> str | None:
-        """The name of the actor who aborted the operation, with the reason; None if it wasn't aborted."""
-        if row.status not in (Status.ABORTING, Status.ABORTED):
-            return None
-        with database.transaction() as connection:
-            event = operations.last_event(connection, row.id, "abort")
-        return None if event is None else f"{one_line(event.actor)}: {one_line(event.detail or 'no reason given')}"
-
-    def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
-        """Ends this stretch; logs the reason and the operation's progress."""
-        row = self.read(database)
-        if "ti" in self._context:
-            expect(database, row.id, self, self._context["ti"], max(seconds, LEAVE_S))
-        if row.status == Status.PAUSED:
-            actor = owner_of(self._context["ti"]) if "ti" in self._context else "airflow"
-            abort.settle_pauses(database, actor, row.id, self._tell_long_pause, self.log.info)
-            row = self.read(database)
-            if row.status in (Status.ABORTING, Status.ABORTED):
-                raise AirflowFailException(was_aborted(row.id, self._aborted(database, row)))
-        percent = operation_status(database, row.id).percent_complete
-        self.log.info("Operation on index %s at %.0f %%, %s", self.index, percent, why)
-        raise leave(seconds)
-
-    def _tell_long_pause(self, pause: long_pause.LongPause) -> None:
-        self.log.warning("%s", pause.text)
-        call_long_pause(self.on_long_pause_callback, self._context, pause, self.log)
+        seconds = int(min(again, again if wait.seconds is None else wait.seconds + 1))
+        # A task that asks seldom would lose its place, which its reason names.
+        self.wait_for(database, wait.why, most=seconds, by="queue" if wait.is_queued else None)
 
     def request_pause(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
         """Writes the pause that the DAG's switch means; workers leave at the end of their batch."""
@@ -311,16 +280,16 @@ class DrivingOperator(RoirOperator):
         if row.status == Status.PAUSED and row.paused_by == row.owner:
             failure = row.pause_reason or failure
         other = row.owner if asked_to and row.status == Status.RUNNING and row.owner != owner_of(ti) else None
-        match decide(row, frozenset(), switch, dag_paused=False, driver=other, aborted=self._aborted(database, row)):
+        match decide(row, frozenset(), switch, dag_paused=False, driver=other, aborted=self.aborted(database, row)):
             case Fail(why):
                 raise AirflowFailException(why)
             case Wait(why):
                 if waits_for_healing(row):
                     push_duplicates(database, ti, row)
-                self.wait_for(database, why, LOOK_AGAIN_S)
+                self.wait_for(database, why)
             case Go() | Done() if asked_to:
                 # The reason is gone again, or the heartbeat is of a try that was killed moments ago.
-                self.wait_for(database, "trying again shortly", LOOK_AGAIN_S)
+                self.wait_for(database, "trying again shortly", most=LOOK_AGAIN_S)
         raise AirflowException(f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}")
 
 

@@ -58,18 +58,20 @@ class RoirOperator(BaseOperator):
         self.index = index
         self.postgres_conn_id = postgres_conn_id
 
-    def get_database(self) -> Database:
+    def get_database(self, again: bool = False) -> Database:
         """The engine's handle of the task's connection; `pg_stat_activity` shows the task's name.
 
-        The first line of the task's log names the index: otherwise runs look alike.
+        The first line of the task's log names the index: otherwise runs look alike. again: the task waits, and its log
+        has that line.
         """
         operation = optional_text(getattr(self, "operation_id", None))
-        self.log.info(
-            "Index %s, %sconnection %s",
-            one_line(str(self.index)),
-            f"operation {one_line(operation)}, " if operation else "",
-            one_line(str(self.postgres_conn_id)),
-        )
+        if not again:
+            self.log.info(
+                "Index %s, %sconnection %s",
+                one_line(str(self.index)),
+                f"operation {one_line(operation)}, " if operation else "",
+                one_line(str(self.postgres_conn_id)),
+            )
         database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
         keep_connections(database, self.postgres_conn_id, self.log.warning)
         return database

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from airflow_roir.actor import RUN
 from airflow_roir.engine.control.expected import COMES, ENDED, Fate, FateOf
 from airflow_roir.task.dag_switch import actor_of_switch
 
-# An owner's name as `owner_of` writes it; a DAG's id has no space. `airflow user NAME` is a user who has aborted it.
-OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[(\d+)\])?")
 OVER = ("success", "failed")
 # Airflow is about to start these tasks, but has no free slot.
 ABOUT_TO_START = ("scheduled", "queued")
@@ -24,7 +22,7 @@ def fates_by(read: Callable[[str, str], Fate]) -> FateOf:
     known: dict[tuple[str, str], Fate] = {}
 
     def fate_of(owner: str) -> Fate | None:
-        named = OWNER.fullmatch(owner)
+        named = RUN.fullmatch(owner)
         if named is None:
             return None
         run = (named[1], named[2])

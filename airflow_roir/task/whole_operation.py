@@ -9,11 +9,12 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub l
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_roir.operation import Phase
-from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
+from airflow_roir.task.dag_switch import LEAVE_S, is_dag_paused, leave, look_again_s
 from airflow_roir.task.fates import look_at_others
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator, spark_of
+from airflow_roir.task.waiting import wait_log
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -58,8 +59,8 @@ class WholeOperationOperator(SparkDrivingOperator):
         if begun is not None:
             return begun
         if is_dag_paused(ti):
-            self.log.info("DAG %s is paused; nothing is %s yet. Unpause the DAG to continue", ti.dag_id, done)
-            raise leave(LEAVE_S)
+            why = f"DAG {ti.dag_id} is paused; nothing is {done} yet. Unpause the DAG to continue"
+            raise leave(look_again_s(wait_log(context, self.log).waits(why, why), LEAVE_S))
         spark_of(self.spark)
         return None
 
@@ -69,9 +70,9 @@ class WholeOperationOperator(SparkDrivingOperator):
 
     def waiting(self, context: Context, database: Database, reason: OperationRunning) -> AirflowRescheduleException:
         """Logs the reason why the task waits before it can begin; returns the exception to raise."""
-        self.log.info("Waiting: %s", reason)
+        waited = wait_log(context, self.log).waits(str(reason), f"Waiting: {reason}")
         look_at_others(database, self.index, context["ti"], self.log)
-        return leave(LOOK_AGAIN_S)
+        return leave(look_again_s(waited))
 
     def drive_to_end(self, context: Context, database: Database, operation_id: int) -> None:
         """Drives that operation to its end, unless it is there already. Raises as `take_turn` and `drive_on_spark`."""

@@ -190,6 +190,9 @@ def test_many_gaps_are_one_warning(database: Database, dsn: str) -> None:
     (warning,) = told(database)
     assert warning.count(" is disabled") == 3
     assert " and 2 more" in warning
+    assert warning.count("ALTER TABLE") == 1, "one statement enables all, however many there are"
+    run_sql(dsn, warning.partition("Remedy: ")[2].partition("; then roir")[0])
+    assert "disabled or gone for a while" in told(database)[0]
 
 
 def test_a_partition_that_is_not_taken_in_yet_is_told_and_taken_in(database: Database, dsn: str) -> None:

@@ -384,7 +384,8 @@ def test_settings_and_options_that_are_named_exist() -> None:
         ("older than half a minute", sign_of_life.HEARTBEAT_FRESH_S, 30),
         ("applies sixteen blocks of its part", fold.BLOCKS_PER_STEP, 16),
         ("1,024 bytes together", entry.COVERED_BYTES, 1024),
-        ("looks again every half minute", dag_switch.LOOK_AGAIN_S, 30),
+        ("looks again after half a minute", dag_switch.LOOK_AGAIN_S, 30),
+        ("at least every five minutes", dag_switch.MOST_S, 300),
     ],
 )
 def test_a_number_in_the_text_is_the_codes(phrase: str, value: int, expected: int) -> None:

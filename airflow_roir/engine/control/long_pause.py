@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.resuming import way_on
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source.relation_size import relation_sizes
@@ -61,7 +62,8 @@ class LongPause:
     """A pause that needs a warning, or that has ended in an abort. seconds: since the operation was paused, or
     driven last.
 
-    abandoned: it isn't paused, but no run drives it, and none will; paused_by and reason are '' then.
+    abandoned: it isn't paused, but no run drives it, and none will; paused_by and reason are '' then. owner: the run
+    that drove it last.
     delta_rows, delta_bytes: about how much writers have put into the delta, or into a compaction's lists. aborts_in:
     seconds until the abort; None: there will be none.
     """
@@ -77,6 +79,7 @@ class LongPause:
     aborts_in: float | None = None
     aborted: bool = False
     abandoned: bool = False
+    owner: str | None = None
 
     @property
     def text(self) -> str:
@@ -94,8 +97,12 @@ class LongPause:
         if self.aborted:
             return f"{lasting}; aborted, as its abort_after_s says"
         ending = f"; it is aborted in {duration(self.aborts_in)}" if self.aborts_in is not None else ""
-        again = "Continue" if self.abandoned else "Resume"
-        return f"{lasting}{ending}. {again} it: roir resume {name}, or abort it: roir abort {name}"
+        on = f"Continue it: roir resume {name}," if self.abandoned else one_line(self._way_on(), 1000)
+        return f"{lasting}{ending}. {on} or abort it: roir abort {name}"
+
+    def _way_on(self) -> str:
+        way = way_on(self.index, self.paused_by, self.owner)
+        return f"{way[0].upper()}{way[1:]};"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, and for a notifier's templates."""
@@ -148,6 +155,7 @@ def _lasting(row: Row[Any], delta_bytes: int, aborts_in: float | None = None) ->
         delta_bytes,
         aborts_in,
         abandoned=row.abandoned,
+        owner=row.owner,
     )
 
 

@@ -14,13 +14,15 @@ from airflow_roir.definition import QualifiedName, argument, parse_name, quote
 from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationPaused, RoirError
+from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationAborted, OperationPaused
 from airflow_roir.nearest import meant
+from airflow_roir.one_line import one_line
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, following
 
 OperationRow = Row[Any]
 
 LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
+ABORT = (Status.ABORTING, Status.ABORTED)
 LIVE_INDEXES = """
 SELECT * FROM roir.index
  WHERE name = %(name)s AND schema_name = coalesce(%(schema)s, schema_name) AND dropped_at IS NULL
@@ -244,19 +246,43 @@ def move(
     raise _refusal(connection, row, verb, epoch)
 
 
-def _refusal(connection: Connection, row: OperationRow, verb: Verb, epoch: int | None) -> RoirError:
+def _refusal(
+    connection: Connection, row: OperationRow, verb: Verb, epoch: int | None
+) -> Fenced | OperationPaused | IllegalTransition:
     """The error that says why an operation can't move along an arrow."""
     now = read_operation(connection, row.id)
     if epoch is not None and now.epoch != epoch:
-        return Fenced(
-            f"operation {row.id} is driven by a newer run now ({now.owner}); this run stops, and has changed nothing"
-        )
+        return overtaken(connection, row.id)
     if verb in (Verb.ADVANCE, Verb.COMPLETE) and now.status == Status.PAUSED:
         # It was paused after the run last read it.
         return OperationPaused(f"operation {row.id} was paused: {now.pause_reason}")
     return IllegalTransition(
         f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"
     )
+
+
+def overtaken(connection: Connection, operation_id: int, owner: str = "this run") -> Fenced:
+    """The error of a run that doesn't hold its operation any more: somebody has aborted it, or another run took it up.
+
+    owner: the run's name. Raises NotFound.
+    """
+    now = read_operation(connection, operation_id)
+    index = index_name(read_index(connection, now.index_id))
+    if now.status in ABORT:
+        newest = newest_operation(connection, now.index_id)
+        since = f"; operation {newest.id} ({newest.kind}) has begun since" if newest and newest.id != now.id else ""
+        return OperationAborted(
+            f"index {index}: operation {now.id} was aborted by {aborted_by(connection, now)}; {owner} stops{since}"
+        )
+    if now.status == Status.COMPLETED:
+        return Fenced(f"index {index}: {now.owner} has completed operation {now.id}; {owner} stops")
+    return Fenced(f"index {index}: {now.owner} drives operation {now.id} now; {owner} stops")
+
+
+def aborted_by(connection: Connection, row: OperationRow) -> str:
+    """The actor who aborted an operation, with the reason: `ann@desk: too slow`."""
+    event = last_event(connection, row.id, "abort")
+    return f"{one_line(event.actor if event else row.owner)}: {one_line((event and event.detail) or 'no reason given')}"
 
 
 def advance(connection: Connection, row: OperationRow, epoch: int, owner: str, said: str = "") -> None:
@@ -320,7 +346,7 @@ def newest_census(connection: Connection, name: QualifiedName) -> OperationRow |
 
 def has_outcome(row: OperationRow) -> bool:
     """True if an operation is a census that has ended with its outcome. Its tables may still exist."""
-    return bool(row.options.get("census")) and row.status in (Status.ABORTING, Status.ABORTED)
+    return bool(row.options.get("census")) and row.status in ABORT
 
 
 def events(database: Database, index: str) -> Sequence[Row[Any]]:

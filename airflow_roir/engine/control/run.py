@@ -91,9 +91,9 @@ def start_run(
     the caller lifted an older pause before, so that a pause is a newer wish, and stays. report: hears of waits.
     operation: the id of the only operation that this run may drive; None is the latest of the index.
     Raises OperationRunning (with the run that drives it); OperationFailed; IllegalTransition (nothing to drive, or
-    another operation has begun since); SchemaVersionMismatch (begun by other code); OperationQueued (as many others run
-    as may). Raises OperationPaused if the operation is paused and `lift_pause` is False (nothing is changed), or if it
-    is outside of its window or past its `max_duration` (then it is paused now).
+    another operation has begun since); OperationAborted; SchemaVersionMismatch (begun by other code); OperationQueued
+    (as many others run as may). Raises OperationPaused if the operation is paused and `lift_pause` is False (nothing is
+    changed), or if it is outside of its window or past its `max_duration` (then it is paused now).
     """
 
     # Raises at once if the server can't be reached; waits for room or memory that ran out.
@@ -119,6 +119,9 @@ def _start(
 ) -> Run | admission.Wait:
     check_schema(connection, writes=True)
     name = parse_name(index, "index")
+    wanted = None if operation is None else operations.operation_of(connection, operation, name)
+    if wanted is not None and wanted.status in operations.ABORT:
+        raise operations.overtaken(connection, wanted.id, owner)
     found = operations.live_or_last(connection, name)
     row = operations.lock_operation(connection, found.id)
     if operation is not None and row.id != operation:
@@ -172,7 +175,7 @@ def end_run(database: Database, run: Run) -> None:
 def read_control(connection: Connection, run: Run) -> Row[Any]:
     """The operation's row, which workers read in every batch. Raises Fenced if a newer run holds the operation."""
     row = operations.read_operation(connection, run.operation_id)
-    check_epoch(row, run)
+    check_epoch(connection, row, run)
     return row
 
 
@@ -182,8 +185,11 @@ def read_now(database: Transactions, run: Run) -> Row[Any]:
         return read_control(connection, run)
 
 
-def check_epoch(row: Row[Any], run: Run) -> None:
-    """Raises Fenced if this run doesn't hold the operation any more. row: with epoch and owner."""
+def check_epoch(connection: Connection, row: Row[Any], run: Run) -> None:
+    """Raises Fenced if this run doesn't hold the operation any more, OperationAborted if that was aborted.
+
+    row: with the epoch, just read.
+    """
     # The upper half of an epoch counts the runs.
     if row.epoch >> 32 < run.epoch >> 32:
         raise Fenced(
@@ -192,7 +198,7 @@ def check_epoch(row: Row[Any], run: Run) -> None:
             f"{argument(run.index)}"
         )
     if row.epoch != run.epoch:
-        raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")
+        raise operations.overtaken(connection, run.operation_id, run.owner)
 
 
 @contextmanager

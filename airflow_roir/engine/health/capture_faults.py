@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.capture import alterations, installation, trigger_gaps
+from airflow_roir.engine.capture.plpgsql import literal
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
@@ -13,6 +14,12 @@ from airflow_roir.engine.source.source import Source
 
 # The most gaps that one warning names: one statement can disable the triggers of a thousand leaves.
 MOST_NAMED = 3
+# Enables all of them, in one transaction.
+ENABLE_ALL = """
+DO $$ DECLARE t record; BEGIN FOR t IN SELECT tgrelid::regclass AS of, tgname FROM pg_trigger
+ WHERE tgfoid IN (SELECT function FROM roir.captures({source}::regclass)) AND tgenabled <> 'A'
+ LOOP EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', t.of, t.tgname); END LOOP; END $$
+"""
 # Owners can revoke their own rights. Rows are locked for a unique key, and for a deferrable primary key.
 READER = """
 SELECT o.rolname::text AS role,
@@ -41,7 +48,11 @@ def capture_problems(connection: Connection, name: str, source: Source) -> list[
         missing = any(gap.missing for gap in gaps)
         more = len(gaps) - MOST_NAMED
         named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
-        enabled = "; ".join(f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}" for gap in gaps)
+        enabled = (
+            "; ".join(f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}" for gap in gaps)
+            if more <= 0
+            else " ".join(ENABLE_ALL.format(source=literal(source.sql)).split())
+        )
         remedy = (
             f"rebuild the index, which makes it again: roir build {argument(name)}"
             if missing

@@ -13,6 +13,7 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.details import look_in_passing
 from airflow_roir.engine.snapshot.index import IndexFacts, read_indexes
 from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, newest
+from airflow_roir.engine.snapshot.words import way_on
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Status
 
@@ -49,6 +50,7 @@ class Overview:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: `indexes` and `operations`. Fields of an operation besides those of its status:
 
+        resume_with: how to resume it, by the way by which it was paused; null unless it is paused.
         workers_alive, held_up: the number of workers at work, and `by` and `text` of the cause that holds the operation
             up; null once it has ended.
         waits: locks that roir's own sessions wait for: `command`, `index`, `wanted` (the table or view), `blocked_by`
@@ -68,6 +70,7 @@ class Overview:
         # The warnings are in the index's facts.
         del facts["warnings"]
         return facts | {
+            "resume_with": way_on(one) if one.status == Status.PAUSED else None,
             "workers_alive": None if one.workers is None else one.workers.alive,
             "held_up": None if one.held_up is None else {"by": one.held_up.by, "text": one.held_up.text},
             "waits": [wait.as_dict() for wait in self.waits_of(one.index)],

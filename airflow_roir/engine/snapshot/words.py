@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from airflow_roir.actor import Way, way_of
 from airflow_roir.definition import argument
+from airflow_roir.engine.control import resuming
 from airflow_roir.engine.snapshot.operation import ABANDONED, PAUSING, OperationStatus
-from airflow_roir.operation import BY_DUPLICATES, PLACED, QUEUED, Kind, Status
+from airflow_roir.operation import PLACED, QUEUED, Kind, Status
 from airflow_roir.quantity import counted, duration, left, rate
 
 OF_ROWS = tuple(phase.value for phase, one in PLACED.items() if one.copies)
@@ -46,11 +48,11 @@ def state_of(one: OperationStatus) -> State:
         rest = f"{counted(alive, 'worker')} still to commit" if alive else "its run is still to leave"
         return State(PAUSING, "Pausing", "The open batches end", f"pausing, on request {_by(one)}; {rest}")
     if one.status == Status.PAUSED:
-        note, ago = "Paused; nothing is lost", _ago(one, one.paused_at)
-        if one.paused_by == BY_DUPLICATES:
-            text = f"paused{ago}, since rows share keys of the unique index. Change or delete rows until each key is "
-            return State("paused", "Paused", note, f"{text}left once, then: roir resume {name}")
-        return State("paused", "Paused", note, f"paused{ago} {_by(one)}", f"resume with: roir resume {name}")
+        by = _by(one)
+        if way_of(one.paused_by or "", one.owner) is Way.DUPLICATES:
+            by = "since rows share keys of the unique index"
+        text = f"paused{_ago(one, one.paused_at)} {by}"
+        return State("paused", "Paused", "Paused; nothing is lost", text, way_on(one))
     if one.status == Status.FAILED:
         remedy = f"abort it with: roir abort {name}"
         return State("failed", "Failed", "It can't continue", f"failed: {one.error or ''}", remedy)
@@ -90,6 +92,11 @@ def _ended(one: OperationStatus) -> State:
         at = f", {rate(one.rows_per_second)} while it {verb}" if one.rows_per_second else ""
         text = f"{counted(one.rows, 'row')} {verb}{at}"
     return State("completed", "Completed", "Done", f"completed{ago}: {text}")
+
+
+def way_on(one: OperationStatus) -> str:
+    """What to do to resume a paused operation: first by the way by which it was paused."""
+    return resuming.way_on(one.index, one.paused_by or "", one.owner)
 
 
 def paused_by(one: OperationStatus) -> str:

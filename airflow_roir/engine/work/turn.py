@@ -19,7 +19,7 @@ from airflow_roir.engine.database import execute
 
 LOOK_EVERY_S = 0.5
 GRANT = """
-SELECT o.epoch, o.owner, o.status, o.parallelism, o.max_rows_per_second, roir.granted(o) AS granted
+SELECT o.epoch, o.status, o.parallelism, o.max_rows_per_second, roir.granted(o) AS granted
   FROM roir.operation o WHERE o.id = %(operation)s
 """
 
@@ -87,5 +87,5 @@ class Turn:
             row = execute(self._connection, GRANT, {"operation": self._run.operation_id}).first()
             if row is None:
                 raise operations.no_operation(self._connection, self._run.operation_id)
-        check_epoch(row, self._run)
+            check_epoch(self._connection, row, self._run)
         return row
