@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,17 +161,25 @@ def test_prepare_and_verify_that_wait_for_others_say_so_once_an_hour(
     steps.make_index(shop.database, INDEX, "item", "kind")
     steps.begin(shop.database, INDEX, None, None)
     beat = "UPDATE roir.operation SET heartbeat_at = clock_timestamp() WHERE status = 'running'"
-    for make in (
-        lambda: PrepareIndexBuildOperator(task_id="prepare", **table),
-        lambda: VerifyIndexOperator(task_id="verify", **WHAT),
-    ):
+
+    def prepares() -> Any:
+        return PrepareIndexBuildOperator(task_id="prepare", **table)
+
+    def verifies() -> Any:
+        return VerifyIndexOperator(task_id="verify", **WHAT)
+
+    def beside(make: Callable[[], Any]) -> Any:
+        shop.run(beat)
+        return make()
+
+    for make in (prepares, verifies):
         context["task_state_store"].values.clear()
-        told, number = lines(context, capsys, lambda make=make: (shop.run(beat), make())[1])
+        told, number = lines(context, capsys, partial(beside, make))
         assert len(told) == 2, told
         assert all(line.startswith("Waiting: ") for line in told)
         assert number < 30
     context["ti"].paused = True
     context["task_state_store"].values.clear()
-    told, _ = lines(context, capsys, lambda: PrepareIndexBuildOperator(task_id="prepare", **table))
+    told, _ = lines(context, capsys, prepares)
     assert len(told) == 2, told
     assert all("is paused; nothing is prepared yet" in line for line in told)
