@@ -337,10 +337,10 @@ def test_every_field_and_value_of_the_status_is_described() -> None:
         name: {field: meaning for names, meaning in made["fields_of"](*of).items() for field in names}
         for name, of in made["DESCRIBED"].items()
     }
-    # The command adds what a look tells, and `waits`, which an index without an operation has too. Its warnings are
-    # those of the index.
+    # The command adds `resume_with`, what a look tells, and `waits`, which an index without an operation has too. Its
+    # warnings are those of the index.
     stored = {field.name for field in fields(OperationStatus)} - {"warnings", *INTERNAL, *DETAILS}
-    assert described["operation"].keys() == {*stored, "workers_alive", "held_up", "waits"}
+    assert described["operation"].keys() == {*stored, "resume_with", "workers_alive", "held_up", "waits"}
     for name, of in (("index", IndexFacts), ("generation", Generation), ("verified", Verified), ("bloat", Bloat)):
         assert described[name].keys() == {field.name for field in fields(of)}
     assert described["segment"].keys() == {field.name for field in fields(Segment)}
