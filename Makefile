@@ -207,6 +207,10 @@ bench-young: $(STAMP)  ## A year of writes, and how indexes age: no care, REINDE
 bench-page: $(STAMP)  ## What a look at a build costs the server; ARGS="--ranges 1000" for less
 	$(BIN)/python -m benchmarks.look $(ARGS)
 
+.PHONY: bench-many
+bench-many: $(STAMP)  ## What a look at 30, 100 and 1,000 indexes takes; ARGS="--indexes 30" for less
+	$(BIN)/python -m benchmarks.many_indexes $(ARGS)
+
 .PHONY: options
 options: $(STAMP)  ## Write what is made from airflow_roir/options.py: SQL of live options, tables of the docs
 	$(BIN)/python scripts/options.py

@@ -2,7 +2,7 @@
 
 from airflow_roir.assets import index_asset
 
-@dag(schedule=[index_asset("public.flights_by_tail", "warehouse")])
+@dag(schedule=[index_asset("shop.orders_by_customer", "warehouse")])
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from airflow_roir.groups import rebuild_index_group
 
-load() >> rebuild_index_group(index="public.flights_by_plane")
-rebuild_indexes_group(indexes=["public.flights_by_plane", "public.flights_by_day"])    # one scan of their table
+load() >> rebuild_index_group(index="shop.orders_by_customer")
+rebuild_indexes_group(indexes=["shop.orders_by_customer", "shop.orders_by_number"])    # one scan of their table
 rebuild_index_group.override(group_id="nightly").partial(spark="spark_cluster").expand(index=names())
 """
 

@@ -35,7 +35,7 @@ with DAG(
             minLength=1,
             pattern=NAME_PATTERN,
             title="Index",
-            description="Name of the index, with its schema: public.flights_by_tail.",
+            description="Name of the index, with its schema: shop.orders_by_customer.",
         ),
         "action": Param(
             "pause",

@@ -31,7 +31,7 @@ PARAMS = {
         minLength=1,
         pattern=NAME_PATTERN,
         title="Index",
-        description="Name of the index, with its schema: public.flights_by_tail. Quote what needs quoting, as in "
+        description="Name of the index, with its schema: shop.orders_by_customer. Quote what needs quoting, as in "
         "psql. If the index exists, it is rebuilt; users read the old one until the new one is published.",
         section=WHAT,
     ),

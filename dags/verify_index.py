@@ -37,8 +37,8 @@ PARAMS = {
         minLength=1,
         pattern=NAME_PATTERN,
         title="Index",
-        description="Name of the index, with its schema: public.flights_by_tail. If it has an unfinished verification, "
-        "the run continues that one, with its options.",
+        description="Name of the index, with its schema: shop.orders_by_customer. If it has an unfinished "
+        "verification, the run continues that one, with its options.",
         section=WHAT,
     ),
     **fields_of(VerifyOptions, FIELDS, how=HOW, when=WHEN),

@@ -35,7 +35,7 @@ EVENTS = [
     Event(112.75, "phase", "seal"),
     Event(115.25, "phase", "fold"),
     Event(116.0, "start", "in phase fold"),
-    Event(118.0, "publish", "generation 1, 0 ghosts left to clean up"),
+    Event(118.0, "publish", "0 ghosts left to clean up"),
 ]
 MARKS = {"driver": 101.0, "java": 101.5, "session": 105.0, "begun": 103.0, "job": 107.0, "done": 115.5, "stopped": 119}
 

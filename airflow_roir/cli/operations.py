@@ -46,10 +46,7 @@ def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
     from airflow_roir.engine.control import operations
 
     done = reverts.revert(database_of(context), index, operations.default_actor(), reason, say)
-    show(
-        f"index {done.index} shows generation {done.shown} again; generation {done.retired} is kept for its revert "
-        "window"
-    )
+    show(f"index {done.index} shows the replaced generation again; the other one is kept for its revert window")
 
 
 @app.command()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from airflow_roir.engine.snapshot.operation import OperationStatus
     from airflow_roir.engine.snapshot.overview import Overview
 
-INDEX_COLUMNS = ("index", "generation", "published", "verified", "rows", "size", "of a table of")
-INDEX_TEXTS = 4
+INDEX_COLUMNS = ("index", "published", "verified", "rows", "size", "of a table of")
+INDEX_TEXTS = 3
 OPERATION_COLUMNS = ("index", "operation", "state", "phase", "done", "rate", "time left", "worked")
 OPERATION_TEXTS = 4
 # The causes that hold a run up but don't show in its rate.
@@ -66,8 +66,7 @@ def overview_lines(seen: Overview, cells: int | None = None) -> Iterator[str]:
 def _index_row(one: IndexFacts) -> tuple[str, ...]:
     return (
         printable(one.index),
-        str(one.generation) if one.generation is not None else one.state,
-        f"{duration(one.age_seconds)} ago" if one.age_seconds is not None else "",
+        f"{duration(one.age_seconds)} ago" if one.age_seconds is not None else one.state,
         verified(one) if one.generation is not None else "",
         f"{one.rows:,}" if one.rows is not None else "",
         size(one.bytes) if one.bytes else "",
@@ -94,7 +93,7 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
         old = next((g for g in one.generations if g.status == "retired"), None)
         if old is not None:
             yield (
-                f"generation {old.id} ({size(old.bytes)}) is kept until {one.revert_until:%Y-%m-%d %H:%M} UTC: "
+                f"the replaced generation ({size(old.bytes)}) is kept until {one.revert_until:%Y-%m-%d %H:%M} UTC: "
                 f"roir revert {name}"
             )
     last = one.verified

@@ -48,7 +48,7 @@ def segment_lines(facts: IndexFacts, cells: int | None = None) -> Iterator[str]:
     now = facts.published_at + timedelta(seconds=facts.age_seconds)
     measured = "measured by pgstattuple" if all(one.exact for one in facts.segments) else "by estimates"
     yield from wrapped(
-        f"{counted(len(facts.segments), 'segment')} of {name}, generation {facts.generation}, {measured}; "
+        f"{counted(len(facts.segments), 'segment')} of {name}, {measured}; "
         "first those that would give most back if they were built now",
         cells,
     )

@@ -51,7 +51,7 @@ def watch(database: Database, index: str | None, as_json: bool) -> int:
     """Shows operations until none runs; returns the exit code. Raises the errors of the first look."""
     live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "") not in DUMB
     try:
-        first = overview(database, index)
+        first = overview(database, index, deltas=True)
         if not first.moves:
             print_json_line(first.as_dict()) if as_json else print_overview(first, as_json=False)
             return 0
@@ -76,7 +76,7 @@ def watch(database: Database, index: str | None, as_json: bool) -> int:
 
 def _follow(database: Database, index: str | None, first: Overview, view: View) -> Overview | None:
     """Shows looks until no operation runs; returns the last one, None if the index is gone."""
-    seen, looker = first, Looker(lambda: overview(database, index))
+    seen, looker = first, Looker(lambda: overview(database, index, deltas=True))
     view.show(seen, None)
     silence: Silence | None = None
     while seen.moves:

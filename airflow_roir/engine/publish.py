@@ -20,6 +20,7 @@ from airflow_roir.engine.locks.table_lock import telling_of_names
 from airflow_roir.engine.readers import view
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
+from airflow_roir.quantity import counted
 
 # The most delta rows that are folded while writers wait for the drain lock. Writers held them during the fold: so few.
 MOST_ROWS_UNDER_LOCK = 2_000
@@ -85,7 +86,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
         row.id,
         run.owner,
         "publish",
-        f"generation {job.generation_id}, {ghosts} ghosts left to clean up",
+        f"{counted(ghosts, 'ghost')} left to clean up",
     )
     return True
 

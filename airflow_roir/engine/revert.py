@@ -93,7 +93,7 @@ def revert(
         view.show(connection, name, found.id, replaced.id)
         _change(connection, RETIRE, shown, revert_window_s=shown.revert_window_s)
         _change(connection, ACTIVATE, replaced, is_apart=is_apart(connection, replaced.id))
-        said = f"generation {replaced.id} is shown again, not {shown.id}" + (f": {reason}" if reason else "")
+        said = "the replaced generation is shown again" + (f": {reason}" if reason else "")
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)
 

@@ -217,7 +217,7 @@ def drop_generation(
         if source is not None:
             installation.refresh(connection, source)
         physical.drop(connection, row.id)
-        operations.record_event(connection, row.index_id, None, actor, "clean up", f"dropped generation {row.id}")
+        operations.record_event(connection, row.index_id, None, actor, "clean up", "dropped a retired generation")
         return True
 
     sql = source.sql if source is not None else physical.base(row.id)

@@ -31,5 +31,5 @@ class RevertIndexOperator(RoirOperator):
         with failing_clearly():
             actor = owner_of(context["ti"])
             done = revert.revert(self.get_database(), self.index, actor, self.reason, self.log.info)
-        self.log.info("Index %s shows generation %s, not %s", done.index, done.shown, done.retired)
+        self.log.info("Index %s shows the replaced generation again", done.index)
         return done.shown

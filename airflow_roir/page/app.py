@@ -19,13 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.snapshot.operation import ABANDONED
-from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaMissing
-from airflow_roir.hooks.allowed import allowed_connections
+from airflow_roir.errors import InvalidInput, NotFound, RoirError
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page import access, databases, lookups, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.continuing import continuation
+from airflow_roir.page.listings import Listings
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
 from airflow_roir.page.targets import Found, read_run
 
@@ -235,34 +235,12 @@ def _reads(app: FastAPI) -> None:
             raise NoAnswerYet(databases.trouble(connection, error)) from None
         return answer(request, content)
 
-    # By connection: the last answer, shown while a look at a database with very many indexes takes long.
-    last: dict[str, Any] = {}
-
-    async def read_database(connection_id: str) -> dict[str, Any] | None:
-        one: dict[str, Any] = {"connection": connection_id, "indexes": [], "trouble": None}
-        try:
-            one["indexes"] = await rare.look(
-                connection_id, "indexes", lambda: lookups.indexes_of(connection_id), lookups.SEVERAL_S
-            )
-            last[connection_id] = one["indexes"]
-        except NoAnswer as reason:
-            one["indexes"] = last.get(connection_id, [])
-            one["trouble"] = f"{reason}; this was found before" if one["indexes"] else f"{reason}; nothing is shown yet"
-        except DBAPIError as error:
-            one["trouble"] = databases.trouble(connection_id, error)
-        except (SchemaMissing, NotFound) as reason:
-            if not allowed_connections():
-                # Only a run's form has named this connection: its database may have no index.
-                return None
-            one["trouble"] = str(reason)
-        except RoirError as reason:
-            one["trouble"] = str(reason)
-        return one
+    listings = Listings(rare)
 
     @app.get("/api/indexes", dependencies=[Depends(access.indexes_access)])
     async def read_indexes(request: Request, user: access.User) -> Response:
         ids = await lookups.connections(looks)
-        found = [one for one in await asyncio.gather(*map(read_database, ids)) if one is not None]
+        found = [one for one in await asyncio.gather(*map(listings.of, ids)) if one is not None]
         dags = {
             "rebuild": settings.build_dag(),
             "verify": settings.VERIFY_DAG,

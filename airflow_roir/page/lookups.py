@@ -113,6 +113,14 @@ def indexes_of(connection_id: str) -> list[dict[str, Any]]:
     return [one | {"run": runs.get(one["operation"])} | states.get(one["operation"], nothing) for one in found]
 
 
+def states_now(connection_id: str) -> dict[str, tuple[str, int | None]]:
+    """The state of each index, and its unfinished operation, by its name: one statement."""
+    from airflow_roir.engine.snapshot.index import states
+
+    with databases.reading(connection_id) as database:
+        return states(database)
+
+
 def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
     """The states of unfinished operations, and what continues those that are abandoned."""
     if not ids:

@@ -2,7 +2,7 @@
 
 from airflow_roir.reading import rows
 
-session.scalars(select(rows(Flight, "public.flights_by_plane", Flight.tailnum == "N14228")))
+session.scalars(select(rows(Order, "shop.orders_by_customer", Order.customer_id == 4711)))
 
 It needs neither Airflow nor Spark.
 """
@@ -33,7 +33,7 @@ def rows(source: Any, index: str | FromClause, where: ColumnElement[bool]) -> An
     """The rows of a table whose entries in an index meet a condition; PostgreSQL opens these rows' partitions alone.
 
     source: a `Table`, or an ORM class, which is mapped to one table.
-    index: the index's name as SQL, `public.flights_by_plane`, or a selectable of its view.
+    index: the index's name as SQL, `shop.orders_by_customer`, or a selectable of its view.
     where: the condition on the entries, over the source's own columns or, if `index` is a selectable, over its columns.
         It can only contain columns of the index: the key, the primary key and the included ones.
 

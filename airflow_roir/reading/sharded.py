@@ -2,7 +2,7 @@
 
 from airflow_roir.reading import ShardedIndex
 
-by_email = ShardedIndex(index_engine, "public.users_by_email", {"s0": engine0, "s1": engine1})
+by_email = ShardedIndex(index_engine, "public.orders_by_email", {"s0": engine0, "s1": engine1})
 for user, shard in by_email.rows(User, User.email == "x@y", consistency="strict"):
     ...
 """

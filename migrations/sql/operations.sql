@@ -1,5 +1,5 @@
 -- The functions by which users act on an operation from SQL; the command line and Airflow call the same ones. They take
--- the index's name as in a statement: 'public.flights_by_plane', '"Weird"."Index"'. Each UPDATE names the states that
+-- the index's name as in a statement: 'shop.orders_by_customer', '"Weird"."Index"'. Each UPDATE names the states that
 -- it expects.
 
 -- A name as an argument of a command, to be pasted into a shell.

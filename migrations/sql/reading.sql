@@ -21,8 +21,8 @@ DECLARE
     columns text;
     unknown text;
     missing text;
-    usage text := 'SELECT * FROM roir.rows(NULL::public.flights, '
-                  'ARRAY(SELECT i FROM public.flights_by_plane i WHERE …))';
+    usage text := 'SELECT * FROM roir.rows(NULL::shop.orders, '
+                  'ARRAY(SELECT i FROM shop.orders_by_customer i WHERE …))';
 BEGIN
     SELECT c.oid, c.relkind = 'p' INTO relation, one_by_one
       FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid AND c.relkind IN ('r', 'p') WHERE t.oid = source;
@@ -136,8 +136,8 @@ BEGIN
 END $$;
 
 -- The rows of a table that belong to these entries, which are taken in the same statement:
---     SELECT * FROM roir.rows(NULL::public.flights,
---                             ARRAY(SELECT i FROM public.flights_by_plane i WHERE i.tailnum > 'N9'))
+--     SELECT * FROM roir.rows(NULL::shop.orders,
+--                             ARRAY(SELECT i FROM shop.orders_by_customer i WHERE i.customer_id > 4700))
 -- Needs SELECT on the table.
 CREATE FUNCTION roir.rows(source anyelement, entries anycompatiblearray) RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE ROWS 100 AS $$
@@ -172,7 +172,7 @@ BEGIN
 END $$;
 
 -- The rows of a table by values of an index's key and primary key, all of them or some:
---     SELECT * FROM roir.rows(NULL::public.flights, 'public.flights_by_plane', '{"tailnum": "N14228"}')
+--     SELECT * FROM roir.rows(NULL::shop.orders, 'shop.orders_by_customer', '{"customer_id": 4711}')
 -- JSON's null finds NULL. A text is read as any literal of that type is, under the settings of the caller. Needs SELECT
 -- on the table and on the index.
 CREATE FUNCTION roir.rows(source anyelement, index regclass, key jsonb) RETURNS SETOF anyelement

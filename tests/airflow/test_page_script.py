@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -298,6 +300,78 @@ def test_a_run_that_ended_before_it_began_says_with_which_index(airflow: Airflow
     airflow.more["wanted"] = None
     tab.reload()
     tab.get_by_text("This run neither builds nor verifies an index.").wait_for()
+
+
+NO_RIGHT = dict.fromkeys(("rebuild", "verify", "control", "clean_up"), False)
+
+
+def test_indexes_counts_no_database_that_refuses(airflow: Airflow, tab: Any) -> None:
+    """Found: "0 indexes in 1 database" of a database that refused."""
+    refused = {"connection": "d", "indexes": [], "trouble": "the database of connection d refuses the login"}
+    shown = {"databases": [refused], "dags": {}, "may": NO_RIGHT}
+    airflow.pages["api/indexes"] = shown
+    tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
+    tab.get_by_text("1 database can’t be read", exact=True).wait_for()
+    tab.get_by_text("Not shown: the database of connection d refuses the login.").wait_for()
+    shown["databases"] = [refused, {"connection": "c", "indexes": [ABANDONED_INDEX], "trouble": None}]
+    tab.reload()
+    tab.get_by_text("1 index in 1 database; 1 database can’t be read", exact=True).wait_for()
+
+
+def test_indexes_says_from_when_old_figures_are(airflow: Airflow, tab: Any) -> None:
+    """Found: figures of eleven minutes ago, without their age, and a dropped index as *Building*."""
+    at = datetime.now(timezone.utc) - timedelta(minutes=11)
+    index = ABANDONED_INDEX | {"operation": None, "state_of_operation": None, "continues": None, "aged": True}
+    database = {"connection": "c", "indexes": [index], "trouble": "it hasn't answered", "as_of": at.isoformat()}
+    airflow.pages["api/indexes"] = {"databases": [database], "dags": {}, "may": NO_RIGHT}
+    tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
+    tab.get_by_text(re.compile(r"These figures are from [\d:]+, 11 min ago: it hasn't answered")).wait_for()
+    tab.locator(".chip[data-status=aged]", has_text=re.compile(r"Building at [\d:]+")).wait_for()
+    database["trouble"] = None
+    tab.reload()
+    tab.get_by_text("a look at this database takes long").wait_for()
+
+
+def test_an_index_has_no_facts_that_it_has_not_yet(airflow: Airflow, tab: Any) -> None:
+    facts = {"rows": None, "bytes": 0, "source_bytes": 8192, "published_at": None, "bloat": None, "verified": None}
+    index = ABANDONED_INDEX | facts | {"revert_until": None}
+    database = {"connection": "c", "indexes": [index], "trouble": None}
+    airflow.pages["api/indexes"] = {"databases": [database], "dags": {}, "may": NO_RIGHT}
+    tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
+    tab.locator("h3", has_text="public.i").wait_for()
+    assert not tab.locator(".facts").is_visible()
+    database["indexes"] = [index | {"rows": 5, "bytes": 8192, "state": "published", "published_at": FOUND_AT}]
+    tab.reload()
+    tab.locator(".facts dt", has_text="Entries").wait_for()
+    assert tab.locator(".facts dt").all_inner_texts() == ["Entries", "Size", "Built", "Verified", "Revert"]
+
+
+def test_a_build_that_has_just_begun_has_no_empty_cards(airflow: Airflow, tab: Any) -> None:
+    airflow.progress |= {"bars": {"of": "ranges", "done": 0, "count": 0, "items": []}, "delta": None, "events": []}
+    tab.reload()
+    tab.locator(".tile", has_text="Rows").first.wait_for()
+    shown = [one for one in tab.locator("section h2").all_inner_texts() if one]
+    assert (shown, tab.locator("summary", has_text="History").is_visible()) == (["Workers"], False)
+    assert tab.locator(".tile:visible span").all_inner_texts() == ["Rows", "Time worked", "Workers"]
+    airflow.progress |= {"status": "completed", "samples": [[0, 0, 0], [1, 5, 1], [2, 9, 2]]}
+    tab.get_by_text("Rows per second").wait_for()
+    assert tab.locator(".tile:visible span").all_inner_texts() == ["Rows", "Time worked"]
+
+
+def test_thirty_operations_of_a_run_are_a_list_to_choose_from(airflow: Airflow, tab: Any) -> None:
+    """Found: thirty buttons, four rows of them, above each operation."""
+    many = [FOUND | {"operation": n, "index": f"public.i{n}"} for n in range(1, 31)]
+    airflow.more["operations"] = many[:6]
+    tab.get_by_role("button", name="public.i6 · create").wait_for()
+    assert not tab.get_by_label("Operation", exact=True).is_visible()
+    airflow.more["operations"] = many
+    choice = tab.get_by_label("Operation", exact=True)
+    choice.wait_for()
+    assert choice.input_value() == "7 c"
+    assert choice.locator("option").count() == 30
+    assert not tab.get_by_role("button", name="public.i6 · create").is_visible()
+    with tab.expect_request(lambda request: "operation=9" in request.url and "connection=c" in request.url):
+        choice.select_option(label="public.i9 · create · running")
 
 
 def sent(airflow: Airflow, tab: Any, count: int) -> list[tuple[str, Any]]:

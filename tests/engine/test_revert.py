@@ -60,7 +60,7 @@ def test_there_and_back_again_under_writes(database: Database, dsn: str) -> None
     finally:
         run_sql(dsn, "DROP OWNED BY reader_of_reverts", "DROP ROLE reader_of_reverts")
     said = [(event.actor, event.detail) for event in operations.events(database, "ix") if event.action == "revert"]
-    assert said[0] == ("me", f"generation {first} is shown again, not {second}: slower")
+    assert said[0] == ("me", "the replaced generation is shown again: slower")
     assert len(said) == 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -263,8 +264,8 @@ def clients_announce(place: Place) -> None:
     with pytest.raises(psycopg2.Error, match="was not announced"):
         place.sql("s0", "shop", "INSERT INTO orders (email, total) VALUES ('z', 2)")
     [grant] = re.findall(r"`(GRANT INSERT ON roir_data[^`]*)`", section("Strict"))
-    [generation] = re.findall(r"^public\.orders_by_email +(\d+) ", place.shell("roir status"), re.MULTILINE)
-    place.sql("index", "app", grant.replace("g42", f"g{generation}"))
+    [index] = json.loads(place.shell("roir status orders_by_email --json"))["indexes"]
+    place.sql("index", "app", grant.replace("g42", f"g{index['generation']}"))
     exec(code, names)
     asked = """SELECT id FROM roir.strict(NULL::public.orders_by_email, '{"email": "new@y.z"}')"""
 

@@ -29,6 +29,7 @@ from airflow_roir.engine.source import replication
 from airflow_roir.errors import InvalidInput
 from airflow_roir.operation import Kind, Phase
 from airflow_roir.options import CompactOptions
+from airflow_roir.quantity import counted
 
 # Ordinals are never used again: a statement that was planned for a segment must not meet another one of its name.
 NEXT_ORDINAL = """
@@ -114,7 +115,7 @@ def begin(
         ignores = execute(connection, IGNORES, {"generation": generation}).scalar_one()
         replication.check_publications(connection, ignores)
         rows = _write_units(connection, begun.operation_id, generation, actions)
-        return rows, f"generation {generation}, {len(actions)} units"
+        return rows, counted(len(actions), "unit")
 
     return begin_or_adopt(
         database, lambda c: operations.find_index(c, name), [Kind.COMPACT], options, actor, new, report

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -29,6 +30,7 @@ from airflow_roir.engine.compact.pgstattuple import Measured, measure
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
+from airflow_roir.engine.side_by_side import side_by_side
 from airflow_roir.engine.source.relation_size import RelationSize, relation_sizes
 
 # Each segment with its unique index. In a unique index the segment of NULLs has two, and so two rows here. live: the
@@ -86,22 +88,42 @@ def segments(connection: Connection, generation_id: int, exact: bool = False) ->
     `note` says why. Empty if the generation's tables are gone. If another session locks a segment exclusively, or waits
     for that, its size is that of the last VACUUM or ANALYZE. The counters may lag a second behind. TOAST isn't counted.
     """
+    return segments_of_many(connection, [generation_id], exact)[generation_id]
+
+
+def segments_of_many(
+    connection: Connection, generation_ids: Sequence[int], exact: bool = False
+) -> dict[int, tuple[Segment, ...]]:
+    """As `segments`, by generation; as many statements for many as for two, unless they are measured."""
+    looks = side_by_side(connection, [partial(_stores, generation_id=one) for one in generation_ids])
+    stores = dict(zip(generation_ids, looks, strict=True))
+    measured: dict[int, Measured] = {}
+    why: dict[int, str] = {}
+    for of in stores.values() if exact else ():
+        more, reasons = measure(connection, of)
+        measured, why = measured | more, why | reasons
+    sizes = relation_sizes(connection, [oid for of in stores.values() for oid in of])
+    left = [one for one, of in stores.items() if of.keys() - measured.keys()]
+    looks_at_widths = [partial(_widths, generation_id=one, stores=stores[one]) for one in left]
+    widths = dict(zip(left, side_by_side(connection, looks_at_widths), strict=True))
+    found = {}
+    for generation_id, of in stores.items():
+        some = []
+        for oid, trees in of.items():
+            if oid in measured:
+                some.append(_known(trees, measured[oid]))
+            elif oid in sizes:  # else dropped meanwhile
+                some.append(_estimated(trees, sizes[oid], widths[generation_id][oid], why.get(oid)))
+        found[generation_id] = tuple(_beside_siblings(some))
+    return found
+
+
+def _stores(connection: Connection, generation_id: int) -> dict[int, list[Row[Any]]]:
+    """The rows of SEGMENTS by the segment's oid."""
     stores: dict[int, list[Row[Any]]] = defaultdict(list)
     for row in execute(connection, SEGMENTS, {"generation": generation_id, "base": physical.base(generation_id)}).all():
         stores[row.oid].append(row)
-    if not stores:
-        return ()
-    measured, why = measure(connection, stores) if exact else ({}, {})
-    sizes = relation_sizes(connection, stores)
-    left = {oid: trees for oid, trees in stores.items() if oid not in measured}
-    widths = _widths(connection, generation_id, stores) if left else {}
-    found = []
-    for oid, trees in stores.items():
-        if oid in measured:
-            found.append(_known(trees, measured[oid]))
-        elif oid in sizes:  # else dropped meanwhile
-            found.append(_estimated(trees, sizes[oid], widths[oid], why.get(oid)))
-    return tuple(_beside_siblings(found))
+    return stores
 
 
 def rows_of(row: Row[Any]) -> int | None:

@@ -80,7 +80,7 @@ def check_active(connection: Connection, job: Job) -> None:
     query = "SELECT status FROM roir.generation WHERE id = %(generation)s"
     if execute(connection, query, {"generation": job.generation_id}).scalar_one() != GenerationStatus.ACTIVE:
         raise OperationFailed(
-            f"index {job.run.index}: readers see another generation than {job.generation_id} now, so its compaction "
+            f"index {job.run.index}: readers see another generation now, so its compaction "
             f"can't continue. Abort it: roir abort {argument(job.run.index)}. Then begin a new one"
         )
 

@@ -5,6 +5,7 @@ roir warns of them. It aborts them only if they have `abort_after`, and never wi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -16,7 +17,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.resuming import way_on
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.sessions.limits import limits_of
-from airflow_roir.engine.source.relation_size import relation_sizes
+from airflow_roir.engine.source.relation_size import RelationSize, relation_sizes
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind
 from airflow_roir.quantity import counted, duration, size
@@ -111,7 +112,9 @@ class LongPause:
 
 def long_pauses(connection: Connection, operation_id: int | None = None) -> list[LongPause]:
     """The pauses that need a warning now, of one operation or of all; abandoned operations count. Changes nothing."""
-    return [found for row in paused(connection, operation_id) if (found := warning(connection, row)) is not None]
+    rows = paused(connection, operation_id)
+    sizes = relation_sizes(connection, [oid for row in rows for oid in row.deltas])
+    return [found for row in rows if (found := warning(connection, row, sizes)) is not None]
 
 
 def paused(connection: Connection, operation_id: int | None) -> list[Row[Any]]:
@@ -122,16 +125,21 @@ def paused(connection: Connection, operation_id: int | None) -> list[Row[Any]]:
 
 def abandoned(connection: Connection) -> list[LongPause]:
     """The abandoned operations, for long or not."""
-    found = (row for row in paused(connection, None) if row.abandoned)
-    return [_lasting(row, _delta_bytes(connection, row)) for row in found]
+    rows = [row for row in paused(connection, None) if row.abandoned]
+    sizes = relation_sizes(connection, [oid for row in rows for oid in row.deltas])
+    return [_lasting(row, _delta_bytes(row, sizes)) for row in rows]
 
 
-def warning(connection: Connection, row: Row[Any]) -> LongPause | None:
-    """The warning of a pause; None if the pause is short and its delta small, or no warning is wanted."""
+def warning(connection: Connection, row: Row[Any], sizes: Mapping[int, RelationSize] | None = None) -> LongPause | None:
+    """The warning of a pause; None if the pause is short and its delta small, or no warning is wanted.
+
+    sizes: of the relations in its `deltas`, if they are known.
+    """
     aborts_in = _aborts_in(row)
     # An abandoned verification captures nothing, but keeps builds out.
     counts = row.kind != Kind.VERIFY or row.abandoned
-    delta_bytes = _delta_bytes(connection, row)
+    known = relation_sizes(connection, row.deltas) if sizes is None else sizes
+    delta_bytes = _delta_bytes(row, known)
     is_long = row.warn_after_s is not None and counts and row.seconds >= row.warn_after_s
     is_big = row.warn_after_s is not None and counts and delta_bytes >= limits_of(connection).paused_delta_bytes
     # The warning leaves half of the time to act.
@@ -139,8 +147,8 @@ def warning(connection: Connection, row: Row[Any]) -> LongPause | None:
     return _lasting(row, delta_bytes, aborts_in) if is_long or is_big or is_ending else None
 
 
-def _delta_bytes(connection: Connection, row: Row[Any]) -> int:
-    return sum(one.total for one in relation_sizes(connection, row.deltas).values())
+def _delta_bytes(row: Row[Any], sizes: Mapping[int, RelationSize]) -> int:
+    return sum(sizes[oid].total for oid in row.deltas if oid in sizes)
 
 
 def _lasting(row: Row[Any], delta_bytes: int, aborts_in: float | None = None) -> LongPause:

@@ -5,7 +5,9 @@ While an operation runs, the fingerprint stops it at such a change. Afterwards c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
@@ -13,13 +15,12 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.capture import alterations
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.database import execute, has_vanished, sqlstate
+from airflow_roir.engine.database import execute, has_vanished
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.health import capture_faults, columns, own_tables, partman
 from airflow_roir.engine.schema import rights, tamper
 from airflow_roir.engine.source import catalog, replication
-from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, NotFound
 
@@ -31,18 +32,20 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
   JOIN roir.index i ON i.id = g.index_id
   JOIN roir.operation o ON o.generation_id = g.id AND o.kind IN ('create', 'rebuild')
  WHERE g.status = 'active'
-   AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
+   AND (%(indexes)s::bigint[] IS NULL OR i.id = ANY (%(indexes)s::bigint[])) ORDER BY g.id
 """
 BUILDING = """
-SELECT g.id, g.entry, i.schema_name, i.name, i.source_oid
+SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid
   FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.status = 'building'
-   AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
+   AND (%(indexes)s::bigint[] IS NULL OR i.id = ANY (%(indexes)s::bigint[])) ORDER BY g.id
 """
+OF_OPERATION = "SELECT index_id FROM roir.operation WHERE id = %(operation)s"
 IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
 REPLACED = """
-SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.recorded, r.present::regclass::text AS name
+SELECT i.id AS index_id, quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.recorded,
+       r.present::regclass::text AS name
   FROM roir.replaced_sources() r JOIN roir.index i ON i.id = r.index
- WHERE %(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s) ORDER BY 1
+ WHERE %(indexes)s::bigint[] IS NULL OR i.id = ANY (%(indexes)s::bigint[]) ORDER BY 2
 """
 VIEW_FAULTS = "SELECT roir.view_faults(%(generation)s) > 0"
 # A new leaf's TRUNCATE isn't captured before a clean-up has registered the leaf, and roir can't know what the leaf's
@@ -91,68 +94,79 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
 
 
 def _warnings(connection: Connection, operation_id: int | None) -> list[str]:
-    rows = execute(connection, ACTIVE, {"operation": operation_id}).all()
-    found = [line for row in rows for line in _of_index(connection, row)]
-    for row in execute(connection, BUILDING, {"operation": operation_id}).all():
-        # Any other fault stops the build.
-        name = str(operations.index_name(row))
-        try:
-            source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
-        except NotFound:
-            found.append(f"index {name}: its table was dropped. Give its operation up: roir abort {argument(name)}")
-            continue
-        if alterations.is_of_another(connection, source):
-            of_another = alterations.of_another(source)
-            found.append(f"index {name}: {of_another}. The build goes on after it: roir resume {argument(name)}")
-        found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
-        found += _leaves_of_others(connection, name, source)
-        found += _joining(connection, name, source, row.id)
-    if rows and (closed := rights.closed(connection)):
+    ids = (
+        None if operation_id is None else list(execute(connection, OF_OPERATION, {"operation": operation_id}).scalars())
+    )
+    return warnings_in(connection, subject(connection, ids))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What faults are looked for in: published and new generations, and indexes whose source was replaced."""
+
+    active: list[Row[Any]] = field(default_factory=list)
+    building: list[Row[Any]] = field(default_factory=list)
+    replaced: list[Row[Any]] = field(default_factory=list)
+
+
+def subject(connection: Connection, ids: Sequence[int] | None) -> Subject:
+    """That of these indexes, or of all."""
+    return Subject(*(list(execute(connection, query, {"indexes": ids})) for query in (ACTIVE, BUILDING, REPLACED)))
+
+
+def subjects(connection: Connection, ids: Sequence[int]) -> dict[int, Subject]:
+    """That of each of these indexes."""
+    found = {index_id: Subject() for index_id in ids}
+    whole = subject(connection, ids)
+    for row in whole.active:
+        found[row.index_id].active.append(row)
+    for row in whole.building:
+        found[row.index_id].building.append(row)
+    for row in whole.replaced:
+        found[row.index_id].replaced.append(row)
+    return found
+
+
+def warnings_in(connection: Connection, of: Subject) -> list[str]:
+    """As `warnings`, for what was read before."""
+    found = [line for row in of.active for line in _of_index(connection, row)]
+    found += [line for row in of.building for line in _of_build(connection, row)]
+    if of.active and (closed := rights.closed(connection)):
         more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
         found.append(
             f"not all roles may call {closed[0]}{more}, functions of roir's, so reading an index, or writing to its "
             "table, fails for roles that need them. Run: roir init, which gives EXECUTE to PUBLIC again"
         )
-    return [*dict.fromkeys(found), *replaced(connection, operation_id)]
+    return [*dict.fromkeys(found), *map(_of_replaced, of.replaced)]
 
 
-def warnings_at_once(
-    connection: Connection, operation_id: int, index: str, *more: Callable[[Connection, int], list[str]]
-) -> list[str]:
-    """As `warnings`, for one index, but waits for no lock, though definitions of views and bounds are read under one.
+def replaced(connection: Connection) -> list[str]:
+    """A line, with the remedy, for each index whose source was dropped and replaced by a table with its trigger."""
+    return list(map(_of_replaced, subject(connection, None).replaced))
 
-    more: other looks at the operation's index, which need not find faults.
-    If another session has an exclusive lock on the table or the view, a line says that they weren't checked.
-    """
-    savepoint = connection.begin_nested()
+
+def _of_build(connection: Connection, row: Row[Any]) -> list[str]:
+    # Any other fault stops the build.
+    name = str(operations.index_name(row))
+    found = []
     try:
-        execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
-        return [
-            *warnings(connection, operation_id),
-            *(line for look in more for line in look(connection, operation_id)),
-        ]
-    except DBAPIError as error:
-        if sqlstate(error) != LOCK_TIMEOUT:
-            raise
-        return [
-            f"index {index}: can't be checked now, since a session holds a lock on its table or its view; look again "
-            "when that is released"
-        ]
-    finally:
-        savepoint.rollback()
+        source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
+    except NotFound:
+        return [f"index {name}: its table was dropped. Give its operation up: roir abort {argument(name)}"]
+    if alterations.is_of_another(connection, source):
+        of_another = alterations.of_another(source)
+        found.append(f"index {name}: {of_another}. The build goes on after it: roir resume {argument(name)}")
+    found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
+    found += _leaves_of_others(connection, name, source)
+    return found + _joining(connection, name, source, row.id)
 
 
-def replaced(connection: Connection, operation_id: int | None = None) -> list[str]:
-    """A line, with the remedy, for each index whose source was dropped and replaced by a table with its trigger.
-
-    operation_id: only for that operation's index.
-    """
-    return [
+def _of_replaced(row: Row[Any]) -> str:
+    return (
         f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} has taken its place, as "
         "after a restore of that table alone. Its rows have no entries. Drop the index and build it again: "
         f"roir drop {argument(str(row.index))}"
-        for row in execute(connection, REPLACED, {"operation": operation_id})
-    ]
+    )
 
 
 def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:

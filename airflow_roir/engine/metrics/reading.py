@@ -28,8 +28,9 @@ from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.metrics.families import FAMILIES, Samples
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot import shards
-from airflow_roir.engine.snapshot.index import GONE, verifications
+from airflow_roir.engine.snapshot.index import GONE
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
+from airflow_roir.engine.snapshot.verified import verifications
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.operation import BUILDS, Phase, Status

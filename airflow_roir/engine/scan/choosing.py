@@ -12,7 +12,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.cut import Piece, Plan, sample_of
 from airflow_roir.engine.generation.physical import segments_of
-from airflow_roir.engine.health import faults
+from airflow_roir.engine.health import in_passing
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
@@ -133,7 +133,7 @@ def _doubt(connection: Connection, index_id: int) -> str:
         return ""
     # Without waiting: another session may lock the view for long.
     name = operations.index_name(execute(connection, NAME, {"index": index_id}).one())
-    return "; ".join(faults.warnings_at_once(connection, newest.id, str(name)))
+    return "; ".join(in_passing.warnings_at_once(connection, newest.id, str(name)))
 
 
 def correlation(connection: Connection, source: Source) -> float:

@@ -7,7 +7,9 @@ takes no lock that a write waits for, and hardly waits for locks itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +21,7 @@ from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.side_by_side import AT_ONCE, side_by_side
 from airflow_roir.engine.snapshot.bars import bars
 from airflow_roir.engine.snapshot.bottleneck import at_work, held_up
 from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, cut, rows
@@ -95,20 +98,55 @@ def _newest(connection: Connection, index: str | None) -> int:
     return int(newest)
 
 
-def look_in_passing(connection: Connection, one: OperationStatus) -> OperationStatus:
-    """As `look`; without details if the server is too busy for them, or a session locks a table that they need."""
+def look_in_passing(
+    connection: Connection, ones: Sequence[OperationStatus], deltas: bool = False
+) -> list[OperationStatus]:
+    """The operations with the details of a list: phases, pieces, workers, the cause that holds each up.
+
+    They take as many statements for many operations as for two, but for deltas: whether their rows are counted, too. An
+    operation has no details if the server is too busy for them, or if a session locks a table that they need.
+    """
+    found: list[OperationStatus] = []
+    for first in range(0, len(ones), AT_ONCE):
+        found += _in_passing(connection, ones[first : first + AT_ONCE])
+    if deltas:
+        execute(connection, PATIENCE)
+        found = [one if one.bars is None else replace(one, delta=_delta(connection, one)) for one in found]
+    return found
+
+
+def _in_passing(connection: Connection, ones: Sequence[OperationStatus]) -> list[OperationStatus]:
     try:
         with connection.begin_nested():
             execute(connection, PATIENCE)
-            return look(connection, one)
+            return side_by_side(connection, [partial(_at_work, one=one) for one in ones])
     except DBAPIError as error:
         if sqlstate(error) not in (CANCELLED, LOCK_TIMEOUT):
             raise
-        return one
+        if len(ones) == 1 or sqlstate(error) == CANCELLED:
+            return list(ones)
+    half = len(ones) // 2
+    return _in_passing(connection, ones[:half]) + _in_passing(connection, ones[half:])
 
 
 def look(connection: Connection, one: OperationStatus) -> OperationStatus:
     """The operation with its details; a paused one is `pausing` until its run and its workers have left."""
+    pauses, errors = _stops(connection, one)
+    return replace(
+        _at_work(connection, one),
+        delta=_delta(connection, one),
+        governor=read_throttle(connection, one),
+        samples=_samples(connection, one.operation_id),
+        pauses=pauses,
+        errors=errors,
+        events=_events(connection, one.operation_id),
+        queries=queries(connection, one.operation_id) if one.kind in BUILDS and one.status == Status.COMPLETED else (),
+        shards=standing(connection, one.operation_id, one.generation_id, one.epoch),
+    )
+
+
+def _at_work(connection: Connection, one: OperationStatus) -> OperationStatus:
+    """The operation with its phases, pieces and workers, and the cause that holds it up."""
     of, count = _pieces(one)
     values = {
         "operation": one.operation_id,
@@ -121,7 +159,6 @@ def look(connection: Connection, one: OperationStatus) -> OperationStatus:
     work = at_work(connection, one, found)
     # A run that leaves clears its heartbeat; a run that was killed counts as present until its heartbeat is too old.
     leaves = one.status == Status.PAUSED and (one.is_fresh or work.sessions)
-    pauses, errors = _stops(connection, one)
     return replace(
         one,
         status=PAUSING if leaves else one.status,
@@ -129,14 +166,6 @@ def look(connection: Connection, one: OperationStatus) -> OperationStatus:
         bars=found,
         workers=work.workers,
         held_up=held_up(connection, one, work),
-        delta=_delta(connection, one),
-        governor=read_throttle(connection, one),
-        samples=_samples(connection, one.operation_id),
-        pauses=pauses,
-        errors=errors,
-        events=_events(connection, one.operation_id),
-        queries=queries(connection, one.operation_id) if one.kind in BUILDS and one.status == Status.COMPLETED else (),
-        shards=standing(connection, one.operation_id, one.generation_id, one.epoch),
     )
 
 

@@ -17,15 +17,16 @@ from airflow_roir.as_json import plain_fields
 from airflow_roir.definition import QualifiedName, argument, parse_name, quote
 from airflow_roir.engine.compact.bloat import Bloat, bloat_of
 from airflow_roir.engine.compact.segment import Segment
-from airflow_roir.engine.compact.segments import segments
+from airflow_roir.engine.compact.segments import segments_of_many
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.feeds import TABLE_OF
-from airflow_roir.engine.health import faults
+from airflow_roir.engine.health.in_passing import warnings_of_many
 from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.querying import QUERIES
 from airflow_roir.engine.snapshot.shards import ShardLag, lags
+from airflow_roir.engine.snapshot.verified import Verified, verifications
 from airflow_roir.engine.source.relation_size import relation_sizes
 
 # newest: the newest operation. An index whose drop was killed half-way has no generation any more.
@@ -73,15 +74,15 @@ SELECT s.oid AS source, t.relation::bigint AS leaf
        SELECT relation FROM roir.partition_tree(s.oid::oid) WHERE leaf
        UNION ALL SELECT oid FROM pg_class WHERE oid = s.oid::oid AND relkind = 'r') t
 """
-NOT_PUBLISHED = "it isn't published yet"
-# The newest verification that has ended of the generation that readers see: one of an older generation doesn't count.
-VERIFIED = """
-SELECT DISTINCT ON (v.index_id) v.index_id, v.finished_at AS at, v.rows, v.missing, v.extra, v.different, v.corrupt,
-       v.damaged, v.duplicate, v.mended, v.complete, v.options
-  FROM roir.verification v JOIN roir.generation g ON g.id = v.generation_id AND g.status = 'active'
- WHERE v.finished_at IS NOT NULL AND v.index_id = ANY (%(indexes)s)
- ORDER BY v.index_id, v.finished_at DESC, v.id DESC
+# As `read_indexes` finds them.
+STATES = """
+SELECT i.schema_name, i.name, bool_or(g.status = 'active') AS published, bool_or(g.status = 'building') AS building,
+       (SELECT o.id FROM roir.operation o
+         WHERE o.index_id = i.id AND o.status NOT IN ('completed', 'aborted')) AS unfinished
+  FROM roir.index i LEFT JOIN roir.generation g ON g.index_id = i.id
+ WHERE i.dropped_at IS NULL GROUP BY i.id
 """
+NOT_PUBLISHED = "it isn't published yet"
 # Partitions whose entries the readers of the index still see.
 GONE = """
 SELECT g.index_id, c.name
@@ -108,53 +109,6 @@ class Generation:
     published_at: datetime | None
     retired_at: datetime | None
     drop_after: datetime | None
-
-
-@dataclass(frozen=True)
-class Verified:
-    """The last verification of the generation that readers see.
-
-    at: when it ended.
-    rows: source rows that were compared.
-    missing, extra, different: rows without an entry, entries without a row, entries with other values.
-    corrupt: B-trees that amcheck or a lookup refused.
-    damaged: heap and B-tree disagree, or the index's view shows other rows.
-    duplicate: rows without an entry in a unique index, whose key another row has.
-    repaired: the discrepancies that were repaired, or were right when the repair looked again.
-    part: the part that was compared: `all`, `sample`, `slice`, or `time limit` if that ended it.
-    """
-
-    at: datetime
-    rows: int
-    missing: int
-    extra: int
-    different: int
-    corrupt: int
-    damaged: int
-    duplicate: int
-    repaired: int
-    part: str
-
-    @property
-    def found(self) -> int:
-        """The number of all discrepancies."""
-        return self.missing + self.extra + self.different + self.corrupt + self.damaged + self.duplicate
-
-    @property
-    def wrong(self) -> int:
-        """The discrepancies that aren't repaired."""
-        return max(0, self.found - self.repaired)
-
-    @property
-    def outcome(self) -> str:
-        """`exact`, `3 wrong in a sample`, `3 repaired`."""
-        part = {"all": "", "sample": " in a sample", "slice": " in a slice"}.get(self.part, " as far as it came")
-        said = "exact" if not self.found else f"{self.wrong:,} wrong" if self.wrong else f"{self.repaired:,} repaired"
-        return said + part
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return plain_fields(self) | {"wrong": self.wrong, "outcome": self.outcome}
 
 
 @dataclass(frozen=True)
@@ -246,7 +200,13 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     leaves = _grouped(execute(connection, LEAVES, {"sources": sorted({row.source_oid for row in rows})}).all())
     sizes = relation_sizes(connection, [oid for of in (stores, leaves) for oids in of.values() for oid in oids])
     verified = verifications(connection, ids)
-    behind = lags(connection, ids)
+    behind: dict[int, list[ShardLag]] = defaultdict(list)
+    for lag in lags(connection, ids):
+        behind[lag.index_id].append(lag)
+    published = [g.id for of in generations.values() for g in of if g.status == "active"]
+    parts_of = segments_of_many(connection, published, exact)
+    asked = {row.id: (row.newest, str(operations.index_name(row))) for row in rows if row.newest is not None}
+    faults = warnings_of_many(connection, asked, still_hidden)
     gone = _grouped(execute(connection, GONE, {"indexes": ids}).all())
 
     def takes(generation: int) -> int:
@@ -259,12 +219,9 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
         have = generations[row.id]
         active = next((g for g in have if g.status == "active"), None)
         shown = active or next((g for g in have if g.status == "building"), None)
-        parts = () if active is None else segments(connection, active.id, exact)
+        parts = () if active is None else parts_of[active.id]
         swollen = None if active is None else bloat_of(parts, active.ghosts)
-        warnings = (
-            [] if row.newest is None else faults.warnings_at_once(connection, row.newest, str(name), still_hidden)
-        )
-        warnings += [
+        warnings = faults.get(row.id, []) + [
             f"index {name}: partition {partition} was dropped or detached without roir. Run: roir sync-partitions "
             f"{argument(source)}"
             for partition in gone.get(row.id, ())
@@ -282,7 +239,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 index=str(name),
                 source=row.table_apart or (None if source is None else str(source)),
                 apart=row.table_apart is not None,
-                state="published" if active else "building" if shown else "not published",
+                state=_state(active, shown),
                 unique=row.is_unique,
                 nulls_not_distinct=row.nulls_not_distinct,
                 rows=None if swollen is None else swollen.rows,
@@ -302,7 +259,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 warnings=tuple(warnings),
                 bloat=swollen,
                 operation=row.unfinished,
-                shards=tuple(one for one in behind if one.index_id == row.id),
+                shards=tuple(behind[row.id]),
                 unique_since=active.unique_from if active and active.unique_problem is None else None,
                 unique_problem=active.unique_problem if active else None,
                 announced_by=row.announced_by,
@@ -314,9 +271,15 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     return found
 
 
-def verifications(connection: Connection, index_ids: Sequence[int]) -> dict[int, Verified]:
-    """The last verification of the generation that readers see, by index; only for indexes that have one."""
-    return {row.index_id: _verified(row) for row in execute(connection, VERIFIED, {"indexes": list(index_ids)})}
+def states(database: Database) -> dict[str, tuple[str, int | None]]:
+    """The state of each index, and its unfinished operation, by its name."""
+    with database.transaction() as connection:
+        rows = execute(connection, STATES).all()
+    return {str(operations.index_name(row)): (_state(row.published, row.building), row.unfinished) for row in rows}
+
+
+def _state(published: object, building: object) -> str:
+    return "published" if published else "building" if building else "not published"
 
 
 def _grouped(rows: Sequence[Row[Any]]) -> dict[int, list[Any]]:
@@ -325,11 +288,3 @@ def _grouped(rows: Sequence[Row[Any]]) -> dict[int, list[Any]]:
         key, value = tuple(row)
         groups[key].append(value)
     return groups
-
-
-def _verified(row: Row[Any]) -> Verified:
-    part = "all"
-    if not row.complete:
-        part = "sample" if row.options.get("sample") else "slice" if row.options.get("slices") else "time limit"
-    kinds = row.missing, row.extra, row.different, row.corrupt, row.damaged, row.duplicate
-    return Verified(row.at, row.rows, *kinds, row.mended, part)

@@ -18,7 +18,7 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine.compact.progress import Standing, standings
 from airflow_roir.engine.control import long_pause, operations, sign_of_life
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.health import faults
+from airflow_roir.engine.health.in_passing import warnings_at_once
 from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema.schema import check_schema
@@ -224,7 +224,7 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
         check_schema(connection)
         found = None if index is None else operations.find_index(connection, parse_name(index, "index")).id
         return [
-            replace(one, warnings=tuple(faults.warnings_at_once(connection, one.operation_id, one.index, still_hidden)))
+            replace(one, warnings=tuple(warnings_at_once(connection, one.operation_id, one.index, still_hidden)))
             for one in newest(connection, found)
         ]
 

@@ -87,11 +87,11 @@ class Overview:
         }
 
 
-def overview(database: Database, index: str | None = None, exact: bool = False) -> Overview:
+def overview(database: Database, index: str | None = None, exact: bool = False, deltas: bool = False) -> Overview:
     """All that `roir status` shows, in one transaction that changes nothing and waits for no lock.
 
     The first prepare of an index writes the index's row only once it has its locks: until then there are only waits.
-    exact: as in `indexes`. Raises NotFound, SchemaVersionMismatch.
+    exact: as in `indexes`. deltas: count the rows of deltas, too. Raises NotFound, SchemaVersionMismatch.
     """
     name = None if index is None else parse_name(index, "index")
     with database.transaction() as connection:
@@ -108,5 +108,6 @@ def overview(database: Database, index: str | None = None, exact: bool = False) 
         order = {one.index: place for place, one in enumerate(facts)}
         read = sorted(newest(connection, found), key=lambda one: (order.get(one.index, -1), one.index))
         # Last, since a look sets short timeouts for the rest of the transaction.
-        seen = tuple(one if one.status in ENDED else look_in_passing(connection, one) for one in read)
-        return Overview(facts, seen, waits)
+        live = look_in_passing(connection, [one for one in read if one.status not in ENDED], deltas)
+        seen = {one.index: one for one in live}
+        return Overview(facts, tuple(seen.get(one.index, one) for one in read), waits)

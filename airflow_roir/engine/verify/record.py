@@ -61,7 +61,7 @@ def begin(
                 of = found.id, begun.operation_id, generation.id, begun.source
                 _, rows = units.plan(connection, *of, options, mode, with_delta=False)
             tamper.look(connection, generation.id)
-            return rows, f"generation {generation.id}, {mode}"
+            return rows, mode
 
         phase = Phase.CHECK if options.is_partial else Phase.SUM
         return begin_over_active(database, row, Kind.VERIFY, phase, options, actor, write, report)

@@ -65,7 +65,7 @@ export class Pieces {
     const more = bars?.of ?? "pieces", one = more.slice(0, -1);
     put(this.title, more.replace(/^./, (first) => first.toUpperCase()));
     put(this.sum, bars ? `${count(bars.done)} of ${count(bars.count)} done` : "");
-    this.node.classList.toggle("nothing", items.length === 0);
+    this.node.hidden = items.length === 0;
     mark(this.cells, "data-size", items.length <= NUMBERED ? "large" : "small");
     keep(
       this.cells,
@@ -104,22 +104,19 @@ export class Chart {
     this.middle = el("span", { "aria-hidden": "true" });
     this.from = el("span", { "aria-hidden": "true" });
     this.to = el("span", { "aria-hidden": "true" });
-    this.empty = el("p", { class: "faint", text: "The chart begins with the second sample." });
     this.node = el(
       "section",
       { class: "panel" },
       el("header", {}, el("h2", { text: "Rows per second" }), this.sum),
-      (this.frame = el("div", { class: "frame" }, el("div", { class: "scale" }, this.high, this.middle, el("span", { "aria-hidden": "true", text: "0" })), this.picture)),
-      (this.times = el("div", { class: "times" }, this.from, this.to)),
-      this.empty,
+      el("div", { class: "frame" }, el("div", { class: "scale" }, this.high, this.middle, el("span", { "aria-hidden": "true", text: "0" })), this.picture),
+      el("div", { class: "times" }, this.from, this.to),
     );
   }
 
   show(samples, average) {
     const rates = ratesOf(samples ?? []);
     const few = rates.length < 2;
-    this.frame.hidden = this.times.hidden = few;
-    this.empty.hidden = !few;
+    this.node.hidden = few;
     put(this.sum, average === null || average === undefined ? "" : `${short(average)} on average`);
     if (few) return;
     const begin = rates[0].from;
@@ -196,7 +193,7 @@ export class Delta {
   }
 
   show(delta) {
-    this.node.classList.toggle("nothing", !delta);
+    this.node.hidden = !delta;
     put(this.sum, delta ? `${many(delta.rows, "row")}${delta.sampled ? " (estimated)" : ""} · ${bytes(delta.bytes)}` : "");
     const parts = [
       ["regular", "New and changed entries", delta?.regular],

@@ -3,7 +3,7 @@
 import { keep } from "./draw.js";
 import { SegmentList } from "./segments.js";
 import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
-import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, share } from "./page.js";
+import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, share, since } from "./page.js";
 
 followTheme();
 const main = document.getElementById("main");
@@ -43,7 +43,16 @@ const poll = new Poll({
 function draw(content) {
   const all = content.databases.flatMap((one) => one.indexes);
   const wanted = filter.value.trim().toLowerCase();
-  put(sum, `${many(all.length, "index", "indexes")} in ${many(content.databases.length, "database")}`);
+  // A database that refuses has no number of indexes.
+  const silent = content.databases.filter((one) => one.trouble && !one.indexes.length).length;
+  const answered = content.databases.length - silent;
+  put(
+    sum,
+    [
+      answered || !silent ? `${many(all.length, "index", "indexes")} in ${many(answered, "database")}` : "",
+      silent ? `${many(silent, "database")} can’t be read` : "",
+    ].filter(Boolean).join("; "),
+  );
   const seen = new Set();
   const sections = content.databases.map((database) => {
     const shown = database.indexes.filter((index) => !wanted || `${index.index} ${index.source ?? ""}`.toLowerCase().includes(wanted));
@@ -56,7 +65,7 @@ function draw(content) {
         seen.add(key);
         const card = cards.get(key) ?? new Card();
         cards.set(key, card);
-        card.show(index, database.connection, content);
+        card.show(index, database.connection, content, database.as_of);
         return card.node;
       }),
     );
@@ -89,8 +98,9 @@ function sectionOf(connection) {
       empty,
       node: el("section", { class: "database", "aria-label": `Connection ${connection}` }, el("header", { class: "row ends" }, el("h2", {}, el("span", { class: "faint", text: "Connection " }), connection), cleanUp), asks, trouble, rows, empty),
       show(database, content) {
-        trouble.hidden = !database.trouble;
-        put(trouble, !database.trouble ? "" : database.indexes.length ? `Not up to date: ${database.trouble}.` : `Not shown: ${database.trouble}.`);
+        trouble.hidden = !database.trouble && !database.as_of;
+        mark(rows, "data-aged", database.as_of ? "true" : null);
+        put(trouble, noteOn(database));
         cleanUp.hidden = !content.may.clean_up || Boolean(database.trouble && !database.indexes.length);
         cleanUp.onclick = () =>
           ask(asks, cleanUp, {
@@ -103,6 +113,13 @@ function sectionOf(connection) {
     });
   }
   return sections.get(connection);
+}
+
+/** Why the figures aren't of now, and from when they are. */
+function noteOn({ trouble, indexes, as_of: from }) {
+  if (trouble && !indexes.length) return `Not shown: ${trouble}.`;
+  const age = from ? `These figures are from ${since(from)}` : "These figures are up to half a minute old";
+  return trouble ? `${age}: ${trouble}.` : from ? `${age}: a look at this database takes long.` : "";
 }
 
 class Card {
@@ -139,7 +156,7 @@ class Card {
             "table",
             {},
             el("caption", { class: "unseen", text: "Generations of the index" }),
-            el("thead", {}, el("tr", {}, ...["Generation", "State", "Size", "Published", "Replaced", "Kept until"].map((text) => el("th", { scope: "col", text })))),
+            el("thead", {}, el("tr", {}, ...["State", "Size", "Published", "Replaced", "Kept until"].map((text) => el("th", { scope: "col", text })))),
             this.generations,
           ),
         ),
@@ -147,13 +164,16 @@ class Card {
     );
   }
 
-  show(index, connection, content) {
+  show(index, connection, content, from) {
     put(this.name, index.index);
     // A first build is all that there is of an index: its state is the index's.
     const doing = index.state_of_operation;
     const first = index.state === "building" ? doing : null;
-    mark(this.chip, "data-status", first?.name ?? { published: "completed", building: "running" }[index.state] ?? "aborted");
-    put(this.chip, first && first.name !== "running" ? first.word : (STATE[index.state] ?? index.state));
+    const word = first && first.name !== "running" ? first.word : (STATE[index.state] ?? index.state);
+    // It may have been dropped since.
+    const aged = index.aged && from;
+    mark(this.chip, "data-status", aged ? "aged" : (first?.name ?? { published: "completed", building: "running" }[index.state] ?? "aborted"));
+    put(this.chip, aged ? `${word} at ${clock(from)}` : word);
     put(this.source, index.source ? `on ${index.source}` : "its table was dropped");
     const key = JSON.stringify([index.run, index.operation, doing?.word]);
     if (this.linked !== key) {
@@ -167,9 +187,11 @@ class Card {
     this.warnings.hidden = warnings.length === 0;
     this.shards.show(index);
     this.segments.show(index);
+    const facts = factsOf(index);
+    this.facts.hidden = facts.length === 0;
     keep(
       this.facts,
-      factsOf(index),
+      facts,
       () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "faint" })),
       (fact, [name, value, more, state]) => {
         put(fact.children[0], name);
@@ -186,10 +208,10 @@ class Card {
     keep(
       this.generations,
       generations,
-      () => el("tr", {}, el("th", { scope: "row" }), el("td"), el("td"), el("td"), el("td"), el("td")),
+      () => el("tr", {}, el("th", { scope: "row" }), el("td"), el("td"), el("td"), el("td")),
       (row, one) => {
         const moment = (at) => (at ? clock(at, true) : DASH);
-        [String(one.id), one.status, bytes(one.bytes), moment(one.published_at), moment(one.retired_at), moment(one.drop_after)].forEach((text, n) => put(row.children[n], text));
+        [one.status, bytes(one.bytes), moment(one.published_at), moment(one.retired_at), moment(one.drop_after)].forEach((text, n) => put(row.children[n], text));
       },
     );
   }
@@ -274,19 +296,19 @@ function factsOf(index) {
   const found = v ? KINDS.filter((kind) => v[kind]).map((kind) => `${count(v[kind])} ${kind}`) : [];
   if (v?.repaired) found.push(`${count(v.repaired)} repaired`);
   return [
-    ["Entries", count(index.rows)],
-    ["Size", bytes(index.bytes), index.source_bytes ? `${share((index.bytes ?? 0) / index.source_bytes)} of its source (${bytes(index.source_bytes)})` : ""],
-    ["Built", ago(index.published_at), index.published_at ? clock(index.published_at, true) : ""],
-    [
+    index.rows !== null && ["Entries", count(index.rows)],
+    index.bytes && ["Size", bytes(index.bytes), index.source_bytes ? `${share((index.bytes ?? 0) / index.source_bytes)} of its source (${bytes(index.source_bytes)})` : ""],
+    index.published_at && ["Built", ago(index.published_at), index.published_at ? clock(index.published_at, true) : ""],
+    (v || index.published_at) && [
       "Verified",
       v ? v.outcome : "never",
       v ? [ago(v.at), ...found].join(", ") : "",
       v ? (v.wrong ? "bad" : "good") : null,
     ],
-    ["Revert", index.revert_until && new Date(index.revert_until) > new Date() ? `until ${clock(index.revert_until, true)}` : "not possible"],
-    ["Bloat", b ? share(b.share) : DASH, bloatOf(b)],
+    index.published_at && ["Revert", index.revert_until && new Date(index.revert_until) > new Date() ? `until ${clock(index.revert_until, true)}` : "not possible"],
+    b && ["Bloat", share(b.share), bloatOf(b)],
     ...factsOfShards(index),
-  ];
+  ].filter(Boolean);
 }
 
 /** The page of the DAG run that drives an index's operation. */

@@ -77,6 +77,9 @@ export function clock(moment, withDay = false) {
   return sameDay && !withDay ? time : `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" })}, ${time.slice(0, 5)}`;
 }
 
+/** A moment with its age: `09:41:10, 11 min ago`. */
+export const since = (moment) => `${clock(moment)}, ${duration((Date.now() - new Date(moment)) / 1000)} ago`;
+
 export const time = (moment) => el("time", { datetime: moment, text: clock(moment) });
 
 // --- Airflow's theme
@@ -262,8 +265,8 @@ export function banner(main) {
   const node = el("div", { class: "banner", role: "alert", hidden: true });
   main.before(node);
   return {
-    old(reason, since) {
-      const from = since ? ` These figures are from ${clock(since)}.` : "";
+    old(reason, moment) {
+      const from = moment ? ` These figures are from ${since(moment)}.` : "";
       put(node, `${/[.!?]$/.test(reason) ? reason : `${reason}.`}${from} Trying again …`.replace(/^./, (first) => first.toUpperCase()));
       node.hidden = false;
       main.classList.add("stale");

@@ -16,6 +16,8 @@ let page = null;
 
 const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of", compact: "Compaction of" };
 const OVER = ["completed", "failed", "aborted"];
+// More operations of a run are a list to choose from.
+const MOST_TABS = 6;
 
 function address(path, more = {}) {
   const of = new URLSearchParams({ dag_id: asked.get("dag_id") ?? "", run_id: asked.get("run_id") ?? "", ...more });
@@ -83,6 +85,7 @@ class Tile {
   show(value, more = "") {
     put(this.value, value);
     put(this.more, more);
+    this.node.hidden = value === DASH && !more;
   }
 }
 
@@ -100,7 +103,9 @@ class Build {
     this.throttle = new Throttle(() => this.askLimits());
     this.duplicates = new Duplicates((more) => address("/duplicates", { connection: this.content.chosen.connection, operation: String(this.content.chosen.operation), ...more }));
     this.tiles = Object.fromEntries(["Rows", "Rows/s now", "Time worked", "Workers"].map((name) => [name, new Tile(name)]));
-    this.tabs = el("nav", { class: "tabs", "aria-label": "Operations of this run", hidden: true });
+    this.choice = el("select", { "aria-label": "Operation", onchange: () => this.choose(...this.choice.value.split(/ (.*)/s)) });
+    this.buttons = el("div", { class: "tabs" });
+    this.tabs = el("nav", { class: "operations", "aria-label": "Operations of this run", hidden: true }, this.choice, this.buttons);
     this.eyebrow = el("p", { class: "eyebrow" });
     this.name = el("h1");
     this.source = el("p", { class: "source" });
@@ -185,12 +190,12 @@ class Build {
           (this.pausePanel = el("section", { class: "panel", hidden: true }, el("header", {}, el("h2", { text: "Pauses" })), this.pauses)),
         ),
       ),
-      el(
+      (this.history = el(
         "details",
         { class: "panel" },
         el("summary", { text: "History" }),
         el("table", {}, el("caption", { class: "unseen", text: "The last events, newest first" }), el("thead", {}, el("tr", {}, ...["When", "Who", "What"].map((text) => el("th", { scope: "col", text })))), this.events),
-      ),
+      )),
       this.links,
     );
   }
@@ -220,8 +225,7 @@ class Build {
     this.delta.show(p.delta);
     this.throttle.show(p, this.mayThrottle(content));
     this.shards.show(p);
-    this.delta.node.hidden = p.kind === "verify" || !p.delta;
-    this.workerPanel.hidden = OVER.includes(p.status);
+    this.workerPanel.hidden = OVER.includes(p.status) || !(p.workers?.list?.length || this.mayThrottle(content));
     this.showWorkers(p);
     this.showControls(content);
     this.showLists(p);
@@ -236,19 +240,28 @@ class Build {
 
   showTabs({ operations, chosen: one }) {
     this.tabs.hidden = operations.length < 2;
+    const asList = operations.length > MOST_TABS;
+    this.choice.hidden = !asList;
+    keep(this.choice, asList ? operations : [], () => el("option"), (option, item) => {
+      put(option, `${item.index} · ${item.kind} · ${item.status}`);
+      option.value = `${item.operation} ${item.connection}`;
+    });
+    this.choice.value = `${one.operation} ${one.connection}`;
     keep(
-      this.tabs,
-      operations.length < 2 ? [] : operations,
+      this.buttons,
+      operations.length < 2 || asList ? [] : operations,
       () => el("button", { type: "button" }),
       (button, item) => {
         put(button, `${item.index} · ${item.kind}`);
         mark(button, "aria-current", item.operation === one.operation && item.connection === one.connection ? "true" : null);
-        button.onclick = () => {
-          chosen = { connection: item.connection, operation: String(item.operation) };
-          poll.now();
-        };
+        button.onclick = () => this.choose(String(item.operation), item.connection);
       },
     );
+  }
+
+  choose(operation, connection) {
+    chosen = { connection, operation };
+    poll.now();
   }
 
   showHeld({ progress: p, run, paused_by_switch: bySwitch }) {
@@ -278,6 +291,7 @@ class Build {
     t["Rows/s now"].show(short(p.rows_per_second_now), p.rows_per_second === null ? "" : `${short(p.rows_per_second)} on average`);
     t["Time worked"].show(duration(p.total_execution_time), "without pauses");
     t.Workers.show(`${count(p.workers?.alive)} of ${count(p.workers?.wanted)}`, p.max_rows_per_second ? `limit ${short(p.max_rows_per_second)} rows/s` : "no rate limit");
+    t.Workers.node.hidden = OVER.includes(p.status);
   }
 
   showWorkers(p) {
@@ -350,6 +364,7 @@ class Build {
         put(item.children[2], clock(error.at));
       },
     );
+    this.history.hidden = !p.events?.length;
     keep(
       this.events,
       p.events ?? [],

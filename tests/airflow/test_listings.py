@@ -1,0 +1,105 @@
+"""The page Indexes while a look takes long: the age of its figures, and no index that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_roir.engine import drop
+from airflow_roir.engine.control import requests
+from airflow_roir.engine.database import Database
+from airflow_roir.page import databases, listings, lookups
+from airflow_roir.page.cache import Looks
+from airflow_roir.page.listings import AGED, Listings
+from tests.engine import steps
+
+pytestmark = pytest.mark.sample(2)
+
+
+class Slow:
+    """Looks at a database that answer at once, or, if it `hangs`, when the test ends."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.hangs = False
+        self.end = threading.Event()
+
+    def indexes_of(self, _connection_id: str) -> list[dict[str, Any]]:
+        """As `lookups.indexes_of`, without Airflow's part."""
+        if self.hangs:
+            self.end.wait(60)
+        nothing = {"run": None, "state_of_operation": None, "continues": None}
+        return [one.as_dict() | nothing for one in lookups_of(self.database)]
+
+
+def lookups_of(database: Database) -> Any:
+    from airflow_roir.engine.snapshot.index import indexes
+
+    return indexes(database)
+
+
+@pytest.fixture
+def slow(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    @contextmanager
+    def reading(_connection_id: str) -> Iterator[Database]:
+        yield database
+
+    one = Slow(database)
+    monkeypatch.setattr(lookups, "indexes_of", one.indexes_of)
+    monkeypatch.setattr(lookups, "SEVERAL_S", 0.2)
+    monkeypatch.setattr(databases, "reading", reading)
+    yield one
+    one.end.set()
+
+
+def asked(of: Listings) -> dict[str, Any]:
+    found = asyncio.run(of.of("c"))
+    assert found is not None
+    return found
+
+
+def test_an_index_that_is_dropped_meanwhile_is_not_shown_as_building(database: Database, dsn: str, slow: Slow) -> None:
+    """Found: eleven minutes after its drop an index was *Building* on the page of a busy database."""
+    steps.make_table(dsn)
+    steps.make_index(database, "public.kept", "t", "v")
+    steps.make_index(database, "public.dropped", "t", "v")
+    run = steps.built(database, "public.first", "t", "k")
+    shown = Listings(Looks(fresh_s=0))
+    found = asked(shown)
+    assert [one["index"] for one in found["indexes"]] == ["public.dropped", "public.first", "public.kept"]
+    assert (found["trouble"], found["as_of"]) == (None, None)
+    slow.hangs = True
+    found = asked(shown)
+    assert "hasn't answered within" in found["trouble"]
+    assert found["as_of"] is None, "a moment ago"
+    steps.seal_all(database, run)
+    steps.finish_all(database, run)
+    drop.drop_index(database, "public.dropped", "test")
+    steps.begin(database, "public.kept", None, None)
+    requests.pause(database, "public.kept", "test")
+    at = shown._last["c"].at - 2 * AGED
+    shown._last["c"] = replace(shown._last["c"], at=at)
+    found = asked(shown)
+    assert found["as_of"] == at.isoformat()
+    states = {one["index"]: (one["state"], one["operation"], one.get("aged")) for one in found["indexes"]}
+    assert states == {"public.first": ("published", None, None), "public.kept": ("published", 4, None)}
+
+
+def test_states_that_are_not_known_are_as_old_as_the_figures(
+    database: Database, dsn: str, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps.make_table(dsn)
+    steps.begin(database, "public.first", "t", "k")
+    shown = Listings(Looks(fresh_s=0))
+    asked(shown)
+    slow.hangs = True
+    monkeypatch.setattr(lookups, "states_now", lambda _connection_id: slow.end.wait(60))
+    monkeypatch.setattr(listings, "STATES_S", 0.2)
+    [one] = asked(shown)["indexes"]
+    assert (one["state"], one["aged"]) == ("building", True)
