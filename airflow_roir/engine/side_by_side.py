@@ -21,8 +21,8 @@ T = TypeVar("T")
 # The most looks at a time: a statement for them stays short enough for a time-out, and its locks for the lock table.
 AT_ONCE = 200
 VALUE = re.compile(r"%\((\w+)\)s")
-# The sub-query numbers its rows, so that they keep their order; and the planner plans it apart, as if it were sent alone.
-# No statement has an alias like this one's.
+# The sub-query numbers its rows, so that they keep their order, and the planner plans it apart, as if it were sent
+# alone. No statement has an alias like this one's.
 TOGETHER = """
 SELECT q.* FROM (VALUES {rows}) one_of_many ({columns}) CROSS JOIN LATERAL (
        SELECT one_of_many.which, row_number() OVER () AS place, s.* FROM ({statement}
