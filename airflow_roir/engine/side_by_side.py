@@ -98,7 +98,7 @@ def _answers(connection: Connection, waiting: Mapping[int, _Asked]) -> dict[int,
     texts: dict[str, dict[int, _Asked]] = defaultdict(dict)
     for number, asked in waiting.items():
         texts[asked.statement][number] = asked
-    found = {}
+    found: dict[int, Any] = {}
     for text, askers in texts.items():
         # Looks at indexes of one table ask for the same.
         same: dict[str, list[int]] = defaultdict(list)

@@ -20,7 +20,7 @@ AGED = timedelta(seconds=30)
 STATES_S = 2.0
 # A statement took too long.
 CANCELLED = "57014"
-# What the page says of an operation that has ended since.
+# The fields of an index without an operation.
 NO_OPERATION: dict[str, Any] = {"operation": None, "run": None, "state_of_operation": None, "continues": None}
 
 

@@ -25,10 +25,16 @@ pytestmark = pytest.mark.sample(2)
 class Slow:
     """Looks at a database that answer at once, or, if it `hangs`, when the test ends."""
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
+    def __init__(self, database: Database, patch: pytest.MonkeyPatch) -> None:
+        self.database, self.patch = database, patch
         self.hangs = False
         self.end = threading.Event()
+
+    def hang(self, looks: Looks) -> None:
+        """From now on."""
+        self.hangs = True
+        looks.forget("c")
+        self.patch.setattr(lookups, "SEVERAL_S", 0.2)
 
     def indexes_of(self, _connection_id: str) -> list[dict[str, Any]]:
         """As `lookups.indexes_of`, without Airflow's part."""
@@ -50,9 +56,10 @@ def slow(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     def reading(_connection_id: str) -> Iterator[Database]:
         yield database
 
-    one = Slow(database)
+    one = Slow(database, monkeypatch)
     monkeypatch.setattr(lookups, "indexes_of", one.indexes_of)
-    monkeypatch.setattr(lookups, "SEVERAL_S", 0.2)
+    monkeypatch.setattr(lookups, "SEVERAL_S", 60)
+    monkeypatch.setattr(listings, "STATES_S", 60)
     monkeypatch.setattr(databases, "reading", reading)
     yield one
     one.end.set()
@@ -70,11 +77,12 @@ def test_an_index_that_is_dropped_meanwhile_is_not_shown_as_building(database: D
     steps.make_index(database, "public.kept", "t", "v")
     steps.make_index(database, "public.dropped", "t", "v")
     run = steps.built(database, "public.first", "t", "k")
-    shown = Listings(Looks(fresh_s=0))
+    looks = Looks(fresh_s=0)
+    shown = Listings(looks)
     found = asked(shown)
     assert [one["index"] for one in found["indexes"]] == ["public.dropped", "public.first", "public.kept"]
     assert (found["trouble"], found["as_of"]) == (None, None)
-    slow.hangs = True
+    slow.hang(looks)
     found = asked(shown)
     assert "hasn't answered within" in found["trouble"]
     assert found["as_of"] is None, "a moment ago"
@@ -96,9 +104,10 @@ def test_states_that_are_not_known_are_as_old_as_the_figures(
 ) -> None:
     steps.make_table(dsn)
     steps.begin(database, "public.first", "t", "k")
-    shown = Listings(Looks(fresh_s=0))
+    looks = Looks(fresh_s=0)
+    shown = Listings(looks)
     asked(shown)
-    slow.hangs = True
+    slow.hang(looks)
     monkeypatch.setattr(lookups, "states_now", lambda _connection_id: slow.end.wait(60))
     monkeypatch.setattr(listings, "STATES_S", 0.2)
     [one] = asked(shown)["indexes"]

@@ -350,7 +350,7 @@ def test_a_build_that_has_just_begun_has_no_empty_cards(airflow: Airflow, tab: A
     airflow.progress |= {"bars": {"of": "ranges", "done": 0, "count": 0, "items": []}, "delta": None, "events": []}
     tab.reload()
     tab.locator(".tile", has_text="Rows").first.wait_for()
-    shown = [one for one in tab.locator("section h2").all_inner_texts() if one]
+    shown = tab.locator("section h2:visible").all_inner_texts()
     assert (shown, tab.locator("summary", has_text="History").is_visible()) == (["Workers"], False)
     assert tab.locator(".tile:visible span").all_inner_texts() == ["Rows", "Time worked", "Workers"]
     airflow.progress |= {"status": "completed", "samples": [[0, 0, 0], [1, 5, 1], [2, 9, 2]]}

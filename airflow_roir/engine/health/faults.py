@@ -102,7 +102,7 @@ def _warnings(connection: Connection, operation_id: int | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Subject:
-    """What faults are looked for in: published and new generations, and indexes whose source was replaced."""
+    """The published and new generations in which faults are looked for, and indexes whose source was replaced."""
 
     active: list[Row[Any]] = field(default_factory=list)
     building: list[Row[Any]] = field(default_factory=list)

@@ -44,7 +44,7 @@ def warnings_at_once(connection: Connection, operation_id: int, index: str, *mor
 
 def warnings_of_many(connection: Connection, asked: Mapping[int, tuple[int, str]], *more: More) -> dict[int, list[str]]:
     """As `warnings_at_once`, by index id. asked: for each index id its newest operation and its name."""
-    found = {}
+    found: dict[int, list[str]] = {}
     ids = list(asked)
     # The definitions of views are read under locks, which last until the end of a savepoint.
     for first in range(0, len(ids), AT_ONCE):
