@@ -179,7 +179,7 @@ SELECT n, %(text)s AS "a %% b", %(names)s::text[] AS names, %(flag)s AS flag FRO
         rows = execute(connection, query, values).all()
         once = execute(connection, "SELECT 'x%y' AS plain").scalar_one()
         last = execute(connection, "SELECT %(n)s::int AS n", {"n": rows[0].n}).one().n if rows else None
-        return [[(row.n, row[1], row.names, row._mapping["flag"]) for row in rows], once, last]
+        return [[(tuple(row), row.names, row._mapping["flag"]) for row in rows], once, last]
 
     cases = [(4, "a", ["x", "y"], True), (0, None, [], False), (1, "it's %s", [], True), (2**33 % 7, "a", ["x"], False)]
     with database.transaction() as connection:
