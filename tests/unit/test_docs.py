@@ -264,6 +264,7 @@ NOT_FOR_USERS = {
     "control.run.leave_run",
     "metrics.reading.metrics",
     "prepare.is_rebuild",
+    "snapshot.index.states",
     "snapshot.operation.operation_soon",
     "snapshot.operation.operation_status",
     "unique.duplicate_report.first_lines",
