@@ -13,6 +13,7 @@ from airflow.listeners import hookimpl
 from airflow.plugins_manager import AirflowPlugin
 
 from airflow_roir.one_line import one_line
+from airflow_roir.task import failure
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -48,7 +49,7 @@ def on_dag_run_running(dag_run: DagRun, msg: str) -> None:
 
 
 class RunNotes(AirflowPlugin):
-    """Registers the listener."""
+    """Registers the listeners: of runs that start, and of tasks that fail (`task/failure.py`)."""
 
     name = "roir_run_notes"
-    listeners = [sys.modules[__name__]]
+    listeners = [sys.modules[__name__], failure]

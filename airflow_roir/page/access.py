@@ -63,12 +63,17 @@ def from_our_page(request: Request) -> None:
 def is_allowed(user: BaseUser, method: Literal["POST", "PUT"], dag_id: str) -> bool:
     """True if the user may trigger, or edit, runs of a DAG that exists."""
     dag = DagModel.get_dagmodel(dag_id)
-    if dag is None or dag.is_stale:
-        return False
+    return dag is not None and not dag.is_stale and _is_authorized(user, method, dag_id, DagAccessEntity.RUN)
+
+
+def may_read_logs(user: BaseUser, dag_id: str) -> bool:
+    """True if the user may read the logs of a DAG's tasks, and so the message of one that failed."""
+    return _is_authorized(user, "GET", dag_id, DagAccessEntity.TASK_LOGS)
+
+
+def _is_authorized(user: BaseUser, method: Literal["GET", "POST", "PUT"], dag_id: str, entity: DagAccessEntity) -> bool:
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-    allowed = get_auth_manager().is_authorized_dag(
-        method=method, access_entity=DagAccessEntity.RUN, details=details, user=user
-    )
+    allowed = get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=details, user=user)
     return bool(allowed)
 
 

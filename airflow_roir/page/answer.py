@@ -13,15 +13,22 @@ from fastapi.responses import JSONResponse
 # A name is at most 63 bytes; reasons, errors and notices are for people.
 LONGEST_TEXT = 2_000
 LONGEST_LIST = 1_000
+# As the message of a failed task is kept (`task/failure.py`).
+LONGEST_MESSAGE = 16_000
 # The fields that differ at each look although nothing has changed.
 CLOCKS = ("now", "silent_seconds", "age_seconds")
+
+
+class Long(str):
+    """A text that is sent whole: the message of a failed task, which may be a list of complaints; a run's values."""
 
 
 def bounded(value: Any) -> Any:
     """The value without control characters, with texts and lists cut: any role that may write to the database can put
     text there."""
     if isinstance(value, str):
-        text = value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"
+        most = LONGEST_MESSAGE if isinstance(value, Long) else LONGEST_TEXT
+        text = value if len(value) <= most else value[: most - 1] + "…"
         return "".join(sign if sign == "\n" or not _misleads(sign) else "\N{REPLACEMENT CHARACTER}" for sign in text)
     if isinstance(value, dict):
         return {bounded(str(name)): bounded(one) for name, one in value.items()}

@@ -24,7 +24,7 @@ from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page import access, databases, lookups, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
-from airflow_roir.page.continuing import continuation
+from airflow_roir.page.continuing import continuation, wish
 from airflow_roir.page.listings import Listings
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
 from airflow_roir.page.targets import Found, read_run
@@ -40,6 +40,9 @@ STATIC = {
     "shards.js": "text/javascript; charset=utf-8",
     "segments.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
+    "failures.js": "text/javascript; charset=utf-8",
+    "nothing.js": "text/javascript; charset=utf-8",
+    "values.js": "text/javascript; charset=utf-8",
 }
 # A page may have been left open over an upgrade: ask whether the file is still the same.
 NO_CACHE = {"Cache-Control": "private, no-cache"}
@@ -162,8 +165,20 @@ def _reads(app: FastAPI) -> None:
             shown = lookups.choose(mine or found, kind, None, None)
         else:
             shown = lookups.choose(found, kind, connection, operation)
+        readable = await run_in_threadpool(access.may_read_logs, user, dag_id)
+        failures = await lookups.failures(looks, run, task_id, map_index)
+        repeats = failures and run.can_be_repeated and await run_in_threadpool(access.is_allowed, user, "POST", dag_id)
         content: dict[str, Any] = {
-            "run": {"dag_id": run.dag_id, "run_id": run.run_id, "state": run.state, "switch_off": run.switch_off},
+            "run": {
+                "dag_id": run.dag_id,
+                "run_id": run.run_id,
+                "state": run.state,
+                "switch_off": run.switch_off,
+                "has_ended": run.has_ended,
+                "values": run.form,
+            },
+            "failures": [one.as_dict(readable) for one in failures],
+            "again": wish(dag_id, run.form) if repeats else None,
             "may_change": await run_in_threadpool(access.is_allowed, user, "PUT", dag_id),
             "operations": [vars(one) for one in found],
             "troubles": troubles,
@@ -171,7 +186,8 @@ def _reads(app: FastAPI) -> None:
             "progress": None,
         }
         if shown is None:
-            if troubles and run.is_ours:
+            # If the run has ended, there may never be more to say.
+            if troubles and run.is_ours and not run.has_ended:
                 raise NoAnswerYet(troubles[0])
             content["looked_in"] = [] if run.is_ours else await lookups.connections(looks)
             content["wanted"] = run.missed
@@ -186,9 +202,15 @@ def _reads(app: FastAPI) -> None:
             content["progress"] = await looks.look(
                 one.connection, ("progress", one.operation), lambda: lookups.progress_of(one.connection, one.operation)
             )
-        except DBAPIError as error:
-            raise NoAnswerYet(databases.trouble(one.connection, error)) from None
+        except (DBAPIError, NoAnswer) as error:
+            reason = str(error) if isinstance(error, NoAnswer) else databases.trouble(one.connection, error)
+            if not run.has_ended:
+                raise NoAnswerYet(reason) from None
+            return answer(request, content | {"troubles": [*troubles, reason], "wanted": one.index})
         progress = content["progress"]
+        if progress["status"] == "completed" and one.operation in run.prepared.values():
+            # The index is published: with the same values the next run would rebuild it.
+            content["again"] = None
         left = run.left_behind(one)
         held = progress["held_up"]
         by = next((one["by"] for one in progress["pauses"] if one["until"] is None), None)
@@ -209,8 +231,9 @@ def _reads(app: FastAPI) -> None:
     async def continues(user: BaseUser, one: Found) -> dict[str, Any] | None:
         """The run that would continue an operation, if the user may trigger it."""
         asked = (one.connection, one.index, one.kind, one.created_by)
-        wish = await looks.look(AIRFLOW, ("continues", *asked), lambda: continuation(*asked))
-        return wish if await run_in_threadpool(access.is_allowed, user, "POST", wish["dag_id"]) else None
+        found = await looks.look(AIRFLOW, ("continues", *asked), lambda: continuation(*asked))
+        may = found is not None and await run_in_threadpool(access.is_allowed, user, "POST", found["dag_id"])
+        return found if may else None
 
     @app.get("/api/run/duplicates", dependencies=[Depends(access.dag_access("GET", DagAccessEntity.RUN))])
     async def read_duplicates(
@@ -255,8 +278,8 @@ def _reads(app: FastAPI) -> None:
 
     async def of_user(user: BaseUser, index: dict[str, Any]) -> dict[str, Any]:
         """An index as a user may see it: the values of a run are for those alone who may trigger it again."""
-        wish = index["continues"]
-        if wish is None or await run_in_threadpool(access.is_allowed, user, "POST", wish["dag_id"]):
+        found = index["continues"]
+        if found is None or await run_in_threadpool(access.is_allowed, user, "POST", found["dag_id"]):
             return index
         return index | {"continues": None}
 

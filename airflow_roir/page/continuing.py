@@ -1,7 +1,8 @@
-"""The button *Continue*: which DAG it triggers with which values, so that a run continues an operation."""
+"""The buttons *Continue* and *Trigger again*: which DAG they trigger, with exactly which values."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from airflow.models.dagrun import DagRun
@@ -9,10 +10,20 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from airflow_roir.actor import RUN
+from airflow_roir.page.answer import LONGEST_MESSAGE, Long
 from airflow_roir.page.settings import COMPACT_DAG, VERIFY_DAG, build_dag
 
 
-def continuation(connection_id: str, index: str, kind: str, created_by: str) -> dict[str, Any]:
+def wish(dag_id: str, conf: dict[str, Any]) -> dict[str, Any] | None:
+    """A DAG to trigger, and its conf as JSON text: a browser would round numbers, and an answer's texts are cut.
+
+    None if that text is too long for an answer.
+    """
+    text = json.dumps(conf)
+    return {"dag_id": dag_id, "conf": Long(text)} if len(text) <= LONGEST_MESSAGE else None
+
+
+def continuation(connection_id: str, index: str, kind: str, created_by: str) -> dict[str, Any] | None:
     """The DAG to trigger, and its conf: as the operation's first run had it, if that was one of these DAGs.
 
     created_by: who began the operation, as its row has it.
@@ -21,10 +32,12 @@ def continuation(connection_id: str, index: str, kind: str, created_by: str) -> 
     first, conf = (named[1], _conf(named[1], named[2])) if named is not None else ("", None)
     of_kind = {"verify": (VERIFY_DAG, build_dag()), "compact": (COMPACT_DAG,)}.get(kind, (build_dag(),))
     only = {"indexes": [index]} if kind == "compact" else {"index": index}
-    if conf is None or first not in of_kind:
-        return {"dag_id": of_kind[0], "conf": {**only, "postgres_conn_id": connection_id}}
-    # A night's run compacts many indexes: this one does this index alone.
-    return {"dag_id": first, "conf": {**conf, **({} if conf.get("index") else only)}}
+    as_before = None
+    if conf is not None and first in of_kind:
+        # A night's run compacts many indexes: this one does this index alone.
+        as_before = wish(first, {**conf, **({} if conf.get("index") else only)})
+    # Else without options: the operation's row has them.
+    return as_before or wish(of_kind[0], {**only, "postgres_conn_id": connection_id})
 
 
 def _conf(dag_id: str, run_id: str) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
 from airflow_roir.page import databases
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.continuing import continuation
+from airflow_roir.page.failures import Failure, failures_of, shown
 from airflow_roir.page.fates import settle_runs
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
 
@@ -28,6 +29,12 @@ MOST_SEGMENTS = 20
 async def the_run(looks: Looks, dag_id: str, run_id: str) -> Run:
     """The DAG run that a page is about."""
     return await looks.look(AIRFLOW, ("run", dag_id, run_id), lambda: read_run(dag_id, run_id))
+
+
+async def failures(looks: Looks, run: Run, task_id: str, map_index: int) -> list[Failure]:
+    """The tasks of the run that failed, and why; first the one that the page is about, if it is about one."""
+    of_run = ("failures", run.dag_id, run.run_id)
+    return shown(await looks.look(AIRFLOW, of_run, lambda: failures_of(run.dag_id, run.run_id)), task_id, map_index)
 
 
 async def connections(looks: Looks) -> list[str]:

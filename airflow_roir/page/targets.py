@@ -53,7 +53,7 @@ SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
 class Run:
     """A DAG run as Airflow knows it. switch_off: its DAG is paused. form: the values that it was triggered with.
 
-    stale: its DAG is in no file any more.
+    stale: its DAG is in no file any more. by_hand: a user has triggered it.
     """
 
     dag_id: str
@@ -64,6 +64,7 @@ class Run:
     # The results of its tasks `prepare`, by group and map index; '': no group.
     prepared: dict[tuple[str, int], int]
     stale: bool = False
+    by_hand: bool = True
 
     @property
     def has_ended(self) -> bool:
@@ -101,6 +102,14 @@ class Run:
         task = self.task_of(one) if not self.stale else None
         clear = f", or clear its task {task['task_id']} with those that follow it (Downstream)" if task else ""
         return f"This run has ended, and no run drives the operation. Continue it: that triggers a run for it{clear}"
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """True if another run with the same values may do what this one failed to do.
+
+        A run of another DAG may be about its date, which a triggered one doesn't have.
+        """
+        return self.state == "failed" and (self.by_hand or self.is_ours) and not self.stale
 
     @property
     def missed(self) -> str | None:
@@ -180,6 +189,7 @@ def read_run(dag_id: str, run_id: str) -> Run:
                 if (number := _number(one.value)) is not None
             },
             bool(dag is None or dag.is_stale),
+            run.run_type == "manual",
         )
 
 
@@ -200,7 +210,9 @@ def operations_of(database: Database, connection_id: str, run: Run) -> list[Foun
 
 def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
     """As `operations_of`, inside a transaction."""
-    index, adopted = run.index, run.adopted if run.is_ours else ()
+    # A run that has ended is about its own operations alone. One that controls an operation has none.
+    index = run.index if not run.has_ended or run.dag_id == CONTROL_DAG else None
+    adopted = run.adopted if run.is_ours else ()
     rows = execute(
         connection,
         OPERATIONS,

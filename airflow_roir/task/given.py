@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_roir.errors import Complaints
+from airflow_roir.one_line import one_line
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import Declared, WorkOptions, checked, options_of
 from airflow_roir.span import seconds
@@ -49,10 +50,14 @@ def takes(names: Sequence[str]) -> Callable[[Initializer], Initializer]:
 def given_to(operator: Any, declared: type[Declared], complaints: Complaints | None = None) -> Declared:
     """The options that an operator's rendered fields give, defaults for empty ones.
 
+    Logs those that are given, since Airflow's form moves numbers to a field's bounds and says nothing.
     Raises one InvalidInput for all values that are wrong; or adds them to `complaints`.
     """
     offered = [one for one in options_of(declared) if one.offered]
     values = checked(offered, lambda one: value_of(one, getattr(operator, one.name)), complaints=complaints)
+    given = [f"{name}={one_line(str(value))}" for name, value in values.items() if value is not None]
+    if given:
+        operator.log.info("Options given: %s", " ".join(given))
     return declared.asked(**values)
 
 

@@ -34,7 +34,7 @@ from tests.engine import steps
 pytestmark = pytest.mark.by_hand("sweeps")
 
 # The DAG as it is shipped, and a user's own copy, which has both of Airflow's timeouts and tries once.
-DAG, ONCE, CLEAN_UP = "rebuild_index", "rebuild_once", "clean_up_indexes"
+DAG, ONCE, CLEAN_UP, CONTROL = "rebuild_index", "rebuild_once", "clean_up_indexes", "control_index"
 LIMITS = '"execution_timeout": timedelta(hours=1),\n        "retries": 0,'
 # Long beside what is waited for: nothing here is a measurement.
 PATIENCE_S = 300
@@ -370,7 +370,8 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     assert '"retries": 6,' in once
     (dags / f"{DAG}.py").write_text(text)
     (dags / f"{ONCE}.py").write_text(once.replace('"retries": 6,', LIMITS))
-    (dags / f"{CLEAN_UP}.py").write_text((dags_folder / f"{CLEAN_UP}.py").read_text())
+    for name in (CLEAN_UP, CONTROL):
+        (dags / f"{name}.py").write_text((dags_folder / f"{name}.py").read_text())
     more = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__ROIR__CONNECTIONS": CONNECTION}
     more |= {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3"}
     # The DAGs stay as they are.
@@ -379,7 +380,7 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata, environment=more) as running:
         address = running.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]
         running.environment["METADATA"] = address.replace("+psycopg2", "")
-        running.wait_until_ready([DAG, ONCE, CLEAN_UP])
+        running.wait_until_ready([DAG, ONCE, CLEAN_UP, CONTROL])
         yield running
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,9 @@ from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import DuplicatesFound, OperationQueued
 from airflow_roir.options import BuildOptions
 from airflow_roir.page.access import MOST_BYTES
+from airflow_roir.page.answer import LONGEST_TEXT
 from airflow_roir.page.app import create_app
+from airflow_roir.page.failures import UNREADABLE
 from servers.airflow import ApiServer, wait_until
 from servers.postgres import embedded_postgres
 from tests.engine import steps
@@ -206,6 +209,11 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     assert page.change("user", "workers", run, named | {"parallelism": 3}).status_code in (404, 409)
 
 
+def wished(wish: dict[str, Any] | None) -> tuple[str, Any] | None:
+    """The DAG that a button triggers, and its conf."""
+    return None if wish is None else (wish["dag_id"], json.loads(wish["conf"]))
+
+
 ENDS = ["failed", "success", "deleted", "switch off", "clear", "renamed"]
 STALE = """
 import sys
@@ -270,7 +278,7 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
         if way == "deleted":
             # Its first run is gone, and with it what it was triggered with.
             del conf["table"]
-        wish = {"dag_id": DAG, "conf": conf}
+        wish = (DAG, conf)
         if way == "switch off":
             shown()
             assert shown()["progress"]["status"] == "paused"
@@ -285,18 +293,18 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
             shown()
             seen = shown()
             assert seen["progress"]["status"] == "abandoned"
-            assert (seen["progress"]["state"]["word"], seen["continues"]) == ("Abandoned", wish)
+            assert (seen["progress"]["state"]["word"], wished(seen["continues"])) == ("Abandoned", wish)
             assert "Continue it: that triggers a run for it" in seen["progress"]["held_up"]["text"]
             assert shown("viewer")["continues"] is None
         index = listed("user", "abandoned")
-        assert (index["state_of_operation"]["word"], index["continues"]) == ("Abandoned", wish)
+        assert (index["state_of_operation"]["word"], wished(index["continues"])) == ("Abandoned", wish)
         assert listed("viewer", "abandoned")["continues"] is None
         if way == "clear":
             server.call("PATCH", where, {"state": "queued"})
             shown()
             assert shown()["progress"]["status"] == "running"
         # The run that goes on is found by what it was triggered with.
-        again = server.trigger(wish["dag_id"], wish["conf"])
+        again = server.trigger(*wish)
         about = {"dag_id": DAG, "run_id": again}
         assert page.ask("user", "GET", "/api/run", params=about).json()["chosen"]["operation"] == named["operation"]
     finally:
@@ -342,6 +350,90 @@ def test_who_reads_another_dag_gets_nothing_of_this_one(page: Page, build: tuple
     assert page.change("clerk", "pause", run, named).status_code == 403
     mine = page.server.trigger("control_index", {"index": INDEX, "action": "pause"})
     assert page.ask("clerk", "GET", "/run", params={"dag_id": "control_index", "run_id": mine}).status_code == 200
+
+
+FAILED = """
+import sys
+from airflow.models.dagrun import DagRun
+from airflow.models.log import Log
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+from airflow.utils import timezone
+from airflow.utils.session import create_session
+dag_id, run_id, task_id, message = sys.argv[1:]
+with create_session() as session:
+    run = session.query(DagRun).filter_by(dag_id=dag_id, run_id=run_id).one()
+    run.state, run.end_date = "failed", timezone.utcnow()
+    for one in session.query(TaskInstance).filter_by(dag_id=dag_id, run_id=run_id):
+        if one.task_id == task_id:
+            one.state, one.try_number, one.max_tries = "failed", 7, 6
+            one.start_date = one.end_date = timezone.utcnow()
+            value = {"try_number": 7, "message": message}
+            session.add(XComModel(dag_run_id=run.id, dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=-1,
+                                  key="roir_failure", value=value))
+        else:
+            one.state = "upstream_failed"
+"""
+SUCCEEDED = """
+import sys
+from airflow.models.dagrun import DagRun
+from airflow.utils.session import create_session
+with create_session() as session:
+    session.query(DagRun).filter_by(run_id=sys.argv[1]).one().state = "success"
+"""
+
+
+@pytest.mark.sample(0, 1)
+def test_the_message_of_a_failed_task_is_for_users_who_may_read_its_log(page: Page, shop: Any, warehouse: str) -> None:
+    """It triggers again with the same values, by the right to do so; also where the database can't be read any more."""
+    # Longer than other texts of an answer, and with signs that mislead: it is sent as it was, but not shown so.
+    keys = f"<b>x</b>\u202e{'x' * LONGEST_TEXT}"
+    conf = {"index": INDEX, "postgres_conn_id": warehouse, "keys": keys}
+    said = "there is no column <b>x</b>\n" + "and so on " * 500
+    run = page.server.trigger(DAG, conf)
+    about = {"dag_id": DAG, "run_id": run}
+    # Found: the tab of a run that had failed before it began showed another run's operation of its index.
+    prepare.prepare(shop.database, IndexDefinition.parse(INDEX, "public.item", ["price"]), BuildOptions(), "cli")
+    assert page.ask("viewer", "GET", "/api/run", params=about).json()["chosen"]["created_by"] == "cli"
+    page.server.run_python("-c", FAILED, DAG, run, "prepare", said)
+    for user in ("viewer", "user", "admin"):
+        seen = page.ask(user, "GET", "/api/run", params=about).json()
+        first, rest = seen["failures"]
+        assert (first["text"], first["message"]) == ("Task prepare has failed at try 7 of 7", said)
+        assert rest["text"] == "Not started, since a task before failed: build, finalize, verify_before"
+        assert wished(seen["again"]) == (None if user == "viewer" else (DAG, conf))
+        assert (seen["wanted"], seen["chosen"], seen["progress"]) == (INDEX, None, None)
+        assert seen["run"]["values"]["keys"] == f"<b>x</b>\N{REPLACEMENT CHARACTER}{'x' * LONGEST_TEXT}"[:1999] + "…"
+    if page.server.fab:
+        mine = page.server.trigger("control_index", {"index": INDEX, "action": "pause"})
+        page.server.run_python("-c", FAILED, "control_index", mine, "pause", "no operation of it is running")
+        told = "Task pause has failed at try 7 of 7"
+        for user, text, message in (
+            ("clerk", told + UNREADABLE, ""),
+            ("viewer", told, "no operation of it is running"),
+        ):
+            seen = page.ask(user, "GET", "/api/run", params={"dag_id": "control_index", "run_id": mine}).json()
+            assert (seen["failures"][0]["text"], seen["failures"][0]["message"]) == (text, message)
+    # Found: "Trying again …" for ever, below a run that had failed since its database refused.
+    end = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'roir page'"
+    shop.run(f"ALTER ROLE {shop.fields['login']} NOLOGIN; {end}")
+
+    def troubled() -> dict[str, Any]:
+        """The answer, once a look has found that the database refuses and the run has ended."""
+
+        def found() -> dict[str, Any]:
+            seen: dict[str, Any] = page.ask("viewer", "GET", "/api/run", params=about).json()
+            return seen if seen.get("troubles") else {}
+
+        return wait_until(found, 60, "an answer with the trouble")
+
+    seen = troubled()
+    assert seen["troubles"] == [f"the database of connection {warehouse} refuses the login"]
+    assert seen["failures"][0]["message"] == said
+    about["run_id"] = page.server.trigger(DAG, conf)
+    assert page.ask("viewer", "GET", "/api/run", params=about).status_code == 503
+    page.server.run_python("-c", SUCCEEDED, about["run_id"])
+    assert troubled()["failures"] == []
 
 
 @pytest.mark.sample(0)

@@ -86,6 +86,9 @@ class Airflow(ThreadingHTTPServer):
         self.sent: list[tuple[str, Any]] = []
         self.arrived = threading.Event()
         self.asked: list[str] = []
+        # The run was deleted.
+        self.gone = False
+        self.answered = 0
 
     def duplicates(self, path: str) -> dict[str, Any]:
         """Two groups at a time of those that there are."""
@@ -103,7 +106,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0].removeprefix("/roir/")
-        if path == "api/run":
+        if path == "api/run" and self.server.gone:
+            self.server.answered += 1
+            self.give("application/json", b'{"detail": "DAG rebuild_index has no run r"}', 404)
+        elif path == "api/run":
+            self.server.answered += 1
             content = CONTENT | {"progress": self.server.progress, "run": self.server.run} | self.server.more
             self.give("application/json", json.dumps(content).encode())
         elif path == "api/run/duplicates":
@@ -124,8 +131,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.arrived.set()
         self.give("application/json", b'{"said": "done"}')
 
-    def give(self, kind: str, content: bytes) -> None:
-        self.send_response(200)
+    def give(self, kind: str, content: bytes, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -224,7 +231,9 @@ def test_an_operation_that_no_run_drives_is_not_said_to_run(airflow: Airflow, ta
     tab.locator(".cell[data-state=waiting]").wait_for()
 
 
-WISH = {"dag_id": "rebuild_index", "conf": {"index": "public.i", "table": "public.t", "postgres_conn_id": "c"}}
+# A number that a script rounds.
+EXACT = '{"index": "public.i", "table": "public.t", "postgres_conn_id": "c", "priority": 9007199254740993}'
+WISH = {"dag_id": "rebuild_index", "conf": EXACT}
 
 
 @pytest.mark.parametrize("status", ["abandoned", "paused"])
@@ -241,7 +250,7 @@ def test_an_operation_whose_run_is_over_is_continued_as_it_was_begun(airflow: Ai
     tab.get_by_role("button", name="Continue").click()
     tab.get_by_text("rebuild_index is triggered, and continues the operation.").wait_for()
     tab.get_by_role("link", name="See its run").wait_for()
-    trigger = ("/api/v2/dags/rebuild_index/dagRuns", {"logical_date": None, "conf": WISH["conf"]})
+    trigger = ("/api/v2/dags/rebuild_index/dagRuns", {"logical_date": None, "conf": json.loads(EXACT)})
     resume = ("/roir/api/run/resume", {"connection": "c", "operation": 7})
     assert airflow.sent == ([resume] if status == "paused" else []) + [trigger]
 
@@ -285,7 +294,7 @@ def test_indexes_says_that_an_operation_is_abandoned_and_continues_it(airflow: A
     tab.get_by_role("button", name="Abort", exact=True).click()
     tab.get_by_text("control_index is triggered.").wait_for()
     abort = {"index": "public.i", "postgres_conn_id": "c", "action": "abort", "reason": "on the page Indexes"}
-    assert [body["conf"] for _, body in airflow.sent] == [WISH["conf"], abort]
+    assert [body["conf"] for _, body in airflow.sent] == [json.loads(EXACT), abort]
 
 
 def test_a_run_that_ended_before_it_began_says_with_which_index(airflow: Airflow, tab: Any) -> None:

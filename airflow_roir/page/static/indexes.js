@@ -3,7 +3,7 @@
 import { keep } from "./draw.js";
 import { SegmentList } from "./segments.js";
 import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
-import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, share, since } from "./page.js";
+import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, share, since, trigger } from "./page.js";
 
 followTheme();
 const main = document.getElementById("main");
@@ -34,9 +34,9 @@ const poll = new Poll({
     last = content;
     draw(content);
   },
-  old: (reason, since) => {
+  old: (reason, since, gone) => {
     mark(main, "aria-busy", null);
-    stale.old(reason, since);
+    stale.old(reason, since, gone);
   },
 });
 
@@ -107,7 +107,7 @@ function sectionOf(connection) {
             title: "Clean up this database?",
             text: "The clean-up removes ghosts, deltas, and generations whose revert window is over. You can repeat it at any time.",
             verb: "Clean up",
-            yes: () => trigger(content.dags.clean_up, { postgres_conn_id: connection }),
+            yes: () => start(content.dags.clean_up, { postgres_conn_id: connection }),
           });
       },
     });
@@ -226,35 +226,35 @@ class Card {
         verb: "Continue",
         title: "Continue this operation?",
         text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered with the values of the operation's first run, and continues after the last committed batch.`,
-        yes: () => trigger(index.continues.dag_id, index.continues.conf),
+        yes: () => start(index.continues.dag_id, index.continues.conf),
       },
       may.control && abandoned && {
         verb: "Abort",
         danger: true,
         title: "Abort this operation?",
         text: `Operation ${index.operation} loses its work so far. The table and the published index stay as they are.`,
-        yes: () => trigger(dags.control, { ...conf, action: "abort", reason: "on the page Indexes" }),
+        yes: () => start(dags.control, { ...conf, action: "abort", reason: "on the page Indexes" }),
       },
       may.rebuild && published && {
         verb: "Rebuild",
         off: busy,
         title: "Rebuild this index?",
         text: `${dags.rebuild} builds the index again while users read and write. Readers see the new generation once it is verified. ${win(index)}`.trim(),
-        yes: () => trigger(dags.rebuild, conf),
+        yes: () => start(dags.rebuild, conf),
       },
       may.verify && published && {
         verb: "Verify",
         off: busy,
         title: "Verify this index?",
         text: `${dags.verify} compares the index with its table, row by row where sums differ. It changes nothing.`,
-        yes: () => trigger(dags.verify, conf),
+        yes: () => start(dags.verify, conf),
       },
       may.verify && published && index.verified?.wrong > 0 && {
         verb: "Repair",
         off: busy,
         title: "Repair this index?",
         text: `${dags.verify} compares the index with its table, and repairs each difference in a short transaction.`,
-        yes: () => trigger(dags.verify, { ...conf, repair: true }),
+        yes: () => start(dags.verify, { ...conf, repair: true }),
       },
       may.control && index.revert_until && new Date(index.revert_until) > new Date() && {
         verb: "Revert",
@@ -262,7 +262,7 @@ class Card {
         danger: true,
         title: "Revert the last rebuild?",
         text: `Readers see the replaced generation again. Every write has maintained that generation, so nothing is lost. You can revert until ${clock(index.revert_until, true)}.`,
-        yes: () => trigger(dags.control, { ...conf, action: "revert", reason: "on the page Indexes" }),
+        yes: () => start(dags.control, { ...conf, action: "revert", reason: "on the page Indexes" }),
       },
     ].filter(Boolean);
     keep(
@@ -322,10 +322,10 @@ function ask(place, back, what) {
   place.replaceChildren(question({ ...what, close }));
 }
 
-/** Trigger a DAG by Airflow's own API, with the user's own rights. */
-async function trigger(dag, conf) {
+/** Trigger a DAG, and say so. */
+async function start(dag, conf) {
   try {
-    const run = await send(`../api/v2/dags/${part(dag)}/dagRuns`, { logical_date: null, conf });
+    const run = await trigger(dag, conf);
     const id = run.dag_run_id;
     said.replaceChildren(`${dag} is triggered. `, link("See its run", `dags/${part(dag)}/runs/${part(id)}`));
     mark(said, "data-wrong", null);

@@ -147,9 +147,10 @@ export function link(text, address, of = {}) {
 // --- requests
 
 export class Refused extends Error {
-  constructor(status, text) {
+  /** said: the answer's own words; "" if it had none. */
+  constructor(status, text, said = "") {
     super(text);
-    this.status = status;
+    Object.assign(this, { status, said });
   }
 }
 
@@ -185,6 +186,7 @@ export async function get(address) {
 
 /** POST JSON; the answer's JSON. Raises Refused, with words for the user. */
 export async function send(address, body) {
+  // A text is JSON already.
   let response;
   try {
     response = await fetch(address, {
@@ -193,7 +195,7 @@ export async function send(address, body) {
       keepalive: true,
       credentials: "same-origin",
       headers: { "Content-Type": "application/json", "X-Roir": "1" },
-      body: JSON.stringify(body),
+      body: typeof body === "string" ? body : JSON.stringify(body),
     });
   } catch {
     throw new Refused(0, "Airflow's server can't be reached. Nothing was changed, as far as this page knows.");
@@ -206,8 +208,19 @@ export async function send(address, body) {
 }
 
 /**
+ * Trigger a DAG by Airflow's own API, with the user's own rights; the run. Raises Refused.
+ *
+ * conf: an object, or JSON text, which is sent as it is: this script would round its numbers.
+ */
+export function trigger(dag, conf) {
+  const text = typeof conf === "string" ? conf : JSON.stringify(conf);
+  return send(`../api/v2/dags/${part(dag)}/dagRuns`, `{"logical_date": null, "conf": ${text}}`);
+}
+
+/**
  * Ask again and again: `address()` gives where, `every(content)` the seconds until the next time, `show(content)` draws,
- * `old(reason, since)` says that what is drawn is from `since` (a Date, or null) and why no newer is to be had.
+ * `old(reason, since, gone)` says that what is drawn is from `since` (a Date, or null) and why no newer is to be had;
+ * gone: it doesn't ask again by itself.
  */
 export class Poll {
   constructor({ address, every, show, old }) {
@@ -239,7 +252,10 @@ export class Poll {
       const response = await fetch(where, { headers, credentials: "same-origin", cache: "no-store", signal: controller.signal });
       const content = response.status === 304 ? this.content : response.ok ? await response.json() : null;
       if (turn !== this.turn) return;
-      if (content === null) throw new Refused(response.status, MEANING[response.status] ?? ((await textOf(response)) || `Airflow's server answers ${response.status}.`));
+      if (content === null) {
+        const said = await textOf(response);
+        throw new Refused(response.status, MEANING[response.status] ?? (said || `Airflow's server answers ${response.status}.`), said);
+      }
       this.tag = response.headers.get("ETag");
       this.where = where;
       this.content = content;
@@ -250,7 +266,10 @@ export class Poll {
     } catch (error) {
       if (turn !== this.turn) return;
       this.failures += 1;
-      this.old(error instanceof Refused ? error.message : "Airflow's server can't be reached.", this.good);
+      // What the page is about is gone, and won't come back. A proxy's 404 says nothing.
+      const gone = error instanceof Refused && error.status === 404 && error.said !== "";
+      this.old(error instanceof Refused ? error.message : "Airflow's server can't be reached.", this.good, gone);
+      if (gone) return;
       if (!(error instanceof Refused || error instanceof TypeError || error.name === "AbortError")) console.error(error);
       wait = Math.min(2 ** Math.min(this.failures, 4), 15) * (document.hidden ? 4 : 1);
     } finally {
@@ -265,9 +284,9 @@ export function banner(main) {
   const node = el("div", { class: "banner", role: "alert", hidden: true });
   main.before(node);
   return {
-    old(reason, moment) {
+    old(reason, moment, gone = false) {
       const from = moment ? ` These figures are from ${since(moment)}.` : "";
-      put(node, `${/[.!?]$/.test(reason) ? reason : `${reason}.`}${from} Trying again …`.replace(/^./, (first) => first.toUpperCase()));
+      put(node, `${/[.!?]$/.test(reason) ? reason : `${reason}.`}${from}${gone ? "" : " Trying again …"}`.replace(/^./, (first) => first.toUpperCase()));
       node.hidden = false;
       main.classList.add("stale");
     },

@@ -2,9 +2,12 @@
 
 import { Duplicates } from "./duplicates.js";
 import { Chart, Delta, Phases, Pieces, keep } from "./draw.js";
+import { Failures } from "./failures.js";
+import { NOTHING, Nothing } from "./nothing.js";
 import { Shards } from "./shards.js";
 import { Throttle } from "./throttle.js";
-import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, short } from "./page.js";
+import { Values } from "./values.js";
+import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, short, trigger } from "./page.js";
 
 followTheme();
 const asked = new URLSearchParams(location.search);
@@ -36,44 +39,33 @@ const poll = new Poll({
     const status = content.progress?.status;
     if (status === "running" || status === "pausing" || status === "aborting") return 1;
     if (status === "paused" || status === "abandoned") return 3;
-    return content.run.state === "running" || content.run.state === "queued" ? 3 : 30;
+    // A failing task's message may come a moment after its end.
+    const fails = (content.failures ?? []).some((failure) => failure.at && Date.now() - Date.parse(failure.at) < 60000);
+    return fails || content.run.state === "running" || content.run.state === "queued" ? 3 : 30;
   },
   show: (content) => {
     stale.fresh();
     mark(main, "aria-busy", null);
-    if (!content.progress) {
-      page = null;
-      main.replaceChildren(nothing(content));
+    if (!content.progress && content.troubles.length > 0 && page instanceof Build) {
+      // The run has ended, and its database can't be read now: the figures are the last ones.
+      stale.old(content.troubles.at(-1), page.shownAt, true);
+      page.failures.show(content);
       return;
     }
     // Operations of two databases may have one number: an open question must not be answered for the other.
-    const key = JSON.stringify([content.chosen.connection, content.progress.operation_id]);
+    const key = content.progress ? JSON.stringify([content.chosen.connection, content.progress.operation_id]) : NOTHING;
     if (page?.key !== key) {
-      page = new Build(key);
+      page = content.progress ? new Build(key) : new Nothing();
       main.replaceChildren(page.node);
     }
     page.show(content);
   },
-  old: (reason, since) => {
+  old: (reason, since, gone) => {
     mark(main, "aria-busy", null);
     if (!page) main.replaceChildren();
-    stale.old(reason, since);
+    stale.old(reason, since, gone);
   },
 });
-
-function nothing({ run, troubles, looked_in: ids, wanted }) {
-  const waits = run.state === "running" || run.state === "queued";
-  const none = wanted ? `This run ended before it began to work on ${wanted}. The logs of its tasks say why, unless a user marked one. Clear the run's first task with Downstream, or trigger a run for the index.` : "This run neither builds nor verifies an index.";
-  return el(
-    "div",
-    { class: "empty" },
-    el("h1", { text: waits ? "No index build yet" : "No index build" }),
-    el("p", { text: waits ? "This page shows the build as soon as the run has prepared one." : ids?.length ? `This run has no operation in the databases of ${ids.join(", ")}. The page looks only at the connections that the option connections of Airflow's section [roir] names.` : none }),
-    run.switch_off && waits ? el("p", { text: `The switch of DAG ${run.dag_id} is off. Turn it on: until then Airflow starts no task of this run.` }) : null,
-    ...(troubles ?? []).map((text) => el("p", { class: "faint", text: `Not searched: ${text}.` })),
-    el("p", {}, link("All indexes", "plugin/indexes")),
-  );
-}
 
 class Tile {
   constructor(name) {
@@ -135,6 +127,9 @@ class Build {
     this.events = el("tbody");
     this.queries = el("ol", { class: "list" });
     this.links = el("p", { class: "links" });
+    this.failures = new Failures();
+    this.values = new Values();
+    this.shownAt = null;
     this.node = this.frame();
   }
 
@@ -151,6 +146,7 @@ class Build {
       ),
       this.said,
       this.asks,
+      this.failures.node,
       el(
         "section",
         { class: "panel hero", "aria-label": "Progress" },
@@ -196,14 +192,18 @@ class Build {
         el("summary", { text: "History" }),
         el("table", {}, el("caption", { class: "unseen", text: "The last events, newest first" }), el("thead", {}, el("tr", {}, ...["When", "Who", "What"].map((text) => el("th", { scope: "col", text })))), this.events),
       )),
+      this.values.node,
       this.links,
     );
   }
 
   show(content) {
     this.content = content;
+    this.shownAt = new Date();
     const { progress: p, run, chosen: one } = content;
     this.showTabs(content);
+    this.failures.show(content);
+    this.values.show(run.values);
     put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation on"}${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
@@ -496,7 +496,7 @@ class Build {
     this.busy = true;
     this.showControls(this.content);
     try {
-      const run = await send(`../api/v2/dags/${part(wish.dag_id)}/dagRuns`, { logical_date: null, conf: wish.conf });
+      const run = await trigger(wish.dag_id, wish.conf);
       this.tell(`${wish.dag_id} is triggered, and continues the operation. `, false, link("See its run", `dags/${part(wish.dag_id)}/runs/${part(run.dag_run_id)}/plugin/index-build`));
     } catch (refusal) {
       this.tell(`No run of ${wish.dag_id} could be triggered: ${refusal.message}`, true);
@@ -513,7 +513,7 @@ class Build {
     this.busy = true;
     this.showControls(this.content);
     try {
-      await send(`../api/v2/dags/${encodeURIComponent(dag)}/dagRuns`, { logical_date: null, conf: { postgres_conn_id: one.connection } });
+      await trigger(dag, { postgres_conn_id: one.connection });
       this.tell(`${dag} is triggered, and removes the unfinished generation.`, false);
     } catch (refusal) {
       this.tell(`The unfinished generation stays until a run of ${dag}, which couldn't be triggered: ${refusal.message}`, true);
