@@ -183,6 +183,17 @@ def test_figures_and_workers_are_told_in_words(airflow: Airflow, tab: Any) -> No
     tab.get_by_text("of about 99.9 k", exact=True).wait_for()
 
 
+def test_a_first_build_says_whether_the_index_will_pay_while_it_runs(airflow: Airflow, tab: Any) -> None:
+    airflow.progress["worth"] = "no: the table has 3 partitions"
+    tab.reload()
+    said = tab.get_by_text("Will it pay? no: the table has 3 partitions.", exact=True)
+    said.wait_for()
+    airflow.progress |= {"status": "completed", "state": {"name": "completed", "word": "Completed", "note": "Done"}}
+    tab.reload()
+    tab.get_by_text("Completed", exact=True).first.wait_for()
+    assert said.count() == 0
+
+
 def test_a_published_index_says_how_to_query_it(airflow: Airflow, tab: Any) -> None:
     panel = tab.get_by_role("heading", name="Query it")
     assert panel.count() == 0, "hidden until it is published"

@@ -134,6 +134,8 @@ CONTRACT: dict[str, Any] = {
             "is_shipped": bool,
         }
     ],
+    "queries": [str],
+    "worth": MAYBE_TEXT,
     **{name: (str if option.kind.is_text else int, OR_NONE) for name, option in LIVE.items()},
 }
 

@@ -10,6 +10,7 @@ from airflow_roir.engine.forecast import forecast, worth
 from airflow_roir.engine.forecast import query as queries
 from airflow_roir.engine.forecast.substitute import Use
 from airflow_roir.engine.forecast.worth import OfQuery, Worth
+from airflow_roir.engine.snapshot import details
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
@@ -197,6 +198,9 @@ def test_columns_of_joins_views_functions_and_hostile_names(sixty: Database, dsn
     own = of(asked(sixty, """SELECT "t_1.""total'", "AND" FROM public.t AS "w ""x" WHERE k = 1"""))
     assert own.lacks == ("AND", "t_1.\"total'")
     assert of(asked(sixty, "SELECT t FROM public.t WHERE k = 1")).lacks == ("*",)
+    assert of(asked(sixty, "SELECT ctid FROM public.t WHERE k = 1")).lacks == ("ctid",)
+    # Found in review: the names of an alias's columns counted as columns that the index lacks.
+    assert of(asked(sixty, "SELECT q.a FROM public.t AS q (a, b) WHERE q.k = 1")).lacks == ()
     assert of(asked(sixty, "SELECT lower(code) FROM public.t WHERE code = 'x'", "code", None)).covers
     assert of(asked(sixty, "SELECT lower(code) FROM public.t WHERE code = 'x'", "code", None)).serves
     assert of(asked(sixty, "SELECT k FROM public.t ORDER BY k LIMIT 3")).serves
@@ -204,6 +208,22 @@ def test_columns_of_joins_views_functions_and_hostile_names(sixty: Database, dsn
     assert of(asked(sixty, "SELECT id FROM public.t WHERE flag", "flag")).serves
     wrong = asked(sixty, "SELECT total FROM public.t WHERE total = 1")
     assert (wrong.pays, "no condition on" in wrong.why) == ("no", True)
+
+
+def test_a_first_build_says_on_its_page_whether_the_index_will_pay(database: Database, dsn: str) -> None:
+    """As the plan does, while it can be aborted; a rebuild, and an index that is there, say nothing."""
+    table(dsn, 12)
+    for name, keys, include in (("by_k", "k", "state"), ("by_day", "day", None)):
+        _, run = steps.begin(database, name, "t", keys, include)
+        seen = details.progress(database, name).worth
+        assert seen == str(asked(database, None, keys, include))
+        steps.finish_all(database, run)
+        assert details.progress(database, name).worth is None
+    steps.begin(database, "by_k", None, None)
+    assert details.progress(database, "by_k").worth is None
+    run_sql(dsn, "CREATE TABLE plain (id int PRIMARY KEY, k int)")
+    steps.begin(database, "of_plain", "plain", "k")
+    assert str(details.progress(database, "of_plain").worth).startswith("no: the table has no partitions")
 
 
 def test_local_and_existing_indexes_are_named(sixty: Database, dsn: str) -> None:

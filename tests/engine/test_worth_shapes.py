@@ -155,7 +155,7 @@ SHAPES = {
     "upper case": "SELECT ID FROM {t} WHERE {k} = {x} AND DAY IN (1, 2, 3)",
 }
 # Not every type has every operator; parameters are planned since PostgreSQL 16.
-NOT_OF_THIS_TYPE = ("42883", "42804", "22P02", "42P22", "42704", "42846", "42725", "22023", "42703")
+NOT_OF_THIS_TYPE = ("42883", "42804", "22P02", "42P22", "42704", "42846", "42725", "22023", "42703", "42P02")
 # The index serves these by its order.
 BY_ORDER = {"first", "last", "first by both", "first, turned"}
 TABLES = ("t", '"Ta ""ble"', '"AND"')

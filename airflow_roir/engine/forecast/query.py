@@ -47,6 +47,8 @@ SELECT DISTINCT coalesce(pg_partition_root(c.oid), c.oid)::regclass::text
 # Nodes that change or lock rows.
 WRITES = {"ModifyTable": "it writes rows", "LockRows": "it locks rows: leave FOR UPDATE, FOR SHARE out"}
 
+OTHER_COLUMNS = (conditions.WHOLE_ROW, "ctid", "tableoid", "xmin", "xmax", "cmin", "cmax")
+
 # Schema and name of each partition that has rows.
 Leaves = Collection[tuple[str, str]]
 
@@ -107,6 +109,8 @@ def ask(
         for node in scans
         for text in (*node.get("Output", ()), *(node[name] for name in conditions.FIELDS if name in node))
         for column in conditions.columns(text, aliases)
+        # An alias may rename columns: the names of others aren't the source's.
+        if column in source.columns or column in OTHER_COLUMNS
     }
     asked = Asked(
         opened=opened,

@@ -19,27 +19,15 @@ from airflow_roir.engine.forecast.conditions import WHOLE_ROW
 from airflow_roir.engine.forecast.look_up import LookUp, look_ups
 from airflow_roir.engine.forecast.query import Asked
 from airflow_roir.engine.forecast.substitute import Substitute
+from airflow_roir.engine.forecast.verdict import FEW, MANY, NO, PERHAPS, YES, in_general, partition_key
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.errors import InvalidInput
 from airflow_roir.quantity import counted
 
-YES, NO, PERHAPS = "yes", "no", "perhaps"
-# Measured for five rows (benchmarks/results/partitions.md): with 10 partitions a look-up takes 0.09 ms by a local index
-# and 0.03 ms by the view.
-FEW = 10
-# The same: whole rows by a local index and by roir.rows take 0.09 and 0.55 ms with 10 partitions, 0.81 and 0.51 ms with
-# 100. Nothing was measured in between.
-MANY = 100
 # The sample's B-tree lacks a level or two, and it isn't vacuumed: times that differ by less than this don't decide.
 CLEARLY = 2
 
-PARTITION_KEYS = """
-SELECT DISTINCT a.attname::text AS name
-  FROM pg_partitioned_table p
-  JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = ANY (p.partattrs) AND a.attnum > 0
- WHERE p.partrelid = ANY (%(relations)s::oid[]) ORDER BY 1
-"""
 # The other indexes of the table that readers see.
 OTHERS = """
 SELECT i.schema_name, i.name, g.entry FROM roir.index i JOIN roir.generation g ON g.index_id = i.id
@@ -103,51 +91,9 @@ def of_index(connection: Connection, dry: DryRun) -> Worth | None:
         return None
     source, definition = dry.source, dry.definition
     partitions = len(source.leaves) if source.partitioned else 0
-    rows = execute(connection, PARTITION_KEYS, {"relations": list(source.relations)})
-    by = tuple(row.name for row in rows) if source.partitioned else ()
-    pays, why = _in_general(partitions, by, definition.key, definition.unique, dry.entry)
-    return Worth(pays, why, partitions, by)
-
-
-def _in_general(
-    partitions: int, by: tuple[str, ...], key: tuple[str, ...], unique: bool, entry: Entry
-) -> tuple[str, str]:
-    own = "CREATE UNIQUE INDEX CONCURRENTLY" if unique else "CREATE INDEX CONCURRENTLY"
-    first = quote(key[0])
-    if not by:
-        return NO, f"the table has no partitions, so an index of PostgreSQL's own finds rows as fast: {own}"
-    if unique and not set(by) <= set(key):
-        return YES, f"PostgreSQL's own UNIQUE would need the partition key ({_list(by)}) in its key"
-    if unique and (partitions <= FEW or key[0] in by):
-        return NO, f"the key contains the partition key ({_list(by)}), so PostgreSQL's own UNIQUE can enforce it"
-    if unique:
-        return PERHAPS, (
-            f"the key contains the partition key ({_list(by)}), so PostgreSQL's own UNIQUE can enforce it: the index "
-            f"pays only for queries by {first} alone. --query says whether yours is one"
-        )
-    if by == key[:1]:
-        return NO, (
-            f"the key begins with the partition key ({first}), so a look-up opens few partitions already: an "
-            "index of PostgreSQL's own on the table does"
-        )
-    if partitions <= FEW:
-        return NO, (
-            f"the table has {counted(partitions, 'partition')}: with 10 a look-up by a local index on each took "
-            "0.09 ms, and 0.03 ms by a roir index"
-        )
-    if key[0] in by:
-        return PERHAPS, (
-            f"{first} is a part of the partition key ({_list(by)}): --query says how many partitions a query opens"
-        )
-    have = "the key, the primary key and the included columns" if len(entry.included_positions) else (
-        "the key and the primary key"
-    )  # fmt: skip
-    if partitions < MANY:
-        return PERHAPS, (
-            f"with {counted(partitions, 'partition')} it pays for queries that need only {have}. Whole rows come "
-            f"faster by a local index with {FEW} partitions, and by roir.rows with {MANY}: --run-query times yours"
-        )
-    return YES, f"a query by {first} alone opens {counted(partitions, 'partition')}, and the index none"
+    by = partition_key(connection, source.relations) if source.partitioned else ()
+    found = in_general(partitions, by, definition.key, definition.unique, bool(definition.include))
+    return Worth(found.pays, found.why, partitions, by)
 
 
 def of_query(database: Database, dry: DryRun, worth: Worth | None, query: str, run: bool) -> Worth:

@@ -162,7 +162,7 @@ class OperationStatus:
     # Fields that `details.look` reads, which also changes `paused` to `pausing` until run and workers have left.
     # phases: `verify` is the comparison before a publish. governor: None without limits, lost time and samples.
     # samples: unix seconds, rows, percent. shards: of an index over shards. queries: how to query what a build has
-    # published.
+    # published. worth: whether the first build of an index will pay, as `roir plan` says it; None once it has ended.
     phases: tuple[PhaseOf, ...] = ()
     bars: Bars | None = None
     workers: Workers | None = None
@@ -175,6 +175,7 @@ class OperationStatus:
     events: tuple[Event, ...] = ()
     shards: tuple[ShardStanding, ...] = ()
     queries: tuple[str, ...] = ()
+    worth: str | None = None
 
     @property
     def is_fresh(self) -> bool:

@@ -274,6 +274,7 @@ class Build {
     }
     const held = p.held_up;
     if (p.notice && p.notice !== held?.text) notes.push(["warn", p.notice]);
+    if (p.worth && !OVER.includes(p.status)) notes.push(["info", `Will it pay? ${p.worth}.`]);
     const text = held && held.by !== "nothing" && !OVER.includes(p.status) ? held.text || held.by : "";
     this.held.hidden = !text;
     mark(this.held, "data-by", held?.by ?? null);
