@@ -89,7 +89,7 @@ def test_nothing_is_switched_on_a_server_that_has_lost_the_end_of_the_build(
         run_sql(dsn, "SET session_replication_role = replica; UPDATE roir.operation SET phase = 'build'")
         monkeypatch.setattr(server_timeline, "HISTORY", "SELECT 'another timeline'")
 
-    with before(database, "SELECT EXISTS (SELECT FROM roir.lane", fail_over):
+    with before(database, "SELECT EXISTS (SELECT FROM roir.feed", fail_over):
         lifecycle.run_phases(database, run)
     events = [action for (action,) in sql(steps.session(dsn), "SELECT action FROM roir.event ORDER BY id")]
     # It ends the build and the seal again, and only then switches.
