@@ -6,7 +6,7 @@ import re
 import shlex
 import string
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -183,11 +183,11 @@ class IndexDefinition:
     shards: tuple[str, ...] = ()
     shard_column: str | None = None
 
-    # False: a definition that may have flaws, to look for more of them.
-    check: InitVar[bool] = True
+    # False: it has flaws, or a part of it can't be read. It serves to look for more that is wrong.
+    is_sound: bool = field(default=True, compare=False, repr=False)
 
-    def __post_init__(self, check: bool) -> None:
-        if check:
+    def __post_init__(self) -> None:
+        if self.is_sound:
             complaints = Complaints()
             self.complain(complaints)
             complaints.settle()
@@ -289,13 +289,13 @@ class IndexDefinition:
             nulls_not_distinct=nulls_not_distinct,
             shards=read((), parse_shards, shards),
             shard_column=read(NAMELESS, parse_name, shard_column, "shard column").name if shard_column else None,
-            check=False,
+            is_sound=False,
         )
+        if is_whole:
+            found.complain(unread)
         for one in unread.found:
             complaints.add(one)
-        if is_whole:
-            found.complain(complaints)
-        return found
+        return found if unread else replace(found, is_sound=True)
 
 
 # The name of an index whose own can't be read.

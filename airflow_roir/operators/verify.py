@@ -36,7 +36,7 @@ class VerifyIndexOperator(WholeOperationOperator):
     durations as `2h`, too; None or '' takes the default there. The task's Task State Store changes the live ones later.
 
     mode: `only`; `before` if a rebuild follows: the task is skipped if the index isn't published yet or has an
-        unfinished build; `none` always skips it.
+        unfinished build, or if an input can't be used, which the rebuild refuses, too; `none` always skips it.
     spark: see `SparkDrivingOperator`. All of these are templated.
     fail_on_difference: fail, without a retry, if something is still wrong; the XCom has the counts either way.
 
@@ -74,13 +74,20 @@ class VerifyIndexOperator(WholeOperationOperator):
     def carry_out(self, context: Context) -> dict[str, Any]:
         """Drives the verification to its end, or leaves it; then logs its findings."""
         with failing_clearly():
-            options, mode = self.options(), optional_text(self.mode)
+            mode = optional_text(self.mode)
             if mode not in MODES:
                 raise InvalidInput(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}")
             if mode == "none":
                 raise AirflowSkipException("mode is none: nothing to verify")
-            database = self.begin_stretch(context)
-            operation = self._operation(context, database, options, mode)
+            try:
+                options = self.options()
+                database = self.begin_stretch(context)
+                operation = self._operation(context, database, options, mode)
+            except InvalidInput as error:
+                if mode != "before":
+                    raise
+                # Which names all that is wrong with its input, this too.
+                raise AirflowSkipException(f"not verified, since the build that follows is refused: {error}") from None
         self.drive_to_end(context, database, operation)
         report = report_of(database, operation)
         log_report(self.log, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.engine.retry.trouble import first_line, said
+from airflow_roir.engine.source import catalog
 from airflow_roir.errors import (
     IndexUnreachable,
     InvalidInput,
@@ -44,6 +46,7 @@ from airflow_roir.errors import (
     RoirError,
     StaleAnswer,
 )
+from airflow_roir.nearest import meant, meant_of
 from airflow_roir.shards import rules
 
 T = TypeVar("T")
@@ -144,7 +147,7 @@ def look_up(engine: Engine, index: QualifiedName) -> About:
         found = with_session(engine, lambda connection: connection.execute(asked).scalar_one())
     except DBAPIError as error:
         if state_of(error) in WRONG:
-            raise NotFound(said(error)) from error
+            raise NotFound(f"{said(error)}{_near(engine, index)}") from error
         raise translated(index, error) from error
     shard, of = found["shard"], parse_name(found["table"], "table")
     names = [column["source"] for column in found["columns"]]
@@ -206,7 +209,7 @@ def check_condition(index: QualifiedName, about: About, table: Any, where: Colum
                     "isn't a column of its key or of the primary key; strict reads can use no others. Filter the "
                     "returned rows instead"
                     if strict and element.name in about.columns
-                    else "isn't a column of it"
+                    else f"isn't a column of it{meant_of(element.name, has)}"
                 )
             )
     for element, equal, bytewise in _compared(where) if about.unlike else ():
@@ -289,6 +292,18 @@ def state_of(error: DBAPIError) -> str:
 def is_away(error: DBAPIError) -> bool:
     """True if the error means that a server can't be asked now."""
     return not state_of(error) or state_of(error).startswith(AWAY)
+
+
+def _near(engine: Engine, index: QualifiedName) -> str:
+    """The end of the refusal of an index's name: the nearest view that the reader may see, if there is one."""
+
+    def ask(connection: Connection) -> QualifiedName | None:
+        found = connection.execute(select(func.current_schemas(False))).scalar_one()
+        return catalog.near(connection, index, [index.schema] if index.schema else list(found), "v")
+
+    with suppress(DBAPIError):
+        return meant(with_session(engine, ask))
+    return ""
 
 
 def translated(index: QualifiedName, error: DBAPIError) -> RoirError:

@@ -11,7 +11,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.source import catalog, checks
 from airflow_roir.engine.source.catalog import identity_columns
 from airflow_roir.engine.source.source import Column, Source
-from airflow_roir.errors import InvalidInput, RightMissing, SourceChanged
+from airflow_roir.errors import Complaints, InvalidInput, RightMissing, SourceChanged
 from airflow_roir.nearest import meant_of
 from airflow_roir.shards.shard import SHARD_SCHEMA, Feed
 
@@ -56,13 +56,15 @@ def indexed_columns(source: Source, definition: IndexDefinition) -> list[str]:
 def agree(sources: Mapping[str, Source], definition: IndexDefinition) -> None:
     """Raises InvalidInput unless the indexed columns are alike in all shards. sources: by the shards' names."""
     (first, one), *others = sources.items()
+    missing = Complaints()
     for column in (*definition.key, *definition.include):
         for name, source in sources.items():
             if column not in source.columns:
-                raise InvalidInput(
-                    f"shard {quote(name)}: table {source.name} has no column {quote(column)}"
-                    f"{meant_of(column, source.columns)}"
+                near = meant_of(column, source.columns)
+                missing.add(
+                    InvalidInput(f"shard {quote(name)}: table {source.name} has no column {quote(column)}{near}")
                 )
+    missing.settle()
     for column in indexed_columns(one, definition):
         for name, source in sources.items():
             if source.columns[column].virtual:

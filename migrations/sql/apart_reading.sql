@@ -254,7 +254,12 @@ BEGIN
         read := NULL;
         IF one.type IS NULL THEN
             RAISE undefined_column USING
-                MESSAGE = format('index %s: %I isn''t a column of its key or of the primary key', view, one.name),
+                MESSAGE = (SELECT format('index %s: %s isn''t a column of its key or of the primary key: %s', view,
+                                         (SELECT string_agg(quote_ident(k.name), ', ') FROM jsonb_object_keys(key) k (name)
+                                           WHERE NOT k.name = ANY (array_agg(c.value ->> 'source'))),
+                                         string_agg(quote_ident(c.value ->> 'source'), ', ' ORDER BY c.position))
+                             FROM jsonb_array_elements(about -> 'columns') WITH ORDINALITY AS c (value, position)
+                            WHERE c.position <= (about -> 'identity')::int),
                 HINT = 'Intents have no others. Put further conditions into the query around roir.strict.';
         ELSIF one.value <> 'null' THEN
             EXECUTE CASE WHEN one.type = 'jsonb' THEN format('SELECT concat(%L::jsonb)', one.value)

@@ -109,7 +109,9 @@ def test_what_is_left_in_a_shard_that_is_away_is_removed_later(shards: Make) -> 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no such shard": ({"shards": ["s0", "s9"]}, {}, 'there is no shard "s9"'),
+    "a shard in other case": ({"shards": ["s0", "S1"]}, {}, "Did you mean s1"),
     "no such column": ({"keys": "nothing"}, {}, "no column"),
+    "a column in other case": ({"keys": '"K"'}, {}, "Did you mean k"),
     "a column that is called as the shard's": ({"shard_column": "v"}, {}, "--shard-column"),
     "blocks": ({}, {"scan": "block"}, "shards are read by key"),
     "no table": ({"table": "nothing"}, {}, "doesn't exist"),

@@ -296,7 +296,8 @@ def test_strict_reads_are_refused_where_they_might_miss(both: Ground, state: str
         ("{}", "InvalidParameterValue", "give at least one key column"),
         ("[]", "InvalidParameterValue", "give at least one key column"),
         ('{"v": 1}', "UndefinedColumn", "v isn't a column of its key or of the primary key"),
-        ('{"k": "a", "x": 1}', "UndefinedColumn", "x isn't a column"),
+        ('{"k": "a", "x": 1}', "UndefinedColumn", "x isn't a column of its key or of the primary key: k, "),
+        ('{"k": "a", "x": 1, "Y": 2}', "UndefinedColumn", '"Y", x isn.t a column'),
     ],
 )
 def test_conditions_that_intents_cannot_tell_are_refused_by_the_server(

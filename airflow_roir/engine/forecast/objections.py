@@ -154,7 +154,8 @@ def _look(
     notes(lambda: checks.check_rights(connection))
     if not _passes(notes, lambda: check_schema(connection)):
         return None
-    found = notes(lambda: dry_run.whole_definition(connection, definition))
+    # An unsound definition is not that of an index that exists.
+    found = notes(lambda: dry_run.whole_definition(connection, definition)) if definition.is_sound else None
     existing, whole = found or (notes(lambda: existing_index(connection, definition)), definition)
     notes(lambda: dry_run.check_options(whole, options, existing))
     notes(lambda: live_options.columns(connection, options))

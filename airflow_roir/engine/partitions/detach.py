@@ -14,7 +14,7 @@ from airflow_roir.engine.locks.locks import Attempts
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import one_history
-from airflow_roir.engine.source.catalog import default_schemas, near
+from airflow_roir.engine.source.catalog import default_schemas, how_to_name, near
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, RoirError
 
 FIND = """
@@ -101,7 +101,8 @@ def find_table(connection: Connection, table: str) -> tuple[int, QualifiedName]:
     schemas = [name.schema] if name.schema is not None else default_schemas(connection)
     row = execute(connection, FIND, {"name": name.name, "schemas": schemas}).first()
     if row is None:
-        raise NotFound(f"table {name} doesn't exist{near(connection, name, schemas, 'rpf', partitions=True)}")
+        found = near(connection, name, schemas, "rpf", partitions=True)
+        raise NotFound(f"table {name} doesn't exist{how_to_name(found)}")
     if row.is_foreign:
         raise InvalidInput(
             f"{name} is a foreign table; PostgreSQL doesn't allow it as a partition of a table with a primary key"

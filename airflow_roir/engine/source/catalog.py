@@ -143,14 +143,19 @@ def found(connection: Connection, name: QualifiedName) -> tuple[int, QualifiedNa
 
 def near(
     connection: Connection, name: QualifiedName, schemas: Sequence[str], kinds: str = "rp", partitions: bool = False
-) -> str:
-    """The end of the refusal of a relation's name that doesn't exist: the nearest that does, or how to check the name.
+) -> QualifiedName | None:
+    """The relation that a user probably meant by a name that none has in these schemas; None if none is like it.
 
-    kinds: the relations that are meant, as in pg_class; partitions: those of tables, too.
+    kinds: the relations that may be meant, as in pg_class; partitions: those of tables, too.
     """
     values = {"name": name.name, "schemas": list(schemas), "kinds": list(kinds), "partitions": partitions}
     names = [QualifiedName(row.schema, row.name) for row in execute(connection, NEAR_RELATIONS, values)]
-    return meant(nearest_qualified(name, names, schemas)) or "; check the name, and quote it if it has capitals"
+    return nearest_qualified(name, names, schemas)
+
+
+def how_to_name(meant_table: QualifiedName | None) -> str:
+    """The end of the refusal of a table's name: the table that was probably meant, or how to check the name."""
+    return meant(meant_table) or "; check the name, and quote it if it has capitals"
 
 
 def _find(connection: Connection, name: QualifiedName) -> Row[Any]:
@@ -159,7 +164,7 @@ def _find(connection: Connection, name: QualifiedName) -> Row[Any]:
     if row is None:
         listed = ", ".join(map(quote, schemas)) or "that search_path names (there is none)"
         where = f"schema {listed}" if name.schema else f"schemas {listed}"
-        raise NotFound(f"table {name} doesn't exist in {where}{near(connection, name, schemas)}")
+        raise NotFound(f"table {name} doesn't exist in {where}{how_to_name(near(connection, name, schemas))}")
     return row
 
 

@@ -21,7 +21,7 @@ from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.source import catalog, checks, owner, replication
 from airflow_roir.engine.source.source import Source
-from airflow_roir.errors import InvalidInput, RoirError, SourceChanged
+from airflow_roir.errors import Complaints, InvalidInput, RoirError, SourceChanged
 from airflow_roir.options import AUTO, SOURCE, BuildOptions
 from airflow_roir.shards import home, rules, shard, sources
 from airflow_roir.shards.copy import shape_table
@@ -117,8 +117,13 @@ def look(
 
 def objections(index_server: Database, definition: IndexDefinition, options: BuildOptions) -> list[RoirError]:
     """The reasons against a build: one error for each shard that has one."""
+    unknown = Complaints()
+    named = []
     with index_server.transaction() as connection:
-        named = [shard.find(connection, name) for name in definition.shards]
+        for name in definition.shards:
+            with unknown.noted():
+                named.append(shard.find(connection, name))
+    unknown.settle()
     against: list[RoirError] = []
     for one in named:
         try:
