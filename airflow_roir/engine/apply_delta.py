@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, CursorResult
 
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical, visibility
@@ -16,6 +17,67 @@ from airflow_roir.entry_state import EntryState
 SOURCE = """
 SELECT i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(generation)s
 """
+
+# The statements of a step, in the order in which it sends them. {where}: the step's blocks of the delta. Each statement
+# repeats it: given only a long list of addresses, the planner would read the whole delta in each step.
+
+# The base before the delta, in the order in which a captured TRUNCATE locks them.
+LOCK = "LOCK TABLE {base} IN ROW EXCLUSIVE MODE"
+# Locks the rows of the step that no writer holds; a group for each state and pattern of NULLs ({nulls}).
+# Addresses stay text and are sent back so: to parse them here took a quarter of a step.
+TAKE = """
+SELECT state, nulls, array_agg(tid)::text AS tids
+  FROM (SELECT d.ctid AS tid, d.state, {nulls} AS nulls
+          FROM {delta} d
+         WHERE {where} AND d.state <> '{ghost}'
+           FOR UPDATE SKIP LOCKED) AS taken
+ GROUP BY state, nulls
+"""
+# In a unique index: those of the rows whose key has no entry in the base, or one that this step has locked. {same_key}:
+# of `b` and `m`. Entries that another session has locked are skipped: to wait for one, with rows of the delta locked,
+# could deadlock with a writer or another step that still needs these rows.
+WITH_FREE_KEYS = """
+WITH mine AS MATERIALIZED (
+       SELECT d.ctid AS tid, {d_columns} FROM {delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])),
+     present AS MATERIALIZED (
+       SELECT m.tid FROM mine m JOIN {base} b ON {same_key}),
+     free AS MATERIALIZED (
+       SELECT m.tid FROM mine m JOIN {base} b ON {same_key} FOR UPDATE OF b SKIP LOCKED)
+SELECT coalesce(array_agg(m.tid), '{{}}')::text
+  FROM mine m
+ WHERE m.tid NOT IN (SELECT tid FROM present) OR m.tid IN (SELECT tid FROM free)
+"""
+# Regular rows of hidden partitions go, and their base entries first: another row may have their key. {same}: of `b` and
+# `d`. {shown}: from `visibility.shown`. A writer that inserts such a row now waits at its row in the delta.
+DROP_HIDDEN_ENTRIES = """
+DELETE FROM {base} b
+ USING (SELECT * FROM {delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) AND NOT {shown}) d
+ WHERE {same}
+"""
+DROP_HIDDEN = "DELETE FROM {delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) AND NOT {shown}"
+# Regular rows replace their entries in the base. {identity}: in the base's order neighbours share pages of its index;
+# the delta's own order would scatter them. {on_conflict}: in a unique index the entry that has the key already is stale
+# (docs/architecture.md#uniqueness).
+UPSERT = """
+WITH gone AS (DELETE FROM {delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) RETURNING {d_columns})
+INSERT INTO {base} ({columns})
+SELECT {columns} FROM gone ORDER BY {identity} {on_conflict}
+"""
+# Removes each antimatter entry whose entry is in the base, together with it. {same}: a condition per pattern of NULLs,
+# since only such a condition can use the base's index.
+ANNIHILATE = """
+WITH matched AS (DELETE FROM {base} b
+                  USING (SELECT *, d.ctid AS tid FROM {delta} d
+                          WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])
+                          ORDER BY {identity}) d
+                  WHERE {same}
+                  RETURNING d.tid)
+DELETE FROM {delta} d USING matched m WHERE {where} AND d.ctid = m.tid
+"""
+# Marks the rest of the antimatter as ghosts. A separate statement needs no join with the annihilated rows.
+LEAVE_GHOSTS = "UPDATE {delta} d SET state = '{ghost}' WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])"
+
+LEFT = "SELECT count(*) FROM {delta} WHERE state <> '{ghost}'"
 
 
 @dataclass(frozen=True)
@@ -44,9 +106,15 @@ class Folding:
         self.entry = entry
         self.base = physical.base(generation_id)
         self.delta = physical.delta(generation_id)
-        self.default_segment = physical.segment(generation_id, physical.DEFAULT_SEGMENT)
-        # In the base's order neighbours share pages of its index; the delta's own order would scatter them.
-        self._in_order = f"ORDER BY {', '.join(f'c{i + 1}' for i in entry.identity_positions)}"
+        # The parts that all statements have.
+        self._parts = {
+            "base": self.base,
+            "delta": self.delta,
+            "ghost": EntryState.GHOST.value,
+            "columns": ", ".join(entry.physical()),
+            "d_columns": ", ".join(entry.physical(prefix="d.")),
+            "identity": ", ".join(entry.physical(entry.identity_positions)),
+        }
 
     def blocks(self, first: int, end: int) -> Folded:
         """Fold the delta's blocks [first, end), in the caller's transaction. It skips rows that a writer holds."""
@@ -55,23 +123,11 @@ class Folding:
     def fold(self, where: str = "true", blocks: dict[str, int] | None = None) -> Folded:
         """As `blocks`, over all rows by default."""
         shown = self._shown() if self.entry.enforced else None
-        # The base before the delta, in the order in which a captured TRUNCATE locks them.
-        execute(self.connection, f"LOCK TABLE {self.base} IN ROW EXCLUSIVE MODE")
+        self._send(LOCK, {})
         values = {name: f"({block},0)" for name, block in (blocks or {}).items()}
-        # A row per state and pattern of NULLs. Addresses stay text and are sent back so: to parse them here took a
-        # quarter of a step.
-        taken = execute(
-            self.connection,
-            "SELECT state, nulls, array_agg(tid)::text AS tids "
-            f"FROM (SELECT d.ctid AS tid, d.state, {self._null_pattern()} AS nulls FROM {self.delta} d "
-            f"WHERE {where} AND d.state <> '{EntryState.GHOST.value}' FOR UPDATE SKIP LOCKED) AS taken "
-            "GROUP BY state, nulls",
-            values,
-        ).all()
-        # The statements repeat the bounds of the blocks: given only a long list of addresses, the planner would read
-        # the whole delta in each step.
+        pattern = self.entry.null_pattern(self.entry.identity_positions, "d.")
         folded = Folded()
-        for row in taken:
+        for row in self._send(TAKE, values, where=where, nulls=pattern).all():
             addresses = {**values, "tids": row.tids}
             if self.entry.enforced and not self._is_apart(row.nulls):
                 addresses["tids"] = self._with_free_keys(row.nulls, where, addresses)
@@ -81,34 +137,25 @@ class Folding:
                 folded += Folded(upserted=self._upsert(row.nulls, where, addresses))
             else:
                 folded += Folded(annihilated=self._annihilate(row.nulls, where, addresses))
-                folded += Folded(ghosts=self._leave_ghosts(where, addresses))
+                folded += Folded(ghosts=self._send(LEAVE_GHOSTS, addresses, where=where).rowcount)
         return folded
+
+    def _send(self, statement: str, values: dict[str, str], **parts: str) -> CursorResult[Any]:
+        return execute(self.connection, statement.strip().format(**{**self._parts, **parts}), values)
+
+    def _same(self, nulls: str) -> str:
+        """SQL, true if rows `b` and `d` are the same entry, for one pattern of NULLs."""
+        return self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
 
     def _is_apart(self, nulls: str) -> bool:
         return any(nulls[i] == "1" for i in self.entry.apart_positions)
 
     def _with_free_keys(self, nulls: str, where: str, values: dict[str, str]) -> str:
-        """The delta rows of a unique generation whose key has no entry in the base, or one that this step has locked.
-
-        Entries that another session has locked are skipped: to wait for one, with rows of the delta locked, could
-        deadlock with a writer or another step that still needs these rows.
-        """
-        key = " AND ".join(
-            self.entry.same_column(i, f"b.c{i + 1}", f"m.c{i + 1}", nulls[i] == "1") for i in self.entry.key_positions
+        entry = self.entry
+        same_key = " AND ".join(
+            entry.same_column(i, f"b.c{i + 1}", f"m.c{i + 1}", nulls[i] == "1") for i in entry.key_positions
         )
-        return str(
-            execute(
-                self.connection,
-                f"WITH mine AS MATERIALIZED (SELECT d.ctid AS tid, {', '.join(self.entry.physical(prefix='d.'))} "
-                f"FROM {self.delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])), "
-                f"present AS MATERIALIZED (SELECT m.tid FROM mine m JOIN {self.base} b ON {key}), "
-                f"free AS MATERIALIZED (SELECT m.tid FROM mine m JOIN {self.base} b ON {key} "
-                "FOR UPDATE OF b SKIP LOCKED) "
-                "SELECT coalesce(array_agg(m.tid), '{}')::text FROM mine m "
-                "WHERE m.tid NOT IN (SELECT tid FROM present) OR m.tid IN (SELECT tid FROM free)",
-                values,
-            ).scalar_one()
-        )
+        return str(self._send(WITH_FREE_KEYS, values, where=where, same_key=same_key).scalar_one())
 
     def _shown(self) -> str | None:
         """SQL, true if a delta row isn't of a partition that is leaving or joining; None if no partition is."""
@@ -120,67 +167,24 @@ class Folding:
         return visibility.shown(self.connection, source, self.generation_id, "d")
 
     def _drop_hidden(self, nulls: str, where: str, values: dict[str, str], shown: str) -> Folded:
-        """Deletes regular delta rows of hidden partitions, and their base entries: another row may have their key."""
-        held = f"{where} AND d.ctid = ANY (%(tids)s::tid[]) AND NOT {shown}"
-        same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
-        execute(
-            self.connection,
-            f"DELETE FROM {self.base} b USING (SELECT * FROM {self.delta} d WHERE {held}) d WHERE {same}",
-            values,
-        )
-        # A writer that inserts such a row now waits at its row in the delta.
-        gone = execute(self.connection, f"DELETE FROM {self.delta} d WHERE {held}", values).rowcount
-        return Folded(annihilated=gone)
-
-    def _null_pattern(self) -> str:
-        """SQL for which identity columns are NULL, as a string of 0s and 1s."""
-        return self.entry.null_pattern(self.entry.identity_positions, "d.")
+        self._send(DROP_HIDDEN_ENTRIES, values, where=where, shown=shown, same=self._same(nulls))
+        return Folded(annihilated=self._send(DROP_HIDDEN, values, where=where, shown=shown).rowcount)
 
     def _upsert(self, nulls: str, where: str, values: dict[str, str]) -> int:
-        columns = ", ".join(self.entry.physical())
-        base, upsert = self.base, self.entry.on_conflict(by_key=self.entry.enforced)
+        into = {"on_conflict": self.entry.on_conflict(by_key=self.entry.enforced)}
         if self._is_apart(nulls):
-            base, upsert = self.default_segment, self.entry.on_conflict()
-        in_order = f"SELECT {columns} FROM gone {self._in_order}"
-        return execute(
-            self.connection,
-            f"WITH gone AS (DELETE FROM {self.delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) "
-            f"RETURNING {', '.join(self.entry.physical(prefix='d.'))}) "
-            # In a unique index the entry that has the key already is stale (docs/architecture.md#uniqueness).
-            f"INSERT INTO {base} ({columns}) {in_order} {upsert}",
-            values,
-        ).rowcount
+            default = physical.segment(self.generation_id, physical.DEFAULT_SEGMENT)
+            into = {"base": default, "on_conflict": self.entry.on_conflict()}
+        return self._send(UPSERT, values, where=where, **into).rowcount
 
     def _annihilate(self, nulls: str, where: str, values: dict[str, str]) -> int:
-        """Removes each antimatter entry whose entry is in the base, together with it; returns how many."""
-        # A condition per pattern of NULLs: only such a condition can use the base's index.
-        same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
-        return execute(
-            self.connection,
-            f"WITH matched AS (DELETE FROM {self.base} b USING (SELECT *, d.ctid AS tid FROM {self.delta} d "
-            f"WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) {self._in_order}) d WHERE {same} RETURNING d.tid) "
-            f"DELETE FROM {self.delta} d USING matched m WHERE {where} AND d.ctid = m.tid",
-            values,
-        ).rowcount
-
-    def _leave_ghosts(self, where: str, values: dict[str, str]) -> int:
-        """Marks the rest of the antimatter as ghosts. A separate statement needs no join with the annihilated rows."""
-        return execute(
-            self.connection,
-            f"UPDATE {self.delta} d SET state = '{EntryState.GHOST.value}' "
-            f"WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])",
-            values,
-        ).rowcount
+        return self._send(ANNIHILATE, values, where=where, same=self._same(nulls)).rowcount
 
 
 def left_in_delta(connection: Connection, generation_id: int) -> int:
     """The number of delta rows that are still to be folded, without ghosts."""
-    return int(
-        execute(
-            connection,
-            f"SELECT count(*) FROM {physical.delta(generation_id)} WHERE state <> '{EntryState.GHOST.value}'",
-        ).scalar_one()
-    )
+    left = LEFT.format(delta=physical.delta(generation_id), ghost=EntryState.GHOST.value)
+    return int(execute(connection, left).scalar_one())
 
 
 def wait_little(connection: Connection) -> None:
