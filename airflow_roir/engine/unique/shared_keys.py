@@ -13,93 +13,131 @@ from airflow_roir.entry_state import EntryState
 REGULAR = f"state = '{EntryState.REGULAR.value}'"
 
 
+# {live}: a relation of live entries `x`. {key}, {primary_key}: texts of `l`; {l_columns}, {columns}: the key's columns.
+SHARING = """
+SELECT min({key}::text) OVER (PARTITION BY {l_columns})::jsonb AS shared_key, {key} AS key,
+       {primary_key} AS primary_key
+  FROM (SELECT *, count(*) OVER (PARTITION BY {columns}) AS sharing FROM {live} x) l
+ WHERE l.sharing > 1
+"""
+
+# In the next four, {identity} is the identity of `x`; {same} is true if entries `x` and `t` are the same, {has_key} if
+# `x` has the key of `k`; {seen} is empty or ' AND …', true if `x` isn't hidden. Live entries are those of the base that
+# the delta doesn't touch, and those of the delta that are regular.
+MEMBERS = """
+WITH candidate AS MATERIALIZED ({candidates}),
+     live AS MATERIALIZED (
+       SELECT {identity} FROM candidate k JOIN {base} x ON {has_key}
+        WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {same}){seen}
+       UNION ALL
+       SELECT {identity} FROM candidate k JOIN {delta} x ON {has_key} WHERE x.{regular}{seen})
+{sharing}
+"""
+# {apart}: as {seen}, true if no column of the key is NULL that would make the entry differ from all others.
+IN_SEGMENT = """
+WITH live AS (
+       SELECT x.* FROM {segment} x WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {same}){apart}{seen})
+{sharing}
+"""
+# The entries of some stretches of blocks whose keys have the hashes; {live}: by `LIVE_OF`, from `here`.
+BY_HASH = """
+WITH place AS MATERIALIZED (
+       SELECT ('(' || b || ',0)')::tid AS low, ('(' || b + %(span)s || ',0)')::tid AS high
+         FROM unnest(%(blocks)s::bigint[]) b),
+     here AS MATERIALIZED (
+       SELECT x.* FROM place p
+        CROSS JOIN LATERAL (SELECT {identity} FROM ONLY {segment} x
+                             WHERE x.ctid >= p.low AND x.ctid < p.high
+                                   AND ({key_hash}) = ANY (%(hashes)s::int8[]){seen} OFFSET 0) x
+        LIMIT %(most)s),
+     live AS MATERIALIZED ({live})
+{sharing}
+"""
+# {here}: entries of the base; the delta's regular ones of their keys ({columns}) come to them.
+LIVE_OF = """
+(SELECT {identity} FROM ({here}) x WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {same}))
+UNION ALL
+(SELECT {identity} FROM (SELECT DISTINCT {columns} FROM ({here}) y) k JOIN {delta} x ON {has_key}
+  WHERE x.{regular}{seen})
+"""
+
+
 def members_of(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
     """SQL for the live entries that share one of the keys of `candidates`, with the columns of `sharing`.
 
     pattern: the NULLs that all these keys have. shown: from `visibility.shown`.
     """
     entry = job.entry
-    base, delta = physical.base(job.generation_id), physical.delta(job.generation_id)
     nulls = {i: pattern[i] == "1" for i in entry.key_positions}
-
-    def has_key(prefix: str) -> str:
-        return " AND ".join(
-            entry.same_column(i, f"{prefix}c{i + 1}", f"k.c{i + 1}", nulls[i]) for i in entry.key_positions
-        )
-
-    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
-    seen = f" AND {shown}" if shown else ""
-    live = (
-        f"SELECT {of} FROM candidate k JOIN {base} x ON {has_key('x.')} "
-        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.', nulls)}){seen} "
-        f"UNION ALL SELECT {of} FROM candidate k JOIN {delta} x ON {has_key('x.')} WHERE x.{REGULAR}{seen}"
+    return MEMBERS.format(
+        **_parts(job, shown),
+        candidates=candidates,
+        base=physical.base(job.generation_id),
+        has_key=_has_key(entry, nulls),
+        same=entry.equal("x.", "t.", nulls),
+        sharing=sharing(job.source, entry, "live"),
     )
-    these = sharing(job.source, entry, "live")
-    return f"WITH candidate AS MATERIALIZED ({candidates}), live AS MATERIALIZED ({live}) {these}"
 
 
 def in_segment(job: Job, ordinal: int, shown: str | None) -> str:
     """As `members_of`, for all entries of a segment that the delta doesn't touch."""
     entry = job.entry
-    name, delta = physical.segment(job.generation_id, ordinal), physical.delta(job.generation_id)
-    apart = "".join(f" AND NOT ({is_null(f'x.c{i + 1}')})" for i in entry.apart_positions)
-    apart += f" AND {shown}" if shown else ""
-    these = sharing(job.source, entry, "live")
-    return (
-        f"WITH live AS (SELECT x.* FROM {name} x "
-        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.')}){apart}) {these}"
+    return IN_SEGMENT.format(
+        **_parts(job, shown),
+        segment=physical.segment(job.generation_id, ordinal),
+        same=entry.equal("x.", "t."),
+        apart="".join(f" AND NOT ({is_null(f'x.c{i + 1}')})" for i in entry.apart_positions),
+        sharing=sharing(job.source, entry, "live"),
     )
 
 
 def sharing(source: Source, entry: Entry, live: str) -> str:
     """SQL for `shared_key`, `key` and `primary_key` of live entries that share a key: equal, maybe not identical."""
-    key = texts(entry, entry.key_positions, "l.")
-    return (
-        f"SELECT min({key}::text) OVER (PARTITION BY {key_of(entry, 'l.')})::jsonb AS shared_key, {key} AS key, "
-        f"{primary_key(source, entry, 'l.')} AS primary_key "
-        f"FROM (SELECT *, count(*) OVER (PARTITION BY {key_of(entry, '')}) AS sharing FROM {live} x) l "
-        "WHERE l.sharing > 1"
+    return SHARING.strip().format(
+        live=live,
+        key=texts(entry, entry.key_positions, "l."),
+        primary_key=primary_key(source, entry, "l."),
+        l_columns=key_of(entry, "l."),
+        columns=key_of(entry, ""),
     )
 
 
 def by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
     """As `members_of`, for the entries of a segment whose keys have some hashes, at most 10,000 rows."""
-    entry = job.entry
-    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
+    entry, parts = job.entry, _parts(job, shown)
     nullable = [i for i in entry.nullable_positions if i < entry.key]
     whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
+
+    def live(here: str, nulls: dict[int, bool]) -> str:
+        of_keys = {"columns": key_of(entry, ""), "has_key": _has_key(entry, nulls)}
+        entries = f"SELECT {parts['identity']} FROM here x WHERE {here}"
+        return LIVE_OF.strip().format(**parts, **of_keys, here=entries, same=entry.equal("t.", "x.", nulls))
+
     # Keys without a NULL use the delta's index. A key with a NULL has no hash, unless NULLs are the same.
-    seen = f" AND {shown}" if shown else ""
-    no_null = dict.fromkeys(entry.key_positions, False)
-    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", no_null, seen)]
+    both = [live(whole, dict.fromkeys(entry.key_positions, False))]
     if nullable and not entry.apart_positions:
-        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, seen))
-    name = physical.segment(job.generation_id, ordinal)
-    return (
-        "WITH place AS MATERIALIZED (SELECT ('(' || b || ',0)')::tid AS low, "
-        "('(' || b + %(span)s || ',0)')::tid AS high FROM unnest(%(blocks)s::bigint[]) b), "
-        f"here AS MATERIALIZED (SELECT x.* FROM place p CROSS JOIN LATERAL (SELECT {of} FROM ONLY {name} x "
-        f"WHERE x.ctid >= p.low AND x.ctid < p.high AND ({key_hash}) = ANY (%(hashes)s::int8[]){seen} OFFSET 0) x "
-        f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {sharing(job.source, entry, 'live')}"
+        both.append(live(f"NOT ({whole}) LIMIT 1000", {}))
+    return BY_HASH.format(
+        **parts,
+        segment=physical.segment(job.generation_id, ordinal),
+        key_hash=key_hash,
+        live=" UNION ALL ".join(both),
+        sharing=sharing(job.source, entry, "live"),
     )
 
 
-def _live_of(job: Job, here: str, nulls: dict[int, bool], seen: str) -> str:
-    """SQL for the entries of the base that the delta doesn't touch, and for the delta's regular entries of their keys.
+def _parts(job: Job, shown: str | None) -> dict[str, str]:
+    return {
+        "delta": physical.delta(job.generation_id),
+        "identity": ", ".join(job.entry.physical(job.entry.identity_positions, prefix="x.")),
+        "regular": REGULAR,
+        "seen": f" AND {shown}" if shown else "",
+    }
 
-    seen: SQL, ' AND …', true if a row `x` isn't hidden.
-    """
-    entry, delta = job.entry, physical.delta(job.generation_id)
-    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
-    same_key = " AND ".join(
-        entry.same_column(i, f"x.c{i + 1}", f"k.c{i + 1}", nulls.get(i)) for i in entry.key_positions
-    )
-    return (
-        f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
-        f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
-        f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {key_of(entry, '')} FROM ({here}) y) k JOIN {delta} x "
-        f"ON {same_key} WHERE x.{REGULAR}{seen})"
-    )
+
+def _has_key(entry: Entry, nulls: dict[int, bool]) -> str:
+    """SQL, true if `x` has the key of `k`."""
+    return " AND ".join(entry.same_column(i, f"x.c{i + 1}", f"k.c{i + 1}", nulls.get(i)) for i in entry.key_positions)
 
 
 def key_of(entry: Entry, prefix: str) -> str:
