@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
-from airflow_roir.engine.capture.plpgsql import function, indent
+from airflow_roir.engine.capture.plpgsql import function, literal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry, equality_operators
 from airflow_roir.engine.locks.locks import Drain
@@ -36,11 +36,74 @@ VALUES (%(name)s, %(server)s, %(index)s, %(source)s, %(entry)s::jsonb, {SHARD_SC
 """
 # Marks all possible versions as announced.
 NOTHING = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
+# {identity}: its columns' definitions. It is emptied all the time, and its first pages are read in each poll.
+TABLE = f"""
+CREATE TABLE {{table}} (
+  {{identity}},
+  version bigint NOT NULL DEFAULT nextval('{SHARD_SCHEMA}.version'),
+  xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
+  touched_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000)
+"""
+# {rows}: the part of an INSERT after its columns. {kept}: of values that are equal but not the same, the last ones
+# stay. The version is drawn in the update, under the row's lock: so it grows with each touch.
+TOUCH = f"""
+INSERT INTO {{table}} ({{identity}}) {{rows}} ON CONFLICT ({{identity}}) DO UPDATE
+SET {{kept}}, version = nextval('{SHARD_SCHEMA}.version'), xid = pg_current_xact_id(), touched_at = clock_timestamp()
+"""
+# The body of the row trigger's function. {old}, {new}: the rows' indexed columns; {old_key}, {new_key}: those of their
+# identities; {touch_old}, {touch_new}: by TOUCH. If a trigger on the outbox has kept a touch out, the first row is
+# deleted, so that the outbox is in doubt.
+TOUCHED = """
+BEGIN
+  IF TG_OP = 'INSERT' THEN
+    {touch_new};
+  ELSIF TG_OP = 'DELETE' THEN
+    {touch_old};
+  ELSIF {old} *<> {new} THEN
+    IF {old_key} *<> {new_key} THEN
+      {touch_old};
+      IF NOT FOUND THEN
+        DELETE FROM {table} WHERE version = 0;
+      END IF;
+    END IF;
+    {touch_new};
+  ELSE
+    RETURN NULL;
+  END IF;
+  IF NOT FOUND THEN
+    DELETE FROM {table} WHERE version = 0;
+  END IF;
+  RETURN NULL;
+END
+"""
+# The body of the function of TRUNCATE for a whole table: all entries of the shard go.
+EMPTIED = f"""
+BEGIN
+  UPDATE {SHARD_SCHEMA}.outbox SET emptied = nextval('{SHARD_SCHEMA}.version') WHERE name = '{{name}}';
+  RETURN NULL;
+END
+"""
+# The same for a leaf: {touch}, a format, touches its rows' entries. The TRUNCATE also removes rows that came since its
+# snapshot, which it doesn't see.
+EMPTIED_LEAF = """
+BEGIN
+  IF pg_relation_size(TG_RELID) = 0 THEN
+    RETURN NULL;
+  ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+    RAISE feature_not_supported USING
+      MESSAGE = format('%s can''t be truncated at this isolation level', TG_RELID::regclass),
+      DETAIL = 'Its table has a roir index on another server, whose entries of rows that this snapshot '
+        'doesn''t see would stay.',
+      HINT = 'Truncate it in a READ COMMITTED transaction, or use DELETE.';
+  END IF;
+  EXECUTE format({touch}, TG_RELID::regclass);
+  RETURN NULL;
+END
+"""
 # A row that is never shipped: an outbox without it was emptied.
 FIRST = "INSERT INTO {table} (version) SELECT 0 WHERE NOT EXISTS (SELECT FROM {table} WHERE version = 0)"
-RELATION = (
-    "SELECT c.oid::bigint FROM pg_class c WHERE c.oid = (SELECT source FROM {schema}.outbox WHERE name = %(name)s)"
-)
+RELATION = "SELECT oid::bigint FROM pg_class WHERE oid = (SELECT source FROM {schema}.outbox WHERE name = %(name)s)"
 
 
 def table(outbox: str) -> str:
@@ -93,10 +156,7 @@ def install(
     entry = Entry.of(source, definition, "none", 1)
     drain = Drain(database, source.sql, source.relations, timeout_ms, patience_s)
     with telling_of_names():
-        drain.run(
-            lambda connection, lock: _install(connection, lock, feed, source, entry, definition, server),
-            report,
-        )
+        drain.run(lambda connection, lock: _install(connection, lock, feed, source, entry, definition, server), report)
 
 
 def _install(
@@ -114,7 +174,7 @@ def _install(
     name = feed.outbox
     entry = _make_table(connection, name, entry)
     _make_view(connection, name, source, entry)
-    for text in (_touched(name, source, entry), _emptied(name, source, entry)):
+    for text in (_touched(name, entry), _emptied(name, source, entry)):
         execute(connection, text)
     lock()
     now = catalog.read_source_by_oid(connection, source.oid)
@@ -141,15 +201,8 @@ def _install(
 
 def _make_table(connection: Connection, name: str, entry: Entry) -> Entry:
     """Creates the outbox; returns the entry with its equality operators, as its own index has them."""
-    columns = entry.definitions_of(entry.identity_positions)
-    execute(
-        connection,
-        f"CREATE TABLE {table(name)} ({columns}, "
-        f"version bigint NOT NULL DEFAULT nextval('{SHARD_SCHEMA}.version'), "
-        "xid xid8 NOT NULL DEFAULT pg_current_xact_id(), touched_at timestamptz NOT NULL DEFAULT clock_timestamp()) "
-        # It is emptied all the time, and its first pages are read in each poll.
-        "WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000)",
-    )
+    definitions = entry.definitions_of(entry.identity_positions)
+    execute(connection, TABLE.format(table=table(name), identity=definitions))
     identity = ", ".join(entry.physical(entry.identity_positions))
     execute(connection, f"CREATE UNIQUE INDEX {name}_key ON {table(name)} ({identity}) NULLS NOT DISTINCT")
     execute(connection, f"CREATE INDEX {name}_version ON {table(name)} (version)")
@@ -167,87 +220,48 @@ def _make_view(connection: Connection, name: str, source: Source, entry: Entry) 
 def touch(name: str, entry: Entry, rows: str) -> str:
     """SQL that touches entries. rows: the part of an INSERT after its columns."""
     identity = entry.physical(entry.identity_positions)
-    # Values that are equal but not the same: the last ones stay. The version is drawn in the update, under the row's
-    # lock: so it grows with each touch.
     kept = ", ".join(f"{column} = EXCLUDED.{column}" for column in identity)
-    return (
-        f"INSERT INTO {table(name)} ({', '.join(identity)}) {rows} ON CONFLICT ({', '.join(identity)}) DO UPDATE "
-        f"SET {kept}, version = nextval('{SHARD_SCHEMA}.version'), xid = pg_current_xact_id(), "
-        "touched_at = clock_timestamp()"
-    )
+    return TOUCH.strip().format(table=table(name), identity=", ".join(identity), rows=rows, kept=kept)
 
 
-def _touched(name: str, source: Source, entry: Entry) -> str:
+def _touched(name: str, entry: Entry) -> str:
     """The row trigger's function."""
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
 
-    def write(record: str) -> str:
-        values = ", ".join(f"{record}.{quote(column)}" for column in identity)
-        return f"{touch(name, entry, f'VALUES ({values})')};"
+    def values(record: str) -> str:
+        return f"VALUES ({', '.join(f'{record}.{quote(column)}' for column in identity)})"
 
-    # If a trigger on the outbox has kept the touch out, the first row is deleted, so that the outbox is in doubt.
-    kept_out = ["IF NOT FOUND THEN", f"  DELETE FROM {table(name)} WHERE version = 0;", "END IF;"]
-
-    lines = [
-        "IF TG_OP = 'INSERT' THEN",
-        *indent([write("NEW")]),
-        "ELSIF TG_OP = 'DELETE' THEN",
-        *indent([write("OLD")]),
-        f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
-        f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
-        *indent([write("OLD"), *kept_out], 2),
-        "  END IF;",
-        *indent([write("NEW")]),
-        "ELSE",
-        "  RETURN NULL;",
-        "END IF;",
-        *kept_out,
-    ]
-    body = "\n".join(["BEGIN", *indent(lines), "  RETURN NULL;", "END"])
+    body = TOUCHED.strip().format(
+        table=table(name),
+        touch_old=touch(name, entry, values("OLD")),
+        touch_new=touch(name, entry, values("NEW")),
+        old=_image("OLD", everything),
+        new=_image("NEW", everything),
+        old_key=_image("OLD", identity),
+        new_key=_image("NEW", identity),
+    )
     return function(touch_function(name), body, BY_INDEX)
 
 
 def _emptied(name: str, source: Source, entry: Entry) -> str:
-    """The function of TRUNCATE: for the whole table all entries of the shard go; for a leaf, those of its rows are
-    touched."""
+    """The function of TRUNCATE."""
     if not source.partitioned:
-        lines = [
-            f"UPDATE {SHARD_SCHEMA}.outbox SET emptied = nextval('{SHARD_SCHEMA}.version') WHERE name = '{name}';",
-        ]
+        body = EMPTIED.format(name=name)
     else:
         columns = ", ".join(f"s.{quote(column.source)}" for column in entry.columns[: entry.identity])
         # The names of columns may contain a %.
         select = f"SELECT {columns} FROM ONLY ".replace("%", "%%")
-        text = touch(name, entry, f"{select}%s s").replace("'", "''")
-        lines = [
-            "IF pg_relation_size(TG_RELID) = 0 THEN",
-            "  RETURN NULL;",
-            # The TRUNCATE also removes rows that came since its snapshot, which it doesn't see.
-            "ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN",
-            "  RAISE feature_not_supported USING",
-            "    MESSAGE = format('%s can''t be truncated at this isolation level', TG_RELID::regclass),",
-            "    DETAIL = 'Its table has a roir index on another server, whose entries of rows that this snapshot '",
-            "      'doesn''t see would stay.',",
-            "    HINT = 'Truncate it in a READ COMMITTED transaction, or use DELETE.';",
-            "END IF;",
-            f"EXECUTE format('{text}', TG_RELID::regclass);",
-        ]
-    body = "\n".join(["BEGIN", *indent(lines), "  RETURN NULL;", "END"])
-    return function(emptied_function(name), body, BY_INDEX)
+        body = EMPTIED_LEAF.format(touch=literal(touch(name, entry, f"{select}%s s")))
+    return function(emptied_function(name), body.strip(), BY_INDEX)
 
 
 def _watch_truncate(connection: Connection, name: str, source: Source) -> None:
-    if not source.partitioned:
-        _make_trigger(
-            connection, f"{trigger(name)}_t", "AFTER TRUNCATE", source.sql, "STATEMENT", emptied_function(name)
-        )
-        return
-    for leaf in source.leaves:
-        found = catalog.name_of(connection, leaf)
-        _make_trigger(
-            connection, f"{trigger(name)}_t", "BEFORE TRUNCATE", found.sql, "STATEMENT", emptied_function(name)
-        )
+    when, relations = "AFTER", [source.sql]
+    if source.partitioned:
+        when, relations = "BEFORE", [catalog.name_of(connection, leaf).sql for leaf in source.leaves]
+    for one in relations:
+        _make_trigger(connection, f"{trigger(name)}_t", f"{when} TRUNCATE", one, "STATEMENT", emptied_function(name))
 
 
 def _make_trigger(connection: Connection, name: str, event: str, relation: str, each: str, calls: str) -> None:
