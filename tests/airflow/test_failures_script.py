@@ -101,6 +101,7 @@ def test_a_build_that_failed_shows_its_error_above_its_figures(airflow: Airflow,
     assert tab.get_by_text("It ended before").count() == 0
     airflow.run["state"] = "success"
     airflow.more |= {"failures": [], "again": None, "wanted": "public.i"}
+    tab.reload()
     tab.get_by_text("This run has ended. Its work on public.i can't be shown now.").wait_for()
 
 

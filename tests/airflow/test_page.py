@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import clean_up, prepare
+from airflow_roir.engine import clean_up, lifecycle, prepare
 from airflow_roir.engine.control import admission, operations
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import DuplicatesFound, OperationQueued
@@ -355,7 +355,6 @@ def test_who_reads_another_dag_gets_nothing_of_this_one(page: Page, build: tuple
 FAILED = """
 import sys
 from airflow.models.dagrun import DagRun
-from airflow.models.log import Log
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.utils import timezone
@@ -373,6 +372,17 @@ with create_session() as session:
                                   key="roir_failure", value=value))
         else:
             one.state = "upstream_failed"
+"""
+PREPARED = """
+import sys
+from airflow.models.dagrun import DagRun
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+dag_id, run_id, operation = sys.argv[1:]
+with create_session() as session:
+    run = session.query(DagRun).filter_by(dag_id=dag_id, run_id=run_id).one()
+    session.add(XComModel(dag_run_id=run.id, dag_id=dag_id, run_id=run_id, task_id="prepare", map_index=-1,
+                          key="return_value", value=int(operation)))
 """
 SUCCEEDED = """
 import sys
@@ -434,6 +444,31 @@ def test_the_message_of_a_failed_task_is_for_users_who_may_read_its_log(page: Pa
     assert page.ask("viewer", "GET", "/api/run", params=about).status_code == 503
     page.server.run_python("-c", SUCCEEDED, about["run_id"])
     assert troubled()["failures"] == []
+
+
+@pytest.mark.sample(0, 1)
+def test_a_run_that_has_published_its_index_is_not_offered_again(
+    page: Page, shop: Any, build: tuple[str, dict[str, Any]]
+) -> None:
+    """It failed after the publish, and another one with the same values would rebuild the index."""
+    run, named = build
+    page.server.run_python("-c", PREPARED, DAG, run, str(named["operation"]))
+    page.server.run_python("-c", FAILED, DAG, run, "finalize", "no event was sent")
+
+    def shown(status: str) -> dict[str, Any]:
+        def found() -> dict[str, Any]:
+            seen: dict[str, Any] = page.ask("user", "GET", "/api/run", params={"dag_id": DAG, "run_id": run}).json()
+            return seen if seen["progress"]["status"] == status else {}
+
+        return wait_until(found, 60, f"an operation that is {status}")
+
+    assert wished(shown("running")["again"]) is not None
+    driven = start_run(shop.database, INDEX, f"airflow {DAG} {run}")
+    steps.build_all(shop.database, driven)
+    steps.seal_all(shop.database, driven)
+    lifecycle.run_phases(shop.database, driven)
+    seen = shown("completed")
+    assert (seen["failures"][0]["message"], seen["again"]) == ("no event was sent", None)
 
 
 @pytest.mark.sample(0)

@@ -414,7 +414,7 @@ def test_an_abort_triggers_the_clean_up_of_its_connection(airflow: Airflow, tab:
     assert log.get_attribute("href").endswith("/tasks/rebuild.build/mapped/1")
     tab.get_by_role("button", name="Abort").click()
     question = tab.locator(".question")
-    question.get_by_text("is triggered for that").wait_for()
+    question.get_by_text("which is then triggered").wait_for()
     question.get_by_role("button", name="Abort").click()
     aborted, cleaned_up = sent(airflow, tab, 2)
     assert aborted[0] == "/roir/api/run/abort"
