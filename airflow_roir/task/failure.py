@@ -24,15 +24,17 @@ TIME_OUT = (
 
 @hookimpl  # type: ignore[untyped-decorator]  # pluggy's marker has no types here
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: BaseException | str | None) -> None:
-    """Keeps the message, in the task's own process. Airflow's servers call this for marks, and have no message."""
-    if error is None or not _is_ours(getattr(task_instance, "task", None)):
+    """Keeps the message, in the task's own process. Airflow's servers call this with texts of their own, for marks and
+    for tasks whose process has vanished: these are no messages of the task, and the page has better words.
+    """
+    if not isinstance(error, BaseException) or not _is_ours(getattr(task_instance, "task", None)):
         return
     task_instance.xcom_push(
         key=KEY, value={"try_number": int(task_instance.try_number), "message": message_of(error)[:LONGEST]}
     )
 
 
-def message_of(error: BaseException | str) -> str:
+def message_of(error: BaseException) -> str:
     """The error in words, without the secrets that Airflow masks in logs, and without statements and their values."""
     from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
     from airflow.sdk.log import redact
@@ -41,9 +43,7 @@ def message_of(error: BaseException | str) -> str:
     from airflow_roir.engine.database import said
     from airflow_roir.errors import RoirError
 
-    if isinstance(error, str):
-        text = error
-    elif isinstance(error, AirflowTaskTimeout):
+    if isinstance(error, AirflowTaskTimeout):
         text = TIME_OUT
     elif isinstance(error, DBAPIError):
         # Without its detail and context, which may contain values of rows.
