@@ -1,8 +1,8 @@
 """Compacts the aged segments of a database's indexes each night, within budgets, the worst index first.
 
 Copy this file into your DAGs folder, give the budgets that your nights allow, and unpause the DAG. Each night it
-chooses in each index the segments whose compaction saves most for its cost, and orders the indexes by that. Pause the
-DAG to pause its compactions; unpause it to resume them.
+chooses in each index the segments whose compaction saves most for its cost, and orders the indexes by that. The run's
+tab Index build pauses and resumes a compaction; so does the DAG's switch for all.
 
 If a rebuild costs no more than the compaction, the DAG leaves the index alone: the log of the task `choose`, its XCom
 `suggestions` and the table `roir.event` suggest the rebuild.

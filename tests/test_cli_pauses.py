@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta, timezone
+
 import pytest
 
 from airflow_roir.actor import Way, way_of
-from airflow_roir.engine.control import long_pause
-from airflow_roir.engine.control.run import end_run
+from airflow_roir.engine.control import expected, long_pause, operations, requests
+from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.snapshot.operation import operation_status
+from airflow_roir.engine.snapshot.words import state_of
+from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.test_cli_states import Terminal
@@ -38,7 +44,7 @@ WAYS = {
     ),
     Way.RUN: (
         RUN,
-        "if no try is left, clear its task in run manual__2026-11-27 of DAG rebuild_index with those that follow it "
+        "clear its task in run manual__2026-11-27 of DAG rebuild_index with those that follow it "
         f"(Downstream), or trigger rebuild_index for this index: it continues; or: {COMMAND}",
     ),
 }
@@ -53,7 +59,8 @@ def test_it_is_told_who_paused_it_since_when_and_the_way_on(database: Database, 
     _, run = steps.begin(database)
     run_sql(dsn, f"SELECT roir.pause('ix', 'a reason', '{by}')")
     end_run(database, run)
-    run_sql(dsn, f"UPDATE roir.operation SET owner = '{RUN}', paused_at = clock_timestamp() - interval '3 h'")
+    gone = "run_ended_at = clock_timestamp(), paused_at = clock_timestamp() - interval '3 h'"
+    run_sql(dsn, f"UPDATE roir.operation SET owner = '{RUN}', {gone}")
     text, one = Terminal(dsn).status()
     cause = "since rows share keys of the unique index" if way is Way.DUPLICATES else f"by {by}: a reason"
     assert f"paused 3 h ago {cause}; {on}\n" in text
@@ -63,6 +70,88 @@ def test_it_is_told_who_paused_it_since_when_and_the_way_on(database: Database, 
     with database.transaction() as connection:
         [pause] = long_pause.long_pauses(connection)
     assert f"{on[1:]}; or abort it: roir abort public.ix" in pause.text
+
+
+def begun(database: Database, dsn: str) -> Run:
+    """A run of a DAG that is awaited, and may be silent for 700 s."""
+    steps.make_table(dsn, 100)
+    _, run = steps.begin(database)
+    expected.expect(database, run.operation_id, RUN, 30, 700)
+    return start_run(database, "ix", RUN, take_over=True)
+
+
+def in_minutes(database: Database, seconds: float) -> str:
+    with database.transaction() as connection:
+        at = connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one() + timedelta(seconds=seconds)
+    return f"{at.astimezone(timezone.utc):%H:%M} UTC"
+
+
+def test_after_a_killed_worker_the_first_words_are_that_it_goes_on_by_itself(database: Database, dsn: str) -> None:
+    """Found: the first words were that no run drives it, and the time of the next try was nowhere."""
+    begun(database, dsn)
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '100 s'")
+    run_sql(dsn, "UPDATE roir.operation SET awaited_until = heartbeat_at")
+    whens = {in_minutes(database, seconds) for seconds in (580, 600, 620)}
+    text, one = Terminal(dsn).status()
+    said = re.search(
+        r"    (goes on by itself at the next try, about (.* UTC), if one is left); no run has driven", text
+    )
+    assert said is not None, text
+    assert said[2] in whens
+    assert one["status"] == "running"
+    assert one["expected_at"] is not None
+    assert one["held_up"]["text"].startswith("Goes on by itself at the next try, about ")
+    # The grace is over: it is abandoned, and nothing is expected.
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '800 s'")
+    run_sql(dsn, "UPDATE roir.operation SET awaited_until = heartbeat_at")
+    _, one = Terminal(dsn).status()
+    assert (one["status"], one["expected_at"]) == ("abandoned", None)
+
+
+def test_a_pause_by_the_run_itself_names_the_next_try_or_the_task_to_clear(database: Database, dsn: str) -> None:
+    run = begun(database, dsn)
+    settle(database, run, RoirError("the disk is full"), fatal=False)
+    end_run(database, run)
+    _, one = Terminal(dsn).status()
+    assert re.fullmatch(
+        r"goes on by itself at the next try, about \d\d:\d\d UTC, if one is left; or: roir resume public\.ix",
+        one["resume_with"],
+    )
+    expected.has_ended(database, run.operation_id, RUN)
+    _, one = Terminal(dsn).status()
+    assert one["resume_with"] == WAYS[Way.RUN][1]
+    assert one["expected_at"] is None
+
+
+def test_the_cause_of_a_kill_replaces_that_it_was_interrupted(database: Database, dsn: str) -> None:
+    """Found: after a mark or a timeout the pause was `interrupted`, and named neither."""
+    run = begun(database, dsn)
+    settle(database, run, KeyboardInterrupt(), fatal=False)
+    cause = "its task build was marked as failed"
+    expected.note_cause(database, run.operation_id, RUN, cause)
+    end_run(database, run)
+    text, one = Terminal(dsn).status()
+    assert one["pause_reason"] == cause
+    assert f"by {RUN}: {cause}; " in text
+    assert [event.detail for event in operations.events(database, "ix") if event.action == "pause"] == [cause]
+    # A pause by a user stays.
+    run = start_run(database, "ix", RUN)
+    requests.pause(database, "ix", "ann@desk", "lunch")
+    expected.note_cause(database, run.operation_id, RUN, cause)
+    assert Terminal(dsn).status()[1]["pause_reason"] == "lunch"
+
+
+def test_a_resume_is_seen_at_the_time_that_is_told(database: Database, dsn: str) -> None:
+    run = begun(database, dsn)
+    requests.pause(database, "ix", "ann@desk", "lunch")
+    end_run(database, run)
+    expected.expect(database, run.operation_id, RUN, 280)
+    whens = [in_minutes(database, seconds) for seconds in (270, 280)]
+    state = state_of(operation_status(database, run.operation_id))
+    assert state.note in [f"Paused; nothing is lost; its run looks again about {when}" for when in whens]
+    requests.resume(database, "ix", "ann@desk")
+    state = state_of(operation_status(database, run.operation_id))
+    assert any(state.text.startswith(f"goes on by itself about {when}; ") for when in whens)
 
 
 def test_one_that_runs_again_has_no_way_on(database: Database, dsn: str) -> None:

@@ -22,13 +22,14 @@ from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
 from airflow_roir.task.metrics import sending
-from airflow_roir.task.operation_task import DrivingOperator
+from airflow_roir.task.operation_task import DrivingOperator, is_last_try
 from airflow_roir.task.published import claim_announcement, has_event, published_facts
-from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.roir_operator import HOPELESS, failing_clearly, owner_of
 from airflow_roir.task.ui_requests import Watcher
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
     from airflow_roir.engine.control.operations import OperationRow
     from airflow_roir.engine.control.run import Run
@@ -62,11 +63,10 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             row = self.take_turn(database, ti)
             if row is not None:
                 if row.phase in LONG:
+                    why = self._why_unbuilt(ti)
                     raise AirflowFailException(
                         f"index {self.index}: operation {row.id} is still in phase {row.phase}; nothing is published: "
-                        "its build task was marked as success before it had ended, or the server has lost its last "
-                        "commits, by a failover or a restore. Clear the build task with those that follow it "
-                        "(Downstream): it continues"
+                        f"{why}. Clear the build task with those that follow it (Downstream): it continues"
                     )
                 owner = owner_of(ti)
                 # A fresh heartbeat under our own name is of a try that was killed moments ago.
@@ -85,13 +85,17 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                         # The run ends with this process, but would seem to be at work for a while.
                         if runs:
                             Background(lambda: leave_run(own, runs[0], SystemExit())).wait(SETTLE_S)
+                        self.note_cause(database, ti)
                         raise
                 try:
                     ended = work.result()
                 except (OperationPaused, OperationRunning, Fenced, DuplicatesFound) as reason:
                     self.leave_or_fail(database, ti, str(reason), asked_to=True)
-                except VerificationFailed:
-                    log_report(self.log, report_of(database, row.id))
+                except Exception as error:
+                    if isinstance(error, VerificationFailed):
+                        log_report(self.log, report_of(database, row.id))
+                    if is_last_try(ti) or isinstance(error, HOPELESS):
+                        self.give_up(database, ti)
                     raise
                 if ended.status != Status.COMPLETED and not ended.census:
                     self.leave_or_fail(database, ti, "it ended unpublished", asked_to=True)
@@ -118,6 +122,17 @@ class FinalizeIndexBuildOperator(DrivingOperator):
         with database.transaction() as connection:
             for line in lines(queries(connection, row.id)):
                 self.log.info("%s", line)
+
+    def _why_unbuilt(self, ti: RuntimeTaskInstanceProtocol) -> str:
+        """Why this task began before the build's end: a build returns a value at its end, a mark doesn't."""
+        marked = "its build task was marked as success before it had ended"
+        lost = "the server has lost its last commits, by a failover or a restore"
+        before = self.get_direct_relatives(upstream=True) if self.has_dag() else ()
+        mapped: dict[str, Any] = {} if ti.map_index is None or ti.map_index < 0 else {"map_indexes": ti.map_index}
+        builds = [one.task_id for one in before if one.task_type == "BuildIndexOperator"]
+        if not builds:
+            return f"{marked}, or {lost}"
+        return lost if all(ti.xcom_pull(task_ids=one, **mapped) is not None for one in builds) else marked
 
     def _outcome(self, database: Database, row: OperationRow) -> str:
         """Logs the first rows that share a key; returns the result of the census in one line."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from airflow_roir.actor import PAGE
 from airflow_roir.engine.control import requests
+from airflow_roir.engine.control.resuming import moment
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot.operation import operation_soon
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION
@@ -56,7 +58,11 @@ class Change:
             return f"Resumed. {self.run.how_to_go_on(one)}."
         if self.run.switch_off:
             return f"Resumed. Turn the switch of {self.run.dag_id} on: until then Airflow starts no task of it."
-        return "Resumed. The task continues within half a minute."
+        return f"Resumed. The task continues by itself{self._when()}."
+
+    def _when(self) -> str:
+        expected = operation_soon(self.database, self.operation).expected_at
+        return f", at the latest about {moment(expected)}" if expected is not None else " within a minute"
 
     def abort(self, reason: str) -> str:
         """Fences the workers. The next clean-up removes what was built; Airflow's API has no time for that."""

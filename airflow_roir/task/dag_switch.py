@@ -42,7 +42,7 @@ def actor_of_switch(dag_id: str) -> str:
 
 
 def look_again_s(waited: float, least: int = LOOK_AGAIN_S) -> int:
-    """The seconds until the next look of a task that has waited for so long. least: at first."""
+    """The seconds until the next look of a task that has waited for these seconds. least: at first."""
     return int(min(max(least, waited / 4), MOST_S))
 
 

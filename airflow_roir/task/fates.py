@@ -6,6 +6,7 @@ A task asks Airflow's server for the state of any run; the pages read Airflow's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from airflow_roir.engine.control import expected, operations
 from airflow_roir.engine.control.expected import ENDED, Fate, FateOf, Unknown
 from airflow_roir.errors import NotFound
 from airflow_roir.task.roir_operator import owner_of
-from airflow_roir.task.run_state import fate, fates_by
+from airflow_roir.task.run_state import OVER, fate, fates_by
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
@@ -67,16 +68,48 @@ def expect(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInst
     expected.expect(database, operation_id, owner_of(ti), within_s, grace_s(task, ti.try_number))
 
 
-def leaves(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol, within_s: int) -> None:
-    """As `expect`, for a task that Airflow ends. If its run has ended, too, writes that no task will look again."""
+def leaves(
+    database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol, within_s: int
+) -> str | None:
+    """As `expect`, for a task that Airflow ends. If its run has ended, too, or the task was marked, writes that no task
+    will look again. Returns why Airflow ends the task, None if it isn't known: as at a shutdown, it comes back.
+    """
     try:
-        found = fates(ti)(owner_of(ti))
+        found, cause = fates(ti)(owner_of(ti)), _cause(ti)
     except Unknown:
-        found = None
-    if found is not None and found.ended:
+        found, cause = None, None
+    if (found is not None and found.ended) or (cause is not None and not cause.comes_back):
         expected.has_ended(database, operation_id, owner_of(ti))
     else:
         expect(database, operation_id, task, ti, within_s)
+    return None if cause is None else cause.text
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why Airflow ends a task. comes_back: the task will be tried again."""
+
+    text: str
+    comes_back: bool = False
+
+
+def _cause(ti: RuntimeTaskInstanceProtocol) -> Cause | None:
+    """Raises Unknown."""
+    of_map = {} if ti.map_index is None or ti.map_index < 0 else {"map_index": ti.map_index}
+    runs = _if_there(lambda: ti.get_task_states(ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], **of_map))
+    states = list((runs or {}).get(ti.run_id, {}).values())
+    if runs is not None and ti.run_id in runs and not states:
+        return None
+    state = str(getattr(states[0], "value", states[0])) if states else None
+    if state == "running":
+        return None
+    if state in OVER:
+        return Cause(f"its task {ti.task_id} was marked as {state}")
+    if state == "skipped":
+        return Cause("its run has reached its dagrun_timeout, or was marked")
+    if not states:
+        return Cause("its run was deleted")
+    return Cause(f"its task {ti.task_id} was cleared", comes_back=True)
 
 
 def await_turn(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine.control import admission, operations, requests, sign_of_life
+from airflow_roir.engine.control import admission, expected, operations, requests, sign_of_life
 from airflow_roir.engine.control.expected import SWITCHED_OFF
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
@@ -73,6 +74,8 @@ class DrivingOperator(WaitingOperator):
         self.throttle_query = throttle_query
         self.replica_conn_ids = tuple(replica_conn_ids)
         self._killed = False
+        # Why Airflow ends the task, as far as that is known.
+        self._cause: str | None = None
 
     def pre_execute(self, context: Any) -> None:
         """Shows the link to the page now: Airflow would do it at the end, but the page is for the time before."""
@@ -247,6 +250,11 @@ class DrivingOperator(WaitingOperator):
                 request_pause=lambda: self.request_pause(database, ti),
                 turn=turn,
             )
+        except AirflowTaskTimeout:
+            self._cause = f"its task {ti.task_id} has reached its execution_timeout"
+            if is_last_try(ti):
+                self.give_up(database, ti)
+            raise
         except Interrupted:
             if not self._killed:
                 raise
@@ -261,9 +269,25 @@ class DrivingOperator(WaitingOperator):
 
     def _say_whether_it_returns(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
         """Writes that this run looks again, or that it has ended; soon, since Airflow sends SIGKILL next."""
+        said = Background(lambda: leaves(database, self._known(), self, ti, LEAVE_S))
+        if said.wait(SAID_S):
+            self._cause = said.result()
+
+    def _known(self) -> int:
         operation = whole_number("operation_id", self.operation_id)
         assert operation is not None, "settle_operation comes before"
-        Background(lambda: leaves(database, operation, self, ti, LEAVE_S)).wait(SAID_S)
+        return operation
+
+    def give_up(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
+        """Writes that no further try will drive the operation."""
+        with suppress(DBAPIError):
+            expected.has_ended(database, self._known(), owner_of(ti))
+
+    def note_cause(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
+        """Writes why the run has paused its operation, once it has: a mark, a timeout. Airflow sends SIGKILL soon."""
+        cause = self._cause
+        if cause is not None:
+            Background(lambda: expected.note_cause(database, self._known(), owner_of(ti), cause)).wait(SAID_S)
 
     def leave_or_fail(
         self, database: Database, ti: RuntimeTaskInstanceProtocol, failure: str, asked_to: bool
@@ -290,7 +314,14 @@ class DrivingOperator(WaitingOperator):
             case Go() | Done() if asked_to:
                 # The reason is gone again, or the heartbeat is of a try that was killed moments ago.
                 self.wait_for(database, "trying again shortly", most=LOOK_AGAIN_S)
+        if is_last_try(ti):
+            self.give_up(database, ti)
         raise AirflowException(f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}")
+
+
+def is_last_try(ti: RuntimeTaskInstanceProtocol) -> bool:
+    """True if Airflow won't try the task again when it fails."""
+    return bool(ti.try_number > int(getattr(ti, "max_tries", ti.try_number)))
 
 
 def has_part(database: Database, row: OperationRow, owner: str) -> bool:

@@ -149,9 +149,11 @@ class SparkDrivingOperator(DrivingOperator):
             self._driver.kill()
             if not self._left_early:
                 self._driver.settle(dsn, self.index, owner)
+            self.note_cause(database, ti)
         with failing_clearly():
             code = self._driver.wait(0)
             if code == InvalidInput.exit_code:
+                self.give_up(database, ti)
                 raise AirflowFailException(self._ending())
             if code != DONE:
                 asked = (OperationPaused.exit_code, OperationRunning.exit_code, OperationQueued.exit_code)

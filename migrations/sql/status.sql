@@ -21,6 +21,20 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM (SELECT greatest(o.heartbeat_at, o.awaited_until, o.queued_seen_at) AS seen) s
 $$;
 
+-- When the DAG run that will continue an operation looks again, or at the latest tries again. NULL: a run drives the
+-- operation, or none is expected, or it waits for its turn.
+CREATE FUNCTION roir.expected_at(o roir.operation) RETURNS timestamptz
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN o.status NOT IN ('running', 'paused') OR o.run_ended_at IS NOT NULL OR NOT isfinite(s.seen)
+                     OR coalesce(o.awaited_by, o.owner) NOT LIKE 'airflow %'
+                     OR (o.status = 'running'
+                         AND coalesce(abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < 30, false)) THEN NULL
+                WHEN s.seen > clock_timestamp() THEN s.seen
+                WHEN s.seen + make_interval(secs => o.grace_s) > clock_timestamp()
+                THEN s.seen + make_interval(secs => o.grace_s) END
+      FROM (SELECT greatest(o.heartbeat_at, o.awaited_until, o.queued_seen_at) AS seen) s
+$$;
+
 -- An operation with all columns that any display needs, by the names of its document (`engine/snapshot/operation.py`),
 -- and those only for users' queries. A role that may read this view needs no right on the tables below. OFFSET 0: its
 -- parts are planned separately. Otherwise PostgreSQL tries all orders of the joins, which takes four times as long as
@@ -55,7 +69,8 @@ SELECT clock_timestamp() AS now,
        -- A run that has left in order has no heartbeat; then the last event says why it left.
        coalesce(b.heartbeat_age, extract(epoch FROM clock_timestamp() - (
            SELECT max(e.at) FROM roir.event e WHERE e.operation_id = o.id)))::float8 AS silent_seconds,
-       o.started_at, o.paused_at, b.abandoned_since, o.finished_at, o.pause_reason, o.paused_by,
+       o.started_at, o.paused_at, b.abandoned_since, roir.expected_at(o) AS expected_at, o.finished_at,
+       o.pause_reason, o.paused_by,
        q.actor AS ended_by, q.detail AS end_reason,
        -- The notice of a run that is gone is void.
        o.error, CASE WHEN b.abandoned_since IS NULL THEN o.notice END AS notice,

@@ -86,7 +86,7 @@ class Task:
             raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 404}))
         return self.runs[run_id]
 
-    def get_task_states(self, dag_id: str, run_ids: list[str]) -> dict[str, dict[str, str]]:
+    def get_task_states(self, dag_id: str, run_ids: list[str], **_of: Any) -> dict[str, dict[str, str]]:
         return {one: self.states for one in run_ids if one in self.runs}
 
     def xcom_push(self, key: str, value: Any) -> None:

@@ -52,6 +52,17 @@ UPDATE roir.operation SET run_ended_at = clock_timestamp()
  WHERE id = %(operation)s AND status IN ('running', 'paused') AND coalesce(awaited_by, owner) = %(by)s
    AND run_ended_at IS NULL
 """
+# A run that is killed pauses its operation as interrupted; only its task learns of the cause.
+NOTE_CAUSE = """
+WITH said AS (
+    UPDATE roir.operation SET pause_reason = %(cause)s
+     WHERE id = %(operation)s AND status = 'paused' AND paused_by = %(by)s AND owner = %(by)s
+       AND paused_at > clock_timestamp() - interval '30 s'
+    RETURNING id)
+UPDATE roir.event SET detail = %(cause)s
+ WHERE id = (SELECT max(e.id) FROM roir.event e JOIN said s ON e.operation_id = s.id
+              WHERE e.action = 'pause' AND e.actor = %(by)s)
+"""
 PAUSE = "SELECT roir.pause_operation(%(operation)s, %(epoch)s, %(actor)s, %(reason)s, %(reason)s)"
 
 
@@ -103,6 +114,12 @@ def has_ended(database: Database, operation_id: int, by: str) -> None:
     """Writes that a run has ended and won't come back. Changes nothing if another run drives the operation, or will."""
     with database.transaction() as connection:
         execute(connection, NOTE_OWN_END, {"operation": operation_id, "by": by})
+
+
+def note_cause(database: Database, operation_id: int, by: str, cause: str) -> None:
+    """Writes why a run has just paused its operation. Changes nothing if a user has paused it."""
+    with database.transaction() as connection:
+        execute(connection, NOTE_CAUSE, {"operation": operation_id, "by": by, "cause": cause})
 
 
 def changes(connection: Connection, fate_of: FateOf, operations: Sequence[int] | None = None) -> list[Change]:

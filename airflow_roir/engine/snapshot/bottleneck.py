@@ -110,7 +110,8 @@ def held_up(connection: Connection, one: OperationStatus, work: AtWork) -> HeldU
     if state.name == "undriven":
         # Without the seconds of its silence, since the page compares texts to see whether anything has changed.
         by = "starting" if one.heartbeat_age is None else "no run"
-        return HeldUp(by, cut(f"no run drives it; {state.remedy}"))
+        first = state.note if one.expected_at is not None else "no run drives it"
+        return HeldUp(by, cut(f"{first}; {state.remedy}"))
     return _by_lock(connection, one, work) or _by_throttle(one) or _by_work(one, work)
 
 

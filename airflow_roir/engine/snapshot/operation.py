@@ -72,6 +72,8 @@ class OperationStatus:
     silent_seconds: how long ago the last sign of life was.
     started_at, paused_at, finished_at: when it began, was last paused, ended.
     abandoned_since: since when no run drives it, and none will; null unless it is abandoned.
+    expected_at: when the DAG run that will continue it looks again, or at the latest tries again; null if a run drives
+        it, or none is expected.
     paused_by: the user or run that paused it; or `duplicates` (rows share keys of a unique index), `governor` (a signal
         can't be read), `window` or `max_duration` (docs/throttle.md#windows).
     pause_reason: why it is paused.
@@ -118,6 +120,7 @@ class OperationStatus:
     started_at: datetime
     paused_at: datetime | None
     abandoned_since: datetime | None
+    expected_at: datetime | None
     finished_at: datetime | None
     pause_reason: str | None
     paused_by: str | None

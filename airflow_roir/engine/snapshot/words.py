@@ -52,7 +52,7 @@ def state_of(one: OperationStatus) -> State:
         if way_of(one.paused_by or "", one.owner) is Way.DUPLICATES:
             by = "since rows share keys of the unique index"
         text = f"paused{_ago(one, one.paused_at)} {by}"
-        return State("paused", "Paused", "Paused; nothing is lost", text, way_on(one))
+        return State("paused", "Paused", f"Paused; nothing is lost{_then(one)}", text, way_on(one))
     if one.status == Status.FAILED:
         remedy = f"abort it with: roir abort {name}"
         return State("failed", "Failed", "It can't continue", f"failed: {one.error or ''}", remedy)
@@ -65,6 +65,13 @@ def _running(one: OperationStatus, name: str) -> State:
     if one.notice is not None and one.notice.startswith(QUEUED):
         note = "It begins once others have ended"
         return State("queued", "Waiting", note, "waits for its turn", "roir queue shows all that do")
+    if one.expected_at is not None:
+        again = "at the next try, " if one.heartbeat_age is not None else ""
+        left = ", if one is left" if one.heartbeat_age is not None else ""
+        first = f"goes on by itself {again}about {resuming.moment(one.expected_at)}{left}"
+        note = f"{first[0].upper()}{first[1:]}; nothing is lost"
+        text = f"{first}; no run has driven it for {duration(one.silent_seconds or 0)}"
+        return State("undriven", "Not driven", note, text, f"or: roir resume {name}")
     if one.heartbeat_age is None:
         text, who = "running, but no run drives it yet", "its run's task begins when its turn comes"
     else:
@@ -96,12 +103,19 @@ def _ended(one: OperationStatus) -> State:
 
 def way_on(one: OperationStatus) -> str:
     """What to do to resume a paused operation: first by the way by which it was paused."""
-    return resuming.way_on(one.index, one.paused_by or "", one.owner)
+    return resuming.way_on(one.index, one.paused_by or "", one.owner, one.expected_at)
 
 
 def paused_by(one: OperationStatus) -> str:
     """`paused by ann: month-end close`."""
     return f"paused {_by(one)}"
+
+
+def _then(one: OperationStatus) -> str:
+    """When a resume is seen, by the run of a user's pause."""
+    if one.expected_at is None or way_of(one.paused_by or "", one.owner) in (Way.WINDOW, Way.SWITCH, Way.RUN):
+        return ""
+    return f"; its run looks again about {resuming.moment(one.expected_at)}"
 
 
 def _by(one: OperationStatus) -> str:
