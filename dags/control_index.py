@@ -1,7 +1,8 @@
 """Pauses, resumes, changes or aborts the build, verification or compaction of one index, or reverts its last rebuild.
 
-Copy this file into your DAGs folder. Trigger it and fill in the form. It acts on a single operation, also one that was started from a command line. If a
-DAG run drives an operation that you pause here, the run waits, and continues once you resume the operation.
+Copy this file into your DAGs folder. Trigger it and fill in the form. It acts on a single operation, also one that was
+started from a command line. If a DAG run drives an operation that you pause here, the run waits, and continues once
+you resume the operation.
 
 A new throttle leaves limits that it doesn't name: `replica_lag=50MB` changes that one, `replica_lag=off` takes
 it away, `off` all.

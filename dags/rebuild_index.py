@@ -1,8 +1,8 @@
 """Builds or rebuilds one global index of a PostgreSQL table, online. Copy this file into your DAGs folder.
 
 Trigger the DAG and fill in the form. The run's tab Index build pauses and resumes the build; so does the DAG's switch
-for all builds of the DAG. Change `parallelism`, `batch_rows`, `max_rows_per_second` and `throttle` at any time: by the DAG `control_index`,
-or in the build task's Task State Store. The newest change wins.
+for all builds of the DAG. Change `parallelism`, `batch_rows`, `max_rows_per_second` and `throttle` at any time: by the
+DAG `control_index`, or in the build task's Task State Store. The newest change wins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compares one global index with its table while users write, and repairs it on request.
 
 Copy this file into your DAGs folder. Trigger the DAG and fill in the form. The run's tab Index build pauses and
-resumes the verification; so does the DAG's switch for all. Change `parallelism` at any time, by the DAG `control_index` or in the verify task's Task
-State Store.
+resumes the verification; so does the DAG's switch for all. Change `parallelism` at any time, by the DAG
+`control_index` or in the verify task's Task State Store.
 
 If something is still wrong at the end, the run fails. Its log names the first discrepancies; the table
 `roir.discrepancy` has all of them.

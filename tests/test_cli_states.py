@@ -218,3 +218,14 @@ def test_what_is_wrong_with_an_index_stands_with_the_index(database: Database, d
     assert "warning: index public.ix: not every write to" in indexes
     [facts] = json.loads(terminal.run("status", "--json"))["indexes"]
     assert (facts["verified"]["missing"], len(facts["warnings"])) == (2, 1)
+
+
+def test_the_columns_of_a_history_fit_the_longest_action(database: Database, dsn: str, terminal: Terminal) -> None:
+    """Found: `change max_rows_per_second` moved the columns behind it."""
+    steps.begin(database)
+    run_sql(dsn, "SELECT roir.change('ix', max_rows_per_second => 5000)", "SELECT roir.pause('ix', 'lunch')")
+    lines = terminal.run("status", "ix", "--history").splitlines()
+    whos = {"create": "test", "change max_rows_per_second": "postgres", "pause": "postgres"}
+    found = [line.index(f" {who}") for line in lines for action, who in whos.items() if f"  {action} " in line]
+    assert len(found) == len(whos)
+    assert len(set(found)) == 1, "\n".join(lines)

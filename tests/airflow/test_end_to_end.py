@@ -23,11 +23,12 @@ from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
 
 from airflow_roir.announcing import announce
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotStrict
 from airflow_roir.reading import ShardedIndex
+from airflow_roir.task.dag_switch import LOOK_AGAIN_S, MOST_S
 from servers.airflow import AirflowError, StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres
 from tests.airflow.orders import ORDERS
@@ -150,6 +151,39 @@ def in_state(airflow: StandaloneAirflow, run: str, task: str, *states: str) -> C
 
 
 @pytest.mark.slow
+def test_a_build_that_is_paused_for_hours_looks_seldom_and_says_so_once_an_hour(
+    airflow: StandaloneAirflow, shop: Any, warehouse: str
+) -> None:
+    """Found: a process and two lines each half minute. The hours pass by its Task State Store."""
+    conf = {"index": "public.by_price", "table": "item", "keys": "price", "postgres_conn_id": warehouse}
+    run = airflow.trigger(DAG, conf | {"parallelism": 1, "batch_rows": 1000, "max_rows_per_second": RATE})
+
+    def standing() -> Any:
+        return status(shop.database, "public.by_price")[0]
+
+    def lines() -> list[str]:
+        log = airflow.task_log(DAG, run, "build")
+        return [line for line in log.splitlines() if "Operation on index public.by_price at " in line]
+
+    under_way = lambda: airflow.task_state(DAG, run, "build") == "running" and standing().rows > 0  # noqa: E731
+    wait_until(under_way, PATIENCE_S, "a build that is under way")
+    requests.pause(shop.database, "public.by_price", "airflow user ann", "lunch")
+    wait_until(in_state(airflow, run, "build", "up_for_reschedule"), PATIENCE_S, "the task to leave")
+    assert (standing().expected_at - standing().now).total_seconds() < LOOK_AGAIN_S + 5
+    [first] = lines()
+    assert "paused by airflow user ann (lunch)" in first
+    assert "resume with the button of its page Index build" in first
+    waits = airflow.get_stored(DAG, run, "build")["waits"]
+    airflow.put_stored(DAG, run, "build", "waits", waits | {"since": waits["since"] - 2 * 3600})
+    wait_until(lambda: len(lines()) > 1, PATIENCE_S, "the next look")
+    wait_until(in_state(airflow, run, "build", "up_for_reschedule"), PATIENCE_S, "the task to leave")
+    assert "(waiting for 2 h" in lines()[1]
+    assert LOOK_AGAIN_S < (standing().expected_at - standing().now).total_seconds() <= MOST_S
+    assert airflow.task(DAG, run, "build")["try_number"] == 1
+    requests.request_abort(shop.database, "public.by_price", "airflow user ann", "the test is over")
+
+
+@pytest.mark.slow
 def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
     index = 'public."Item by kind"'
     command_lines: set[str] = set()
@@ -193,7 +227,9 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
 
         # While nothing runs: more workers, and a value that can't be used.
         seeded = {"parallelism": 2, "batch_rows": 1000, "max_rows_per_second": RATE} | WORK_SEEDED
-        assert airflow.get_stored(DAG, run, "build") == seeded | {"in_effect": seeded}
+        stored = airflow.get_stored(DAG, run, "build")
+        assert stored.pop("waits")["hours"] == 0
+        assert stored == seeded | {"in_effect": seeded}
         airflow.put_stored(DAG, run, "build", "parallelism", "4")
         airflow.put_stored(DAG, run, "build", "batch_rows", "plenty")
         assert standing().rows == paused.rows

@@ -45,8 +45,13 @@ CONF |= {"spark": "local[1]", "postgres_conn_id": CONNECTION}
 VERIFY = {"verify": "before"}
 # Where a task is held while something happens to it.
 GATES = {"verify_before": "compare", "prepare": "prepare", "build": "build", "finalize": "publish"}
-# On a busy machine a driver may not have paused its operation in time; then its task does.
-KILLED = re.compile(r"Spark's driver was killed by signal \d+")
+# On a busy machine a driver may not have paused its operation in time; then its task does. Or the task has not had the
+# time to write the cause (test_causes.py).
+KILLED = re.compile(
+    r"Spark's driver was killed by signal \d+"
+    r"|its task \w+ (was (marked as \w+|cleared)|has reached its execution_timeout)"
+    r"|its run (was deleted|has reached its dagrun_timeout, or was marked)"
+)
 _numbers = itertools.count(1)
 
 

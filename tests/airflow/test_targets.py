@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
+from airflow_roir.engine.control import expected
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.errors import OperationRunning
 from airflow_roir.links.buttons import IndexBuildLink, LiveOptionsLink
@@ -122,6 +124,20 @@ def test_a_run_that_has_ended_before_its_operation_says_what_to_do(shop: Any) ->
     assert not ended.left_behind(found), "somebody drives it"
     assert ended.left_behind(replace(found, at_work=False))
     assert not ended.left_behind(replace(found, at_work=False, elsewhere=True)), "another run may continue it"
+
+
+def test_a_resume_says_when_the_task_continues(shop: Any) -> None:
+    """Found: it said half a minute, whenever the task looked."""
+    begun = begin(shop, "i")
+    run = run_of(_0=begun)
+    change = Change(shop.database, "shop", run, begun, "ann")
+    change.pause("month-end")
+    expected.expect(shop.database, begun, run.owner, 280)
+    assert re.fullmatch(r"Resumed\. The task continues by itself, at the latest about \d\d:\d\d UTC\.", change.resume())
+    change.pause("again")
+    expected.has_ended(shop.database, begun, run.owner)
+    shop.run("UPDATE roir.operation SET awaited_until = 'infinity', run_ended_at = NULL")
+    assert change.resume() == "Resumed. The task continues by itself within a minute."
 
 
 @pytest.mark.parametrize(

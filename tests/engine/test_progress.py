@@ -83,6 +83,7 @@ CONTRACT: dict[str, Any] = {
     "started_at": str,
     "paused_at": MAYBE_TEXT,
     "abandoned_since": MAYBE_TEXT,
+    "expected_at": MAYBE_TEXT,
     "finished_at": MAYBE_TEXT,
     "pause_reason": MAYBE_TEXT,
     "paused_by": MAYBE_TEXT,
