@@ -253,6 +253,7 @@ NOT_FOR_USERS = {
     "control.expected.apply",
     "control.expected.expect",
     "control.expected.has_ended",
+    "control.expected.note_cause",
     "control.expected.settle_runs",
     "control.live_options.check_throttle",
     "control.live_options.refuse_option",
