@@ -76,13 +76,19 @@ def default_actor() -> str:
 
 def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
     """The row of an index that isn't dropped, by name. Raises NotFound, InvalidInput (no schema, and ambiguous)."""
-    found = execute(connection, LIVE_INDEXES, {"name": name.name, "schema": name.schema}).all()
-    if not found:
+    found = index_if_there(connection, name)
+    if found is None:
         raise NotFound(f"there is no index {name}; `roir status` lists all indexes{near_index(connection, name)}")
+    return found
+
+
+def index_if_there(connection: Connection, name: QualifiedName) -> Row[Any] | None:
+    """As `find_index`; None if there is no such index."""
+    found = execute(connection, LIVE_INDEXES, {"name": name.name, "schema": name.schema}).all()
     if len(found) > 1:
         schemas = ", ".join(quote(row.schema_name) for row in found)
         raise InvalidInput(f"index {name} is ambiguous: it exists in {schemas}; name the schema too")
-    return found[0]
+    return found[0] if found else None
 
 
 def near_index(connection: Connection, name: QualifiedName) -> str:

@@ -10,7 +10,7 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, argument, pa
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.source import catalog
-from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.errors import InvalidInput
 
 # The shards of the newest generation of an index over shards, which a rebuild keeps.
 SHARDS = """
@@ -28,10 +28,7 @@ def existing_index(connection: Connection, definition: IndexDefinition) -> Row[A
         # A later check says whether the source can be indexed.
         found = definition.source if definition.shards else catalog.found(connection, definition.source)[1]
         name = QualifiedName(found.schema, name.name)
-    try:
-        return operations.find_index(connection, name)
-    except NotFound:
-        return None
+    return operations.index_if_there(connection, name)
 
 
 def stored_definition(connection: Connection, existing: Row[Any], given: IndexDefinition) -> IndexDefinition:
