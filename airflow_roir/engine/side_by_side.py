@@ -105,18 +105,20 @@ def _answers(connection: Connection, waiting: Mapping[int, _Asked]) -> dict[int,
         for number, asked in askers.items():
             same[repr(asked.values)].append(number)
         first = [askers[numbers[0]] for numbers in same.values()]
-        for numbers, (keys, rows) in zip(same.values(), _send(connection, text, first), strict=True):
+        keys, rows_of_each = _send(connection, text, first)
+        columns = SimpleResultMetaData(keys)
+        for numbers, rows in zip(same.values(), rows_of_each, strict=True):
             for number in numbers:
-                found[number] = IteratorResult(SimpleResultMetaData(keys), iter(rows))
+                found[number] = IteratorResult(columns, iter(rows))
     return found
 
 
-def _send(connection: Connection, text: str, asked: Sequence[_Asked]) -> list[tuple[Sequence[str], list[Any]]]:
-    """The columns and rows for each asker."""
+def _send(connection: Connection, text: str, asked: Sequence[_Asked]) -> tuple[Sequence[str], list[list[Any]]]:
+    """The columns, and the rows for each asker."""
     if len(asked) == 1:
         one = asked[0]
         result: Result[Any] = connection.exec_driver_sql(text, one.values or None, execution_options=one.options)
-        return [(list(result.keys()), [tuple(row) for row in result])]
+        return list(result.keys()), [[tuple(row) for row in result]]
     names = list(dict.fromkeys(VALUE.findall(text)))
     constant = {name: asked[0].values[name] for name in names if len({repr(one.values[name]) for one in asked}) == 1}
     varying = [name for name in names if name not in constant]
@@ -128,8 +130,7 @@ def _send(connection: Connection, text: str, asked: Sequence[_Asked]) -> list[tu
     columns = ", ".join(["which", *(f'"{name}"' for name in varying)])
     body = VALUE.sub(lambda found: f'one_of_many."{found[1]}"' if found[1] in varying else found[0], text)
     result = connection.exec_driver_sql(TOGETHER.format(rows=", ".join(rows), columns=columns, statement=body), values)
-    keys = list(result.keys())[2:]
-    found: list[tuple[Sequence[str], list[Any]]] = [(keys, []) for _ in asked]
+    found: list[list[Any]] = [[] for _ in asked]
     for row in result:
-        found[row[0]][1].append(tuple(row)[2:])
-    return found
+        found[row[0]].append(tuple(row)[2:])
+    return list(result.keys())[2:], found

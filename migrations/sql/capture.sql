@@ -5,7 +5,7 @@
 
 -- The functions that a source's capture triggers call. Ask by IN (SELECT …), which asks once for all triggers.
 CREATE FUNCTION roir.captures(source oid) RETURNS TABLE (function oid)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE ROWS 2 SET search_path = pg_catalog, pg_temp AS $$
     SELECT to_regprocedure(format('roir_data.%s_%s()', kind, source))::oid
       FROM unnest(ARRAY['capture', 'truncate']) kind
 $$;

@@ -5,7 +5,7 @@
 
 -- Our tables that a source's writes touch, and the rights that its owner needs there.
 CREATE FUNCTION roir.stores(source oid) RETURNS TABLE (relation oid, rights text)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
     SELECT s.relation, s.rights
       FROM roir.generation g
       JOIN roir.index i ON i.id = g.index_id

@@ -34,6 +34,7 @@ CREATE TABLE roir.index (
 );
 -- A dropped index keeps its row for the history; its name is free again.
 CREATE UNIQUE INDEX index_live_name ON roir.index (schema_name, name) WHERE dropped_at IS NULL;
+CREATE INDEX index_source_oid_idx ON roir.index (source_oid);
 
 CREATE TABLE roir.generation (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

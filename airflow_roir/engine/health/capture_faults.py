@@ -33,9 +33,12 @@ SELECT o.rolname::text AS role,
 ALTERED_TRIGGERS = """
 SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation,
        quote_ident(tgname) AS name
-  FROM pg_trigger
- WHERE tgfoid IN (SELECT function FROM roir.captures(%(source)s::oid))
-   AND (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
+  FROM roir.captures(%(source)s::oid) c
+  -- A trigger depends on its function; no index of pg_trigger has the function.
+  JOIN pg_depend d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = c.function
+   AND d.classid = 'pg_trigger'::regclass
+  JOIN pg_trigger t ON t.oid = d.objid AND t.tgfoid = c.function
+ WHERE (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
  ORDER BY tgrelid <> %(source)s::oid, 1 LIMIT 1
 """
 
