@@ -462,7 +462,7 @@ def test_a_run_that_has_published_its_index_is_not_offered_again(
 
         return wait_until(found, 60, f"an operation that is {status}")
 
-    assert wished(shown("running")["again"]) is not None
+    assert wished(shown("abandoned")["again"]) is not None
     driven = start_run(shop.database, INDEX, f"airflow {DAG} {run}")
     steps.build_all(shop.database, driven)
     steps.seal_all(shop.database, driven)
