@@ -40,6 +40,7 @@ WORDS = {
     },
     "throttle": {
         "Replicas": "replica lags, replication lag, lag limit",
+        "The queue": "priority, one build at a time",
         "Windows": "only at night, nights, nightly, weekend, maintenance window, hours",
     },
     "troubleshooting": {
@@ -58,6 +59,7 @@ WORDS = {
     "upgrade": {
         "A restore from a dump": "backup, wrong rows after a restore, pg_restore",
         "Standbys": "read replica, read replicas",
+        "Publications": "logical replication",
     },
     "verify": {
         "Verify and repair": "wrong rows, missing rows, corruption, consistency check, compare index and table, "

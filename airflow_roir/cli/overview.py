@@ -121,7 +121,7 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
         if shard.problem is not None:
             yield f"problem: shard {printable(quote(shard.shard))}: {printable(shard.problem)}"
         if shard.doubt is not None:
-            yield f"in doubt: {printable(shard.doubt)}: roir verify {name} --repair"
+            yield f"entries may be wrong: {printable(shard.doubt)}: roir verify {name} --repair"
     for line in one.warnings:
         yield f"warning: {printable(line)}"
 

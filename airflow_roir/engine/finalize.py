@@ -48,7 +48,7 @@ def _remove(database: Database, run: Run, report: Report) -> None:
     try:
         abort.finish_abort(database, run.operation_id, run.owner, report, patience_s=60.0)
     except LockNotAcquired as error:
-        report(f"what was built stays until the next clean-up removes it ({error}): roir clean-up")
+        report(f"the census's entries stay until the next clean-up removes them ({error}): roir clean-up")
 
 
 def _before_publish(database: Database, run: Run, report: Report) -> bool:

@@ -30,9 +30,8 @@ BEGIN
            THEN format('this server was promoted or recovered, and may have lost announcements: '
                         'roir announce INDEX --by %s', who)
            WHEN reads AND l.strict_start IS DISTINCT FROM pg_postmaster_start_time()
-           THEN format('this server was started since shard %I was shipped, and may be an older copy of itself, '
-                        'without its '
-                       'last announcements: roir ship, which waits for the shard''s transactions of before', s.name)
+           THEN format('this server was started since shard %I was shipped, and may be an older copy without its last '
+                       'announcements: roir ship, which waits for the shard''s earlier transactions', s.name)
            WHEN l.doubtful_at IS NOT NULL
            THEN format('entries of shard %I may be wrong: %s', s.name, l.doubt)
            WHEN reads AND (l.fresh_at IS NULL OR l.fresh_at <= l.strict_from)

@@ -63,7 +63,7 @@ BEGIN
                              round(extract(epoch FROM max_staleness), 1)) END),
         DETAIL = coalesce(format('shard %I, lag %s', feed.name, feed.age), ''),
         HINT = CASE WHEN feed.doubt IS NOT NULL THEN 'Repair them: roir verify --repair'
-                    ELSE 'Retry. If it stays so: does `roir ship` run, and does it reach that shard? '
+                    ELSE 'Retry. If the error stays, check that `roir ship` runs and reaches that shard. '
                          '`roir status` tells.' END;
 END $$;
 
@@ -76,7 +76,7 @@ BEGIN
     IF NOT shown.apart THEN
         RAISE wrong_object_type USING
             MESSAGE = format('index %s is in one database with its table', shown.name),
-            HINT = 'Read it in a query of the view, or by roir.rows: it is never behind.';
+            HINT = 'Query the view, or call roir.rows: such an index is never behind.';
     END IF;
     RETURN (
         SELECT jsonb_build_object('generation', g.id, 'name', shown.name, 'table', i.shard_table,
@@ -238,8 +238,8 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE feature_not_supported USING
-            MESSAGE = 'strict reads need READ COMMITTED: the snapshot of this transaction is older than the question',
-            HINT = 'Ask in a transaction of its own.';
+            MESSAGE = 'strict reads need READ COMMITTED: the snapshot of this transaction is older than the read',
+            HINT = 'Read in a READ COMMITTED transaction.';
     ELSIF dblink IS NULL THEN
         RAISE undefined_object USING MESSAGE = 'strict reads in SQL need the extension dblink',
             HINT = 'CREATE EXTENSION dblink';
@@ -260,7 +260,7 @@ BEGIN
                                          string_agg(quote_ident(c.value ->> 'source'), ', ' ORDER BY c.position))
                              FROM jsonb_array_elements(about -> 'columns') WITH ORDINALITY AS c (value, position)
                             WHERE c.position <= (about -> 'identity')::int),
-                HINT = 'Intents have no others. Put further conditions into the query around roir.strict.';
+                HINT = 'Put other conditions into the query around roir.strict.';
         ELSIF one.value <> 'null' THEN
             EXECUTE CASE WHEN one.type = 'jsonb' THEN format('SELECT concat(%L::jsonb)', one.value)
                          WHEN jsonb_typeof(one.value) IN ('array', 'object')

@@ -6,7 +6,7 @@
 CREATE FUNCTION roir.refuse_write() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE object_in_use USING
-        MESSAGE = format('%s is being attached to a table with a roir index; until then it takes no writes',
+        MESSAGE = format('%s is being attached to a table with a roir index, and takes no writes until that ends',
                          TG_RELID::regclass),
         HINT = format('Wait for roir attach-partition, or cancel the attach: SELECT roir.cancel_attach(%L).',
                       TG_RELID::regclass);
@@ -350,7 +350,7 @@ BEGIN
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
         RAISE no_data_found USING
-            MESSAGE = format('%s is not being attached any more: somebody has cancelled that, or finished it',
+            MESSAGE = format('%s is not being attached any more: another session has cancelled or finished that',
                              partition);
     END IF;
     IF EXISTS (SELECT FROM roir.generation x JOIN roir.index i ON i.id = x.index_id

@@ -180,10 +180,10 @@ COMMENT ON COLUMN roir.operation.throttled IS 'why fewer work than could';
 COMMENT ON COLUMN roir.operation.throttled_since IS 'since when';
 COMMENT ON COLUMN roir.operation.working_since IS 'begin of the present stretch of work, for max_duration_s';
 COMMENT ON COLUMN roir.operation.queued_at IS 'since when it waits for other operations';
-COMMENT ON COLUMN roir.operation.queued_seen_at IS 'when it asked last; after two minutes its place is passed over';
-COMMENT ON COLUMN roir.operation.awaited_by IS 'the run that has said that it will drive it, or look again';
+COMMENT ON COLUMN roir.operation.queued_seen_at IS 'when it last asked for its turn; after two minutes others pass it';
+COMMENT ON COLUMN roir.operation.awaited_by IS 'the run that has promised to drive it, or to look again';
 COMMENT ON COLUMN roir.operation.awaited_until IS
-    'until when; or when a run left it. infinity: that run waits for its turn, and only its end tells that it won''t';
+    'how long that promise holds, or when a run left it; infinity: that run waits for its turn until it ends';
 COMMENT ON COLUMN roir.operation.grace_s IS 'seconds of silence after which its run is taken to be gone for good';
 COMMENT ON COLUMN roir.operation.run_ended_at IS
     'when it was found that its runs have ended; null: they haven''t, as far as is known';
@@ -195,14 +195,14 @@ COMMENT ON COLUMN roir.operation.shard_parallelism IS 'workers that read from on
 COMMENT ON COLUMN roir.operation.throttle IS 'limits of the governor, by signal';
 COMMENT ON COLUMN roir.operation.windows IS 'hours in which it may work; null: always';
 COMMENT ON COLUMN roir.operation.max_duration_s IS 'longest stretch of work, after which it pauses; null: none';
-COMMENT ON COLUMN roir.operation.priority IS 'greater ones leave the queue first';
-COMMENT ON COLUMN roir.operation.warn_after_s IS 'a pause this long is warned of; null: never';
-COMMENT ON COLUMN roir.operation.abort_after_s IS 'a pause this long is aborted; null: never';
+COMMENT ON COLUMN roir.operation.priority IS 'the greatest leaves the queue first';
+COMMENT ON COLUMN roir.operation.warn_after_s IS 'the length of a pause after which roir warns of it; null: never';
+COMMENT ON COLUMN roir.operation.abort_after_s IS 'the length of a pause after which it is aborted; null: never';
 
 COMMENT ON TABLE roir.throttle_time IS 'Time that an operation has lost to its throttle, by cause.';
 COMMENT ON COLUMN roir.throttle_time.cause IS 'a signal, or exhausted';
 COMMENT ON COLUMN roir.throttle_time.seconds IS 'of all workers together';
-COMMENT ON COLUMN roir.throttle_time.last_at IS 'when some was lost last';
+COMMENT ON COLUMN roir.throttle_time.last_at IS 'when time was last lost';
 
 COMMENT ON TABLE roir.signal_sample IS 'readings and grants of the governor: at most 360 rows of an operation.';
 COMMENT ON COLUMN roir.signal_sample.at IS 'when';
@@ -347,7 +347,7 @@ COMMENT ON COLUMN roir.compaction_unit.bytes_after IS 'size of the new segments'
 COMMENT ON COLUMN roir.compaction_unit.bytes_expected IS 'size that the choice expected';
 COMMENT ON COLUMN roir.compaction_unit.gain IS 'pages that it saves in 30 days, as the choice computed it';
 COMMENT ON COLUMN roir.compaction_unit.why IS 'in words';
-COMMENT ON COLUMN roir.compaction_unit.note IS 'what came in between';
+COMMENT ON COLUMN roir.compaction_unit.note IS 'why it began again, or was left';
 COMMENT ON COLUMN roir.compaction_unit.seconds IS 'time that it took';
 
 COMMENT ON TABLE roir.suspect IS

@@ -57,7 +57,7 @@ BEGIN
             RETURN;
         EXCEPTION WHEN lock_not_available THEN
             IF clock_timestamp() > until THEN
-                RAISE lock_not_available USING MESSAGE = 'readers hold the view of an index';
+                RAISE lock_not_available USING MESSAGE = 'readers lock the view of an index';
             ELSIF roir.is_waited_for(ARRAY[roir.view_of(generation)::oid, 'roir.index'::regclass]) THEN
                 RAISE lock_not_available USING MESSAGE = 'a reader of the index waits for this statement';
             END IF;
@@ -153,7 +153,7 @@ BEGIN
                 problem := format('%s would bring rows into %s that its roir indexes don''t have', c.name, g.source);
                 hint := CASE WHEN attached::oid = c.relation::oid
                     THEN 'Attach it by roir attach-partition, or empty it by TRUNCATE, attach it and insert the rows.'
-                    ELSE format('Attach %s without it, then it by roir attach-partition; '
+                    ELSE format('Attach %s without it, then attach it by roir attach-partition; '
                                 'or empty it by TRUNCATE first.',
                                 attached) END;
                 RETURN;

@@ -335,5 +335,5 @@ BEGIN
      WHERE id = o.id AND status IN ('running', 'paused', 'failed');
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'abort', reason);
-    RETURN 'aborting; the next clean-up removes what was built';
+    RETURN 'aborting; the next clean-up removes the unfinished work';
 END $$;

@@ -109,7 +109,7 @@ def test_arguments_that_make_no_sense_are_refused(two: Ground) -> None:
     for name in ("'pg_class'", "NULL"):
         with pytest.raises(psycopg2.errors.WrongObjectType, match="index"):
             two.made.ask(f"SELECT roir.fresh({name}, '1 s')")
-    with pytest.raises(InvalidInput, match="max_staleness -1"):
+    with pytest.raises(InvalidInput, match="max_staleness is -1"):
         two.index.rows(T, T.c.k == "k1", "bounded", max_staleness=-1)
     with pytest.raises(InvalidInput, match="and only then"):
         two.index.rows(T, T.c.k == "k1", "bounded")

@@ -87,7 +87,7 @@ def capture_all(
             problem = reason_of(error)
             with database.transaction() as connection:
                 set_away(connection, feed.shard.id, problem)
-            report(f"shard {quote(feed.shard.name)} isn't captured yet: {problem}; the build goes on without it")
+            report(f"shard {quote(feed.shard.name)} isn't captured yet: {problem}; the build continues without it")
 
 
 def missing(database: Database, generation_id: int) -> list[Feed]:
