@@ -80,7 +80,7 @@ class WorkOptions:
     )
     priority: int | None = number(
         None,
-        "Place in the queue, the greatest first",
+        "Priority in the queue: the greatest goes first",
         -100,
         100,
         empty="0",

@@ -395,6 +395,14 @@ def test_a_number_in_the_text_is_the_codes(phrase: str, value: int, expected: in
     assert value == expected
 
 
+def test_every_heading_that_gets_words_of_the_search_exists() -> None:
+    """`make docs` refuses it, too, but takes minutes."""
+    words = runpy.run_path(str(ROOT / "docs" / "search_words.py"))["WORDS"]
+    for page, given in words.items():
+        headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+        assert set(given) <= {re.sub(r"`|\[([^]]*)\]\([^)]*\)", r"\1", one) for one in headings}, page
+
+
 def test_every_page_is_in_a_table_of_contents() -> None:
     folder = ROOT / "docs"
     listed = {
