@@ -1,4 +1,4 @@
-"""Runs `roir status --watch`: looks every second, until no operation runs any more.
+"""Runs `roir status --watch`: looks once a second until no operation is running.
 
 A thread looks, so that the view can show a server that doesn't answer, and Ctrl-C ends the command at once. On a
 terminal the view is live (`live.py`); elsewhere each change is a line.

@@ -91,7 +91,7 @@ def overview(database: Database, index: str | None = None, exact: bool = False, 
     """All that `roir status` shows, in one transaction that changes nothing and waits for no lock.
 
     The first prepare of an index writes the index's row only once it has its locks: until then there are only waits.
-    exact: as in `indexes`. deltas: also count the rows of deltas. Raises NotFound, SchemaVersionMismatch.
+    exact: as in `indexes`. deltas: count the rows of deltas as well. Raises NotFound, SchemaVersionMismatch.
     """
     name = None if index is None else parse_name(index, "index")
     with database.transaction() as connection:
