@@ -255,7 +255,8 @@ BEGIN
         IF one.type IS NULL THEN
             RAISE undefined_column USING
                 MESSAGE = (SELECT format('index %s: %s isn''t a column of its key or of the primary key: %s', view,
-                                         (SELECT string_agg(quote_ident(k.name), ', ') FROM jsonb_object_keys(key) k (name)
+                                         (SELECT string_agg(quote_ident(k.name), ', ')
+                                            FROM jsonb_object_keys(key) k (name)
                                            WHERE NOT k.name = ANY (array_agg(c.value ->> 'source'))),
                                          string_agg(quote_ident(c.value ->> 'source'), ', ' ORDER BY c.position))
                              FROM jsonb_array_elements(about -> 'columns') WITH ORDINALITY AS c (value, position)

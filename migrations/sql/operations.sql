@@ -7,7 +7,7 @@ CREATE FUNCTION roir.argument(name text) RETURNS text LANGUAGE sql IMMUTABLE SET
     SELECT CASE WHEN name ~ '^[a-z0-9_.]+$' THEN name ELSE format('''%s''', replace(name, '''', '''"''"''')) END
 $$;
 
--- How alike two names are, whatever their case: the share of pairs of neighbouring letters that they share, from 0 to 1.
+-- How alike two names are, whatever their case: the share of pairs of neighbouring letters that they share, 0 to 1.
 CREATE FUNCTION roir.likeness(a text, b text) RETURNS numeric
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 2.0 * count(*) / greatest(length(a) + length(b) + 2, 1)

@@ -28,7 +28,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN o.status NOT IN ('running', 'paused') OR o.run_ended_at IS NOT NULL OR NOT isfinite(s.seen)
                      OR coalesce(o.awaited_by, o.owner) NOT LIKE 'airflow %'
                      OR (o.status = 'running'
-                         AND coalesce(abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < 30, false)) THEN NULL
+                         AND coalesce(abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < 30, false))
+                THEN NULL
                 WHEN s.seen > clock_timestamp() THEN s.seen
                 WHEN s.seen + make_interval(secs => o.grace_s) > clock_timestamp()
                 THEN s.seen + make_interval(secs => o.grace_s) END

@@ -70,7 +70,7 @@ def test_a_command_names_the_shard_that_is_away(shards: Make) -> None:
         record.begin(laid.database, "ix", VerifyOptions(), "test")
     assert re.fullmatch(
         r"the verification can't begin: shard \"s0\" can't be reached: .*nowhere.*; shard \"s1\" can't be reached: .*"
-        r"\. Nothing was changed\. Begin it once all shards are there, .*",
+        r"\. Nothing was changed\. Begin it once all shards answer, .*",
         str(told.value),
     )
     assert made.ask("SELECT count(*) FROM roir.shard WHERE problem IS NOT NULL") == [(2,)]
