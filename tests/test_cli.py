@@ -342,6 +342,7 @@ def test_a_pause_while_spark_starts_ends_the_command_at_once(database: Database,
     assert (status, heart) == ("paused", None)
 
 
+@pytest.mark.sample(0)
 def test_plan_says_what_is_missing_what_it_takes_and_prints_its_ddl(dsn: str) -> None:
     planned = as_json(dsn, "plan", *BUILD[1:])
     assert planned["trial"]["rows"] == 5000

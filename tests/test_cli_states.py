@@ -207,6 +207,7 @@ def test_names_that_differ_look_different_and_nothing_is_cut(database: Database,
     assert {one["index"] for one in seen["indexes"]} == set(names)
 
 
+@pytest.mark.sample(0)
 def test_what_is_wrong_with_an_index_stands_with_the_index(database: Database, dsn: str, terminal: Terminal) -> None:
     steps.make_index(database)
     run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c2 IN (7, 8)", "ALTER TABLE t DISABLE TRIGGER USER")

@@ -109,6 +109,7 @@ def test_a_task_that_waits_says_when_it_looks_again(context: dict[str, Any], sho
     assert state(shop, operation) == "running"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("run", ["running", "success", "failed", "deleted"])
 def test_a_task_that_airflow_ends_says_whether_it_comes_back(context: dict[str, Any], shop: Any, run: str) -> None:
     """A mark of the run, or a shutdown of the machine: the signal is the same."""

@@ -88,7 +88,7 @@ def compactions(shop: Any) -> list[tuple[int, str]]:
     return shop.run("SELECT id, status FROM roir.operation WHERE kind = 'compact' ORDER BY id")  # type: ignore[no-any-return]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_what_was_done_is_returned_and_the_next_one_is_skipped(
     context: dict[str, Any], shop: Any, aged: None, driver_code: Any
 ) -> None:

@@ -71,6 +71,7 @@ def asked(of: Listings) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sample(0)
 def test_an_index_that_is_dropped_meanwhile_is_not_shown_as_building(database: Database, dsn: str, slow: Slow) -> None:
     """Found: eleven minutes after its drop an index was *Building* on the page of a busy database."""
     steps.make_table(dsn)

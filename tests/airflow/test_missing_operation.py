@@ -78,6 +78,7 @@ def expected(given: str, kind: str, status: str, part: str) -> str:
     return "done" if status == "completed" and part != "other" else "fails"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("task", "given", "kind", "status", "part"), CASES)
 def test_a_task_drives_its_own_operation_or_fails(
     context: dict[str, Any],

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_names_the_nearest_name(context: dict[str, Any], shop: Any, name: str) -> None:
     operator, given, meant = CASES[name]

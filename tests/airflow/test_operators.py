@@ -209,6 +209,7 @@ def test_bad_input_fails_at_once_and_changes_nothing(context: dict[str, Any], sh
     assert status(shop.database) == []
 
 
+@pytest.mark.sample(0)
 def test_a_build_whose_end_the_server_has_lost_is_not_taken_for_done(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:
@@ -536,7 +537,7 @@ open(os.environ["TOLD"], "w").write(json.dumps([os.environ.get(name) for name in
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_query_and_replicas_reach_the_driver_by_its_environment_and_finalize_too(
     context: dict[str, Any], shop: Any, driver_code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def driven(database: Database, operation: int) -> str:
     return "driven by bob@desk pid 7"
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("make", [BuildIndexOperator, FinalizeIndexBuildOperator])
 @pytest.mark.parametrize("why", [paused, driven])
 def test_an_hour_of_waiting_is_two_lines_and_few_looks(

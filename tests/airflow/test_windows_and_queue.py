@@ -110,6 +110,7 @@ def test_a_build_waits_for_its_place(context: dict[str, Any], shop: Any, driver_
     assert build(context, operation) == operation
 
 
+@pytest.mark.sample(0)
 def test_the_task_that_waits_tells_of_a_long_pause_once(
     context: dict[str, Any], shop: Any, driver_code: Any, dsn: str
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_lock_that_a_batch_does_not_get_is_named(database: Database, dsn: str)
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("beginning", "at"),
     [

@@ -196,6 +196,7 @@ def test_what_is_behind_the_bounds_is_refused(shared: str, bounds: str) -> None:
     user.rollback()
 
 
+@pytest.mark.sample(0)
 def test_an_attach_continues_with_the_bounds_that_it_began_with(dsn: str) -> None:
     """Found: an attach that was begun with other bounds was continued with new ones, and hid and watched by the old
     ones; a typing error in them cancelled it. It holds: refused, and the attach stays.

@@ -35,6 +35,7 @@ def stubbed(dsn: str) -> tuple[psycopg2.extensions.connection, psycopg2.extensio
     return admin, writer
 
 
+@pytest.mark.sample(0)
 def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_whoever_is_killed_while_it_ends_loses_nothing(
     assert sorted(group.key for group in report(database)[1]) == KEYS
 
 
+@pytest.mark.sample(0)
 def test_what_is_written_after_a_kill_counts(database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = sealed(database, dsn)
     with killed_at(monkeypatch, census, "read_running"), pytest.raises(KeyboardInterrupt):

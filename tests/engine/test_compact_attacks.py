@@ -94,6 +94,7 @@ def test_a_truncate_at_every_stage(dsn: str, commit: bool) -> None:
     is_right(database)
 
 
+@pytest.mark.sample(0)
 def test_a_long_comparison_gives_way_to_who_truncates(dsn: str) -> None:
     """Without this, writers would queue behind the TRUNCATE for as long as the comparison reads."""
     database = scene(dsn, 3, 300)
@@ -353,6 +354,7 @@ def test_a_revert_ends_a_compaction(dsn: str) -> None:
     is_right(database)
 
 
+@pytest.mark.sample(0)
 def test_a_generation_is_dropped_under_a_compaction_that_a_revert_has_ended(dsn: str) -> None:
     """The abort finds the rest of the compaction."""
     database = scene(dsn, 3, 300, revert_window_s=3600)

@@ -70,6 +70,7 @@ def test_an_exported_snapshot_outlives_its_session(dsn: str) -> None:
         sql(taker, "SELECT count(*) FROM ix")
 
 
+@pytest.mark.sample(0)
 def test_a_cursor_holds_up_a_swap_alone(dsn: str) -> None:
     """Only the swap waits for the cursor; the segments stay until it is closed."""
     database = scene(dsn)

@@ -108,6 +108,7 @@ def test_what_comes_into_the_same_bounds_again_is_shown_and_kept(database: Datab
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_row_that_comes_while_its_stale_entry_is_removed_keeps_the_new_one(database: Database, dsn: str) -> None:
     published(database, dsn, "range with default")
     hidden(dsn, "t0")

@@ -398,6 +398,7 @@ def test_the_first_group_stops_an_operation_that_is_to_stop(database: Database, 
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("rebuild", [False, True], ids=["create", "rebuild"])
 def test_an_abort_leaves_no_hashes(database: Database, dsn: str, rebuild: bool) -> None:
     fill(dsn)

@@ -102,6 +102,7 @@ def test_the_last_build_of_the_index_is_believed_first(database: Database, dsn: 
     assert expected(database, 20_000).work.by == "the last 2 builds of this index"
 
 
+@pytest.mark.sample(0)
 def test_builds_of_other_tables_tell_what_a_row_takes(database: Database, dsn: str) -> None:
     for rows in SIZES:
         table(dsn, rows)

@@ -61,7 +61,7 @@ SECOND = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(FIRST, SECOND)))
 def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(

@@ -62,6 +62,7 @@ def test_a_published_index_says_how_to_query_it(database: Database, dsn: str, na
         assert cursor.fetchall() == [(1, "a", 7)]
 
 
+@pytest.mark.sample(0)
 def test_an_index_from_its_first_build_over_rebuild_and_revert_to_its_drop(database: Database, dsn: str) -> None:
     steps.make_table(dsn, ROWS)
     assert indexes(database) == []
@@ -203,6 +204,7 @@ def test_a_server_that_has_forgotten_its_counts_makes_no_index_look_empty(databa
     assert found.bloat.win_bytes == 0
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("what", ["t", "ix", "roir_data.g1"])
 def test_who_holds_a_table_for_itself_holds_up_no_status(database: Database, dsn: str, what: str) -> None:
     steps.make_table(dsn)

@@ -244,6 +244,7 @@ def test_a_deferred_primary_key_has_two_rows_while_one_of_them_is_being_deleted(
     ground.settled(SEED)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("statement", ["insert b", "a to b"])
 def test_a_deferrable_primary_key_whose_row_is_deleted_since_the_snapshot(

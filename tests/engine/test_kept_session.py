@@ -76,6 +76,7 @@ def is_over(database: Database, run: Run) -> None:
     steps.assert_exact(database, run.index)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", ["publish", "sum", "compact"])
 def test_the_number_of_sessions_does_not_depend_on_the_number_of_looks(database: Database, phase: str) -> None:
     indexed(database, phase)
@@ -92,6 +93,7 @@ def test_the_number_of_sessions_does_not_depend_on_the_number_of_looks(database:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("phase", [*OF_A_BUILD, "sum", "compact"])
 def test_a_session_that_ends_between_looks_is_replaced_in_every_phase(database: Database, dsn: str, phase: str) -> None:
     """Between looks it holds no transaction and no snapshot."""

@@ -116,6 +116,7 @@ def test_a_partition_that_goes_again_before_it_is_read(database: Database, dsn: 
     assert_shown(database)
 
 
+@pytest.mark.sample(0)
 def test_a_level_that_was_dropped_with_all_below(database: Database, dsn: str) -> None:
     """The conditions of its hash partitions can't be evaluated any more; its own can."""
     published(database, dsn, "two levels")

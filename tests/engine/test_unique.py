@@ -45,6 +45,7 @@ def duplicates(database: Database) -> list[tuple[list[str], list[str], str | Non
         return [tuple(row) for row in execute(connection, query)]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("source", [PARTITIONED, PLAIN], ids=["partitioned", "plain"])
 @pytest.mark.parametrize("phase", ["mid-fold", "published"])
 def test_the_same_statements_succeed_and_fail_as_on_a_native_twin(
@@ -137,6 +138,7 @@ def test_a_pair_that_was_touched_before_the_look_is_no_healed_one(database: Data
     assert duplicates(database) == []
 
 
+@pytest.mark.sample(0)
 def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (5, 10)", "UPDATE t SET k = NULL WHERE id > 50")

@@ -139,6 +139,7 @@ def test_an_abort_while_it_waits_for_the_healing(database: Database, dsn: str) -
     assert one(database, "SELECT count(*) FROM roir.duplicate") == 0
 
 
+@pytest.mark.sample(0)
 def test_both_generations_enforce_until_the_older_one_is_dropped(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     steps.make_index(database, unique=True)

@@ -39,7 +39,7 @@ def attach_it(database: Database) -> int:
     return attach.attach_partition(database, "t", "t9", BOUNDS, "test")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("mode", [*MODES, "rebuild", "rebuild mid-fold"])
 def test_a_table_is_attached_in_each_mode(database: Database, dsn: str, mode: str) -> None:
     standing = stage(database, dsn, mode)
@@ -148,6 +148,7 @@ def test_the_switch_between_copy_and_attach(database: Database, dsn: str, first:
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_pair_that_only_the_attach_makes_is_found_after_a_look(database: Database, dsn: str) -> None:
     """The look sees the copied entry while it is hidden. No user writes it again."""
     standing = stage(database, dsn, "sealed")

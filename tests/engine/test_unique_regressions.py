@@ -107,6 +107,7 @@ def test_tidb_49233_a_batch_that_is_done_again_brings_no_duplicates(database: Da
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("when", ["copied", "built", "sealed"])
 def test_yugabyte_30312_a_row_that_is_deleted_and_inserted_again_is_no_duplicate(
     database: Database, dsn: str, when: str

@@ -189,6 +189,7 @@ def test_two_entries_of_one_key_that_the_tree_lets_in_are_mended(database: Datab
 TABLE_OF_TEXTS = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 
 
+@pytest.mark.sample(0)
 def test_the_status_says_what_to_do_about_a_duplicate(database: Database, dsn: str) -> None:
     build_index(dsn, database, *TABLE, include="v", unique=True)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0)")

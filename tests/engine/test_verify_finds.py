@@ -226,6 +226,7 @@ SHAPES: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_found_right_and_wrong(database: Database, dsn: str, shape: str) -> None:
     setup, definition = SHAPES[shape]

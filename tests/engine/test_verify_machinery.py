@@ -146,6 +146,7 @@ def test_a_verification_that_comes_second_takes_the_firsts_operation_up(database
     assert second.operation_id == first[0].operation_id
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
     database: Database, dsn: str, base: str, stage: str

@@ -77,6 +77,7 @@ def _go_on(one: VerifyWorker) -> None:
         one.unit(held)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_partition_leaves_between_claim_and_unit(database: Database, dsn: str, way: str) -> None:
     """The entries are hidden, then removed. Neither counts as missing, whatever the bounds look like."""

@@ -55,6 +55,7 @@ def test_an_error_of_a_shards_server_names_the_shard(shards: Make) -> None:
         pass
 
 
+@pytest.mark.sample(0)
 def test_a_command_names_the_shard_that_is_away(shards: Make) -> None:
     made = shards(2)
     laid = lay(made)

@@ -298,6 +298,7 @@ ALTERED = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("statement", ALTERED.values(), ids=ALTERED.keys())
 def test_what_is_altered_in_a_shard_ends_the_build(shards: Make, statement: str) -> None:
     made = apart.add_all(shards(2, TABLE, ROWS))

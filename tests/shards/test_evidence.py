@@ -158,6 +158,7 @@ def test_labels_that_come_are_no_doubt_and_those_that_are_renamed_are(shards: Ma
 TOLD = ("1", "[]", "{}", '{"schema": "1"}', '{"schema": 1, "rules": {}}', '{"schema": "1", "rules": {"k": 1}}')
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("told", TOLD)
 def test_a_shard_that_tells_anything_is_doubted(shards: Make, told: str) -> None:
     made, generation, _ = ready(shards, PLAIN)

@@ -91,6 +91,7 @@ def test_what_a_partition_brings_or_takes_is_followed(shards: Make, change: str)
     assert made.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL") == []
 
 
+@pytest.mark.sample(0)
 def test_a_level_that_was_out_is_followed_to_its_leaves(shards: Make) -> None:
     """Found: an index over shards: a level of a shard's table was detached, its rows changed, and attached again:
     entries stayed as they were, and nothing said so. It holds: its leaves are followed as those that went and came.
@@ -261,6 +262,7 @@ def test_nothing_is_fresh_while_rows_that_were_generated_anew_are_on_their_way(s
     assert made.ask(asked) == [("a",)]
 
 
+@pytest.mark.sample(0)
 def test_a_default_partition_that_was_alone_is_followed_when_it_goes(shards: Make) -> None:
     """A default partition that is the only one has no bounds."""
     made = add_all(shards(2, TABLE[0], TABLE[3], TABLE[4]))
@@ -272,6 +274,7 @@ def test_a_default_partition_that_was_alone_is_followed_when_it_goes(shards: Mak
     assert assert_exact(made, prepared.generation_id) == 300
 
 
+@pytest.mark.sample(0)
 def test_a_new_partition_that_is_emptied_between_a_poll_and_what_follows_it(shards: Make) -> None:
     made, generation, shippers = ready(shards)
     ship(shippers)

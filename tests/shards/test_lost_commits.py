@@ -223,6 +223,7 @@ def test_a_late_acknowledgement_of_what_the_index_server_lost_takes_nothing_away
     laid.assert_exact()
 
 
+@pytest.mark.sample(0)
 def test_without_the_tick_it_takes_away_what_nobody_ships(
     shards: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:

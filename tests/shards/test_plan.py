@@ -75,6 +75,7 @@ def test_partitions_keep_an_index_from_strict_reads(shards: Make) -> None:
     assert "strict reads     not possible: the table has partitions" in roir(made, *ASKED).stdout
 
 
+@pytest.mark.sample(0)
 def test_the_locks_are_those_that_are_taken(shards: Make) -> None:
     """By the events of the capture's DDL, which say what the table is locked with besides."""
     made = apart.add_all(shards(1))

@@ -131,6 +131,7 @@ def test_what_is_another_index_servers_is_left(contrib_shards: Make) -> None:
     made.run(WRITE)
 
 
+@pytest.mark.sample(0)
 def test_announcing_that_the_index_server_has_forgotten_is_turned_off(
     contrib_shards: Make,
     copies: Copies,  # noqa: F811

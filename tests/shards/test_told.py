@@ -93,6 +93,7 @@ def announcers(made: Shards, name: str) -> list[Any]:
     return [row[0] for row in made.ask("SELECT announced_by FROM roir_shard.outbox", shard=name)]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("later", ["announce", "clean-up"])
 def test_announcing_ends_though_a_shard_is_away_and_there_later(shards: Make, later: str) -> None:
     found = scene(shards(2, *TABLE), "client")

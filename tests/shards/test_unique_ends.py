@@ -233,6 +233,7 @@ def test_a_shard_that_is_removed_has_writers_as_before(contrib_shards: Make, for
     assert_keys_move(made, second, ["s0", "s1"])
 
 
+@pytest.mark.sample(0)
 def test_a_shard_whose_keys_are_enforced_is_not_removed(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     first = enforced(made)

@@ -82,6 +82,7 @@ def test_a_shard_from_an_old_backup_whose_key_is_taken_is_listed_and_healed(
     assert (problem(made, generation_id), holders_of(made, generation_id)) == (None, ["s1"])
 
 
+@pytest.mark.sample(0)
 def test_a_shard_that_is_gone_for_good_keeps_the_rest_from_nothing(contrib_shards: Make) -> None:
     """The index was rebuilt without it; only the generation that a revert would show has it."""
     made = contrib_shards(3, TABLE)
