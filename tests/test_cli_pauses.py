@@ -40,7 +40,7 @@ WAYS = {
     Way.GOVERNOR: ("governor", f"resume with: {COMMAND}"),
     Way.DUPLICATES: (
         "duplicates",
-        f"change or delete rows until each key is left once, then: {COMMAND}",
+        f"change or delete rows until no two share a key, then: {COMMAND}",
     ),
     Way.RUN: (
         RUN,

@@ -17,7 +17,7 @@ def way_on(index: str, paused_by: str, owner: str | None, expected_at: datetime 
     run = RUN.fullmatch(paused_by)
     match way_of(paused_by, owner):
         case Way.DUPLICATES:
-            return f"change or delete rows until each key is left once, then: {command}"
+            return f"change or delete rows until no two share a key, then: {command}"
         case Way.WINDOW:
             return (
                 f"a run that waits continues by itself; or let it work now: roir change {argument(index)} --windows off"
