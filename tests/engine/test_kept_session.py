@@ -166,6 +166,16 @@ def test_an_error_leaves_no_session_behind(kept: KeptSession, error: type[BaseEx
         assert execute(connection, "SELECT to_regclass('public.left_behind')").scalar_one() is None
 
 
+def test_a_second_transaction_at_the_same_time_is_refused(kept: KeptSession) -> None:
+    """Found: the second one ended the session of the first one, whose writes were lost without an error."""
+    with kept.transaction() as connection:
+        execute(connection, "CREATE TABLE public.written ()")
+        with pytest.raises(RuntimeError, match="one transaction at a time"), kept.transaction():
+            pass
+    with kept.transaction() as connection:
+        assert execute(connection, "SELECT to_regclass('public.written')").scalar_one() is not None
+
+
 def test_a_kept_session_passes_the_check_of_one_history_each_time(
     kept: KeptSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

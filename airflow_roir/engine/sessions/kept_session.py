@@ -5,6 +5,7 @@ A new session takes some 9 ms, and a driver looks some thirty times per build.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
@@ -38,13 +39,17 @@ class KeptSession:
     def __init__(self, database: Database) -> None:
         self.database = database
         self._session: Connection | None = None
+        self._used = threading.Lock()
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """The session for one transaction, committed at the end of the block, rolled back on an error.
 
-        Raises what a new session raises, HistoryChanged among them.
+        Raises what a new session raises, HistoryChanged among them; RuntimeError within another transaction, which a
+        check of the session would end, and its writes would be lost without an error.
         """
+        if not self._used.acquire(blocking=False):
+            raise RuntimeError("a kept session has one transaction at a time")
         try:
             connection = self._present()
             with connection.begin():
@@ -52,6 +57,8 @@ class KeptSession:
         except BaseException:
             self.close()
             raise
+        finally:
+            self._used.release()
 
     def close(self) -> None:
         """End the session, if there is one. The next transaction opens another."""
