@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.forecast import forecast, worth
 from airflow_roir.engine.forecast import query as queries
 from airflow_roir.engine.forecast.substitute import Use
@@ -409,3 +409,66 @@ def test_it_is_asked_with_the_callers_rights_settings_and_row_security(database:
         assert refused.why.startswith("permission denied to create temporary tables")
     finally:
         run_sql(dsn, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
+
+@pytest.mark.parametrize("path", ["public", "evil, pg_catalog", "pg_catalog, evil"])
+def test_no_function_or_operator_of_the_callers_path_runs_beside_the_query(
+    database: Database, dsn: str, path: str
+) -> None:
+    """Found: the caller's path is set before the transaction is read only, and `format` was found by it: a role that
+    may create functions in `public` got the caller's rights.
+    """
+    table(dsn, 20)
+    dry = forecast.run(database, IndexDefinition.parse("ix", "public.t", "k", None), BuildOptions())
+    assert dry.worth is not None
+    schema = "public" if path == "public" else "evil"
+    ran = "LANGUAGE sql AS $$ SELECT nextval('public.ran')"
+    functions = {
+        "format(text, text, text)": "text",
+        "concat_ws(text, text, text, text)": "text",
+        "quote_ident(text)": "text",
+        "set_config(text, text, boolean)": "text",
+        "current_setting(text)": "text",
+        "unnest(text[])": "text",
+        "to_regclass(text)": "regclass",
+        "bool_and(boolean)": "boolean",
+        "same(regclass, regclass)": "boolean",
+        "same(oid, oid)": "boolean",
+        "same(text, text)": "boolean",
+    }
+    run_sql(
+        dsn,
+        "CREATE SCHEMA evil",
+        "CREATE SEQUENCE public.ran",
+        *(
+            f"CREATE FUNCTION {schema}.{name} RETURNS {returns} {ran}::text::{returns} $$"
+            for name, returns in functions.items()
+            if returns != "boolean"
+        ),
+        *(
+            f"CREATE FUNCTION {schema}.{name} RETURNS boolean {ran} > 0 $$"
+            for name, returns in functions.items()
+            if returns == "boolean"
+        ),
+        *(
+            f"CREATE OPERATOR {schema}.{sign} (leftarg = {of}, rightarg = {of}, function = {schema}.same)"
+            for of in ("regclass", "oid", "text")
+            for sign in ("=", "<>")
+        ),
+        f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = {path}', current_database()); END $$",
+    )
+    found = of(worth.of_query(database, dry, dry.worth, "SELECT k FROM public.t WHERE k IN (5)", False))
+    with database.transaction() as connection:
+        assert not execute(connection, "SELECT is_called FROM public.ran").scalar_one()
+    assert (found.asked.opened, found.serves) == (20, True)
+
+
+def test_a_query_cannot_end_its_own_limit_of_time(database: Database, dsn: str) -> None:
+    """Found: one that set statement_timeout in its first run had no limit in the second."""
+    table(dsn, 20)
+    limit = "current_setting('statement_timeout')"
+    ends = f"CASE WHEN {limit} = '0' THEN pg_sleep(9)::text ELSE set_config('statement_timeout', '0', true) END"
+    found = of(asked(database, f"SELECT {ends} FROM public.t WHERE id = 5", run=True)).asked
+    assert (found.run_problem, found.run_rows) == (None, 1)
+    assert found.run_ms is not None
+    assert found.run_ms < 1_000

@@ -42,15 +42,20 @@ SELECT n.nspname AS schema, c.relname AS name, rtrim(pg_get_viewdef(c.oid), ';')
   FROM (SELECT oid, max(level) AS level FROM above WHERE level > 0 GROUP BY oid ORDER BY 2 LIMIT %(most)s) v
   JOIN pg_class c ON c.oid = v.oid JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY v.level
 """
-# Whether each bare name means its relation, or nothing, under the caller's own path.
+# Whether each bare name means its relation, or nothing, under the caller's own path. There other roles may have made
+# functions and operators, and the transaction can still write: so each one is named with its schema.
 BARE = """
-SELECT coalesce(bool_and(to_regclass(quote_ident(x.name)) IS NULL OR to_regclass(quote_ident(x.name))
-                         = to_regclass(format('%%I.%%I', x.schema, x.name))), true)
-  FROM unnest(%(schemas)s::text[], %(names)s::text[]) x (schema, name)
+SELECT coalesce(pg_catalog.bool_and(o.bare IS NULL OR o.bare OPERATOR(pg_catalog.=) o.full_one), true)
+  FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::pg_catalog.text[]), pg_catalog.unnest(%(names)s::pg_catalog.text[]))
+       AS x (schema, name)
+ CROSS JOIN LATERAL (
+       SELECT pg_catalog.to_regclass(pg_catalog.quote_ident(x.name))::pg_catalog.oid AS bare,
+              pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', x.schema, x.name))::pg_catalog.oid AS full_one) o
 """
 PATH = """
-SELECT set_config('search_path', concat_ws(', ', CASE WHEN %(first)s THEN 'pg_temp' END,
-       nullif(current_setting('search_path'), ''), CASE WHEN NOT %(first)s THEN 'pg_temp' END), true)
+SELECT pg_catalog.set_config('search_path', pg_catalog.concat_ws(', ', CASE WHEN %(first)s THEN 'pg_temp' END,
+       CASE WHEN p.now OPERATOR(pg_catalog.<>) '' THEN p.now END, CASE WHEN NOT %(first)s THEN 'pg_temp' END), true)
+  FROM pg_catalog.current_setting('search_path') AS p (now)
 """
 SCANS = ("seqscan", "indexscan", "indexonlyscan", "bitmapscan", "tidscan", "sort", "nestloop", "hashjoin", "mergejoin")
 # The planner's ways, by what each may not use. A table without rows is read whole unless that is forbidden; some
