@@ -38,11 +38,17 @@ def message_of(error: BaseException) -> str:
     """The error in words, without the secrets that Airflow masks in logs, and without statements and their values."""
     from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
     from airflow.sdk.log import redact
-    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.exc import DBAPIError, StatementError
 
     from airflow_roir.engine.database import said
     from airflow_roir.errors import RoirError
 
+    if hasattr(error, "diag"):
+        # A driver's own, as from a hook in a user's task.
+        error = DBAPIError(None, None, error)
+    elif isinstance(error, StatementError) and not isinstance(error, DBAPIError) and error.orig is not None:
+        # Its text has the statement and its values.
+        error = error.orig
     if isinstance(error, AirflowTaskTimeout):
         text = TIME_OUT
     elif isinstance(error, DBAPIError):

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
+import psycopg2.errors
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, StatementError
 
 from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.roir import dsn_of
@@ -60,6 +61,8 @@ DRIVER = OperationalError("SELECT %(secret)s", {"secret": "row 4711"}, Exception
         (InvalidInput("no"), "no"),
         (AirflowException("operation 7 on index i, phase build: interrupted"), None),
         (DRIVER, "gone"),
+        (psycopg2.errors.UniqueViolation("is there already\nDETAIL:  Key (card)=(4711)"), "is there already"),
+        (StatementError("no", "SELECT %(card)s", {"card": "4711"}, ValueError("no")), "ValueError: no"),
         (AirflowTaskTimeout(), failure.TIME_OUT),
         (SystemExit(3), "Its process ended with exit code 3"),
         (KeyError("x"), "KeyError: 'x'"),
