@@ -26,6 +26,7 @@ from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.task import lineage as openlineage
 from airflow_roir.task.lineage import lineage
 from airflow_roir.task.published import published_facts
+from tests.airflow.test_operators import MemoryStore
 from tests.engine import steps
 
 ROOT = Path(__file__).parents[2]
@@ -173,8 +174,14 @@ def test_a_publish_tells_what_was_built_and_from_what(shop: Any, dsn: str, monke
     added: list[Any] = []
     context: Any = {
         "ti": SimpleNamespace(
-            dag_id="d", task_id="t", run_id="r", map_index=-1, get_dag=lambda dag_id: SimpleNamespace(is_paused=False)
+            dag_id="d",
+            task_id="t",
+            run_id="r",
+            map_index=-1,
+            try_number=1,
+            get_dag=lambda dag_id: SimpleNamespace(is_paused=False),
         ),
+        "task_state_store": MemoryStore(),
         "outlet_events": {published_alias(): SimpleNamespace(add=lambda asset, extra: added.append(extra))},
     }
     finalize = FinalizeIndexBuildOperator(
