@@ -316,7 +316,7 @@ def test_a_run_that_ended_before_it_began_says_with_which_index(airflow: Airflow
     airflow.run["state"] = "failed"
     airflow.more |= {"progress": None, "wanted": "public.i"}
     tab.reload()
-    tab.get_by_text("This run has ended before it began with public.i").wait_for()
+    tab.get_by_text("ended before it began to work on public.i").wait_for()
     airflow.more["wanted"] = None
     tab.reload()
     tab.get_by_text("This run neither builds nor verifies an index.").wait_for()
