@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -173,29 +174,29 @@ def run(ground: Ground, monkeypatch: pytest.MonkeyPatch, seed: int, rounds: int,
 
     monkeypatch.setattr(sharded.ShardedIndex, "_ask", ask)
     done = []
-    for _ in range(rounds):
-        some()
-        since, begun, before = past.now, time.time(), float("inf")
-        what = only or chance.choice(["eventual", "bounded", "strict", "strict by the server"])
-        try:
-            if what == "strict by the server":
-                found = by_server(ground, some)
-            elif what == "bounded":
-                age = chance.choice([0.05, 0.2, 1.0])
-                before = begun - age
-                found = by_client(ground, some, what, max_staleness=age)
-            else:
-                found = by_client(ground, some, what)
-                before = float("inf") if what == "strict" else 0.0
-        except StaleAnswer:
-            done.append("stale")
-            continue
-        past.check(found, since, before, what)
-        done.append(what)
-    for actor in actors:
-        if isinstance(actor, Writer):
-            actor.connection.rollback()
-            actor.connection.close()
+    with ExitStack() as stack:
+        for actor in actors:
+            if isinstance(actor, Writer):
+                stack.callback(actor.connection.close)
+        for _ in range(rounds):
+            some()
+            since, begun, before = past.now, time.time(), float("inf")
+            what = only or chance.choice(["eventual", "bounded", "strict", "strict by the server"])
+            try:
+                if what == "strict by the server":
+                    found = by_server(ground, some)
+                elif what == "bounded":
+                    age = chance.choice([0.05, 0.2, 1.0])
+                    before = begun - age
+                    found = by_client(ground, some, what, max_staleness=age)
+                else:
+                    found = by_client(ground, some, what)
+                    before = float("inf") if what == "strict" else 0.0
+            except StaleAnswer:
+                done.append("stale")
+                continue
+            past.check(found, since, before, what)
+            done.append(what)
     return done
 
 
