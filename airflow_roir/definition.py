@@ -237,38 +237,13 @@ class IndexDefinition:
         nulls_not_distinct: bool = False,
         shards: str | Sequence[str] | None = None,
         shard_column: str | None = None,
+        *,
+        complaints: Complaints | None = None,
     ) -> IndexDefinition:
-        """Reads a definition from SQL identifiers as a user types them. Raises one error for all that is wrong."""
-        complaints = Complaints()
-        found = cls.read(
-            complaints,
-            index,
-            table,
-            keys,
-            include,
-            unique,
-            nulls_not_distinct,
-            shards=shards,
-            shard_column=shard_column,
-        )
-        complaints.settle()
-        return found
+        """Reads a definition from SQL identifiers as a user types them. Raises one error for all that is wrong.
 
-    @classmethod
-    def read(
-        cls,
-        complaints: Complaints,
-        index: str,
-        table: str | None = None,
-        keys: str | Sequence[str] | None = None,
-        include: str | Sequence[str] | None = None,
-        unique: bool = False,
-        nulls_not_distinct: bool = False,
-        shards: str | Sequence[str] | None = None,
-        shard_column: str | None = None,
-    ) -> IndexDefinition:
-        """As `parse`, but adds what is wrong to `complaints`, and returns the definition that the rest gives."""
-
+        complaints: gets what is wrong instead; then the definition is the one that the rest gives.
+        """
         unread = Complaints()
 
         def read(otherwise: Any, parse: Callable[..., Any], *given: Any) -> Any:
@@ -293,8 +268,11 @@ class IndexDefinition:
         )
         if is_whole:
             found.complain(unread)
-        for one in unread.found:
-            complaints.add(one)
+        if complaints is None:
+            unread.settle()
+        else:
+            for one in unread.found:
+                complaints.add(one)
         return found if unread else replace(found, is_sound=True)
 
 

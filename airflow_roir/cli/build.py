@@ -96,12 +96,14 @@ def build(
 
     index = indexes[0]
     definitions = [
-        IndexDefinition.read(wrong, index, table, keys, include, unique, nulls_not_distinct, shards, shard_column)
+        IndexDefinition.parse(
+            index, table, keys, include, unique, nulls_not_distinct, shards, shard_column, complaints=wrong
+        )
     ]
     for one in beside or ():
         with wrong.noted():
             definitions.append(parse_beside(one, table))
-    definitions += [IndexDefinition.read(wrong, one) for one in indexes[1:]]
+    definitions += [IndexDefinition.parse(one, complaints=wrong) for one in indexes[1:]]
     for name in sorted({str(one.name) for one in definitions if definitions.count(one) > 1}):
         wrong.add(InvalidInput(f"index {name} is named twice; name it once"))
     if len(definitions) > 1 and given.get("scan") == BuildOptions.scan:

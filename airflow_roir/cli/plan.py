@@ -83,8 +83,8 @@ def plan(
         wrong.add(InvalidInput("--run-query runs the query that --query names: give both"))
     if sql and query is not None:
         wrong.add(InvalidInput("--sql prints the DDL alone: leave --query out, or --sql"))
-    definition = IndexDefinition.read(
-        wrong, index, table, keys, include, unique, nulls_not_distinct, shards, shard_column
+    definition = IndexDefinition.parse(
+        index, table, keys, include, unique, nulls_not_distinct, shards, shard_column, complaints=wrong
     )
     options = BuildOptions.asked(**given)
     database = database_of(context)

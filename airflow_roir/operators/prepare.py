@@ -161,8 +161,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         for name in UNIQUENESS:
             with complaints.noted():
                 unique[name] = bool(yes_or_no(name, getattr(self, name)))
-        found = IndexDefinition.read(
-            complaints,
+        found = IndexDefinition.parse(
             self.index,
             optional_text(self.table),
             _columns(self.keys),
@@ -170,6 +169,7 @@ class PrepareIndexBuildOperator(RoirOperator):
             **unique,
             shards=_columns(self.shards),
             shard_column=optional_text(self.shard_column),
+            complaints=complaints,
         )
         if wrong is None:
             complaints.settle()

@@ -52,7 +52,7 @@ class Variant(Enum):
     # Variants about an older copy of the index server.
     START_UNNOTICED = "an older copy of the index server answers as soon as it is started"
     PROVED_BY_A_PASS = "after a start one pass is waited for, and nobody who announced before"
-    HORIZON_OF_BEFORE = "who announced before a start is told by a poll that may be from before it"
+    HORIZON_OF_BEFORE = "a start learns of earlier announcements from a poll that may be older than the start"
 
 
 @dataclass(frozen=True)

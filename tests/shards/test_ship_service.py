@@ -1,4 +1,4 @@
-"""The service that ships: feeds are shared and taken over, servers come and go, and it ends when it is told to."""
+"""The shipping service: feeds are shared and taken over, servers come and go, and the service ends on request."""
 
 from __future__ import annotations
 

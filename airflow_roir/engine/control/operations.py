@@ -268,7 +268,7 @@ def _refusal(
 
 
 def overtaken(connection: Connection, operation_id: int, owner: str = "this run") -> Fenced:
-    """The error of a run that doesn't hold its operation any more: somebody has aborted it, or another run took it up.
+    """The error of a run that lost its operation: a user aborted the operation, or another run drives it now.
 
     owner: the run's name. Raises NotFound.
     """

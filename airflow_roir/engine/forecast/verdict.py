@@ -95,10 +95,8 @@ def _in_general(
         return PERHAPS, (
             f"{first} is a part of the partition key ({columns}): roir plan --query counts the partitions of yours"
         )
-    have = "the key, the primary key and the included columns" if includes else (
-        "the key and the primary key"
-    )  # fmt: skip
     if partitions < MANY:
+        have = "the key, the primary key and the included columns" if includes else "the key and the primary key"
         return PERHAPS, (
             f"with {counted(partitions, 'partition')} it pays for queries that need only {have}. Whole rows "
             f"come faster by a local index with {FEW}, by roir.rows with {MANY}: roir plan --run-query times yours"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine.control.operations import ACTIVE_GENERATION
 from airflow_roir.engine.database import execute
 
 # An array for index `i`, whose table is `c` in schema `n`; … stands for a value. Over shards it has the view alone:
@@ -23,18 +22,18 @@ CASE WHEN c.oid IS NOT NULL THEN array_remove(ARRAY[
                  format('%%I.%%I', i.schema_name, i.name), format('{%%s: …}', to_json(i.key_columns ->> 0))) END], NULL)
 END
 """
-OF_INDEX = f"""
+OF_OPERATION = f"""
 SELECT {QUERIES} AS queries
-  FROM roir.index i LEFT JOIN pg_class c ON c.oid = i.source_oid::oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE i.id = %(index)s AND EXISTS ({ACTIVE_GENERATION})
+  FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+  LEFT JOIN pg_class c ON c.oid = i.source_oid::oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE o.id = %(operation)s
+   AND EXISTS (SELECT FROM roir.generation g WHERE g.index_id = i.id AND g.status = 'active')
 """
-INDEX_OF = "SELECT index_id FROM roir.operation WHERE id = %(operation)s"
 
 
 def queries(connection: Connection, operation_id: int) -> tuple[str, ...]:
     """The statements for the index of an operation; none if nothing is published, or the table was dropped."""
-    index = execute(connection, INDEX_OF, {"operation": operation_id}).scalar()
-    found: Sequence[str] | None = execute(connection, OF_INDEX, {"index": index}).scalar()
+    found: Sequence[str] | None = execute(connection, OF_OPERATION, {"operation": operation_id}).scalar()
     return tuple(found or ())
 
 
