@@ -99,7 +99,7 @@ def run(operator: type[BaseOperator], **more: Any) -> None:
         operator(task_id="t", **given).execute(context())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("operator", operators())
 def test_no_other_field_chooses_a_connection(
     operator: type[BaseOperator], asked: Asked, shop: Any, capfd: pytest.CaptureFixture[str]
@@ -125,7 +125,7 @@ def test_no_other_field_chooses_a_connection(
     assert SECRET not in "".join(capfd.readouterr())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("spark", ["spark://127.0.0.1:9", "sc://127.0.0.1:9", OTHER])
 def test_a_spark_of_one_s_own_is_refused_before_anything_begins(spark: str, asked: Asked, shop: Any) -> None:
     """Found: `spark://…` in the form: that Spark got the DSN with its password; a connection of any type was taken for
@@ -149,7 +149,7 @@ def test_tasks_work_on_the_databases_that_the_deployment_names(asked: Asked, mon
     assert OTHER not in asked.ids
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_replica_that_the_dag_names_needs_no_leave(asked: Asked, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found: the task that builds accepted such a replica, and the task that prepares refused it."""
     monkeypatch.setenv("AIRFLOW__ROIR__CONNECTIONS", "warehouse")

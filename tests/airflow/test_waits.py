@@ -138,6 +138,7 @@ def test_the_first_looks_are_soon_and_later_ones_after_minutes(
         assert (row.awaited_until - now).total_seconds() == pytest.approx(seconds, abs=5)
 
 
+@pytest.mark.sample(0)
 def test_a_switch_that_is_off_costs_little_if_airflow_starts_tasks_all_the_same(
     context: dict[str, Any],
     shop: Any,

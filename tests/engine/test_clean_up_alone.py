@@ -224,6 +224,7 @@ def test_two_commands_give_a_new_partition_its_trigger_once(database: Database, 
     steps.assert_exact(database, "broken")
 
 
+@pytest.mark.sample(0)
 def test_who_holds_a_view_for_himself_is_not_waited_for(dsn: str) -> None:
     """An open `roir.begin_attach` or detach holds the view like this. Seen to wait for good, silently."""
     holder = steps.session(dsn)

@@ -46,6 +46,7 @@ def three(database: Database, dsn: str, number: int) -> None:
     requests.pause(database, f"public.paused{number}", "test")
 
 
+@pytest.mark.sample(0)
 def test_thirty_indexes_take_as_many_statements_as_six(database: Database, dsn: str) -> None:
     """Found: 36 statements for each index of the page Indexes, and some more for each operation of status."""
     looks = partial(indexes, database), partial(overview, database), partial(states, database)
@@ -155,6 +156,7 @@ def test_many_indexes_are_found_as_each_alone(database: Database, dsn: str) -> N
     assert len(warned) >= len(FAULTS)
 
 
+@pytest.mark.sample(0)
 def test_a_lock_on_one_index_hides_no_warning_of_others(database: Database, dsn: str) -> None:
     steps.make_table(dsn)
     for number in range(5):

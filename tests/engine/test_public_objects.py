@@ -159,6 +159,7 @@ SELECT md5(string_agg(x.line, ' ' ORDER BY x.line)) FROM (
 """
 
 
+@pytest.mark.sample(0)
 def test_no_function_changes_anything_for_who_may_not(world: World) -> None:
     """Each role calls each function with hostile arguments, and commits. A pauser may pause."""
     furnish(world)

@@ -183,6 +183,7 @@ def before(server: str, template: str) -> list[tuple[Any, ...]]:
     return _before[template]
 
 
+@pytest.mark.sample(0)
 def test_a_drop_that_dies_is_finished_by_the_next_one_or_by_clean_up(server: str, templates: Any) -> None:
     """Found: a drop that died left triggers that no command found. It holds: the index is found until all is gone;
     clean-up continues.

@@ -59,6 +59,7 @@ def is_kept_out(made: Shards, shard: str) -> bool:
     return True
 
 
+@pytest.mark.sample(0)
 def test_a_failover_of_the_index_server_that_loses_a_rebuild_keeps_no_writer_out(
     contrib_shards: Make,
     copies: Copies,  # noqa: F811
