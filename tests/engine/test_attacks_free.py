@@ -281,27 +281,35 @@ def test_a_partitioned_table_without_partitions(database: Database, dsn: str, sc
     steps.assert_exact(database)
 
 
-def test_an_operator_classs_schema_is_renamed(database: Database, dsn: str) -> None:
-    """ALTER EXTENSION citext SET SCHEMA does this."""
+def type_with_operators(schema: str) -> list[str]:
+    """SQL for a type `pair` whose operators are in this schema, as those of an extension's type are."""
     operators = list(enumerate(["<", "<=", "=", ">=", ">"]))
-    run_sql(
-        dsn,
-        "CREATE SCHEMA ext",
-        "CREATE TYPE ext.pair AS (a int, b int)",
-        "CREATE FUNCTION ext.cmp(ext.pair, ext.pair) RETURNS int IMMUTABLE STRICT LANGUAGE sql "
+    pair = f"{schema}.pair"
+    return [
+        f"CREATE SCHEMA {schema}",
+        f"CREATE TYPE {pair} AS (a int, b int)",
+        f"CREATE FUNCTION {schema}.cmp({pair}, {pair}) RETURNS int IMMUTABLE STRICT LANGUAGE sql "
         "AS 'SELECT pg_catalog.btrecordcmp($1, $2)'",
         *(
-            f"CREATE FUNCTION ext.f{n}(ext.pair, ext.pair) RETURNS boolean IMMUTABLE STRICT LANGUAGE sql "
+            f"CREATE FUNCTION {schema}.f{n}({pair}, {pair}) RETURNS boolean IMMUTABLE STRICT LANGUAGE sql "
             f"AS 'SELECT pg_catalog.btrecordcmp($1, $2) {sign} 0'"
             for n, sign in operators
         ),
         *(
-            f"CREATE OPERATOR ext.{sign} (LEFTARG = ext.pair, RIGHTARG = ext.pair, FUNCTION = ext.f{n})"
+            f"CREATE OPERATOR {schema}.{sign} (LEFTARG = {pair}, RIGHTARG = {pair}, FUNCTION = {schema}.f{n})"
             for n, sign in operators
         ),
-        "CREATE OPERATOR CLASS ext.ops DEFAULT FOR TYPE ext.pair USING btree AS "
-        + ", ".join(f"OPERATOR {n + 1} ext.{sign}" for n, sign in operators)
-        + ", FUNCTION 1 ext.cmp(ext.pair, ext.pair)",
+        f"CREATE OPERATOR CLASS {schema}.ops DEFAULT FOR TYPE {pair} USING btree AS "
+        + ", ".join(f"OPERATOR {n + 1} {schema}.{sign}" for n, sign in operators)
+        + f", FUNCTION 1 {schema}.cmp({pair}, {pair})",
+    ]
+
+
+def test_an_operator_classs_schema_is_renamed(database: Database, dsn: str) -> None:
+    """ALTER EXTENSION citext SET SCHEMA does this."""
+    run_sql(
+        dsn,
+        *type_with_operators("ext"),
         "CREATE TABLE t (id int PRIMARY KEY, k ext.pair, v int)",
         "INSERT INTO t SELECT i, ROW(i, i)::ext.pair, i FROM generate_series(1, 20) i",
     )

@@ -20,7 +20,7 @@ from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import record
 from airflow_roir.engine.verify.job import UnitClaim
-from airflow_roir.engine.verify.repair import Mender
+from airflow_roir.engine.verify.mender import Mender
 from airflow_roir.errors import RoirError, SourceChanged
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql

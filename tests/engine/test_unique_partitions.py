@@ -17,6 +17,7 @@ from tests.engine import steps
 from tests.engine.interposed import before
 from tests.engine.stages import Stage
 from tests.engine.test_attach_disturbed import meanwhile
+from tests.engine.test_attacks_free import type_with_operators
 from tests.engine.test_partitions import one
 from tests.engine.test_unique import PARTITIONED, ROWS, duplicates
 
@@ -83,6 +84,19 @@ def test_colliding_rows_are_refused_with_their_groups(dsn: str, mode: str) -> No
     run_sql(dsn, "UPDATE t9 SET k = id WHERE id BETWEEN 130 AND 134")
     assert attach_it(database) == 40
     assert duplicates(database) == []
+    standing.finish()
+
+
+def test_colliding_keys_of_a_type_in_a_schema_whose_name_ends_with_n(database: Database, dsn: str) -> None:
+    """Found: the alias `n.` was replaced also within `OPERATOR(main.=)`, and the list of groups failed."""
+    run_sql(dsn, *type_with_operators("main"), *(text.replace("k int", "k main.pair") for text in PARTITIONED))
+    run_sql(dsn, "INSERT INTO t SELECT i, i % 4, ROW(i, i)::main.pair, i FROM generate_series(1, 20) i")
+    run_sql(dsn, "CREATE TABLE t9 (LIKE t INCLUDING ALL)", "INSERT INTO t9 VALUES (901, 9, (7, 7), 0)")
+    standing = Stage(database, "active", keys="k", include="v", segments=4, unique=True)
+    with pytest.raises(DuplicatesFound, match=r"2 rows would share 1 key"):
+        attach_it(database)
+    run_sql(dsn, "UPDATE t9 SET k = (70, 70)")
+    assert attach_it(database) == 1
     standing.finish()
 
 

@@ -15,6 +15,7 @@ from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.verify import repair
+from airflow_roir.engine.verify.mender import Mender
 from airflow_roir.errors import Fenced
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -115,12 +116,12 @@ def base(dsn: str, database: Database) -> str:
     return GROUNDS["plain"].wrong(dsn, database)
 
 
-def _found_by_another(database: Database) -> repair.Mender:
+def _found_by_another(database: Database) -> Mender:
     verifying.go_through(database, begin(database), 4)
     return mender(database, begin(database))
 
 
-def _mend(one: repair.Mender, dsn: str) -> None:
+def _mend(one: Mender, dsn: str) -> None:
     absent, extra = ids(dsn, ("missing", "different", "duplicate")), ids(dsn, ("extra",))
     if left := repair.tried(one.put, absent):
         repair.tried(one.take_out, left)

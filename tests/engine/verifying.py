@@ -10,9 +10,10 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run, read_running, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.verify import comparing, record, repair
+from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify.comparing import load
 from airflow_roir.engine.verify.job import UnitClaim
+from airflow_roir.engine.verify.mender import Mender
 from airflow_roir.engine.verify.report import VerifyReport, report_of
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.engine.work.phase_work import WorkerMetrics
@@ -103,10 +104,10 @@ def found(dsn: str) -> list[tuple[Any, ...]]:
     )
 
 
-def mender(database: Database, run: Run) -> repair.Mender:
+def mender(database: Database, run: Run) -> Mender:
     """A mender in a session of its own."""
     one = worker(database, run)
-    return repair.Mender(one.connection, one.job)
+    return Mender(one.connection, one.job)
 
 
 def ids(dsn: str, kinds: Sequence[str] = ("missing", "different", "extra")) -> list[int]:

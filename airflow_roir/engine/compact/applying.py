@@ -30,6 +30,22 @@ BY_INDEX = (
 )
 ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
+# The identities in the list, each once, as relation `d`: one relation for each pattern of NULLs, since only a condition
+# for a known pattern can use an index. {listed} of the statements below.
+PATTERNS = "SELECT DISTINCT {pattern} FROM {touched} d WHERE {within}"
+LISTED = "(SELECT DISTINCT {identity} FROM {touched} d WHERE {within} AND {pattern} = '{nulls}') d"
+# {beside}: the new segments, `n`; {old}: the old ones, `e`. {n_same}, {e_same}: of each and `d`.
+REMOVE = "DELETE FROM {beside} n USING {listed} WHERE {n_same}"
+# In a unique index, in this snapshot, the key is this row's. A row that had it before is in the list, too, further on.
+REMOVE_KEYS = """
+DELETE FROM {beside} n USING (SELECT {e_columns} FROM {listed} JOIN {old} e ON {e_same}) t WHERE {same_key}
+"""
+PUT = "INSERT INTO {beside} ({columns}) SELECT {e_columns} FROM {listed} JOIN {old} e ON {e_same}"
+APPLIED = "DELETE FROM {touched} d WHERE {within}"
+# {relation}: one side, `e`.
+SUM = "SELECT count(*), coalesce(sum({hashed}), 0) FROM {relation} e"
+SUM_OF_LISTED = "SELECT count(*), coalesce(sum({hashed}), 0) FROM {listed} JOIN {relation} e ON {same}"
+
 
 def blocks(connection: Connection, claim: UnitClaim) -> int:
     """The length of the list in blocks, the room of applied rows included."""
@@ -62,20 +78,25 @@ def apply(connection: Connection, entry: Entry, claim: UnitClaim, first: int, en
     within = f"d.ctid >= '({first},0)'::tid AND d.ctid < '({end},0)'::tid"
     execute(connection, BY_INDEX)
     old = _old(connection, claim)
-    columns = ", ".join(entry.physical())
+    columns, e_columns = ", ".join(entry.physical()), ", ".join(entry.physical(prefix="e."))
     for listed, known in _listed(connection, entry, claim, within):
-        truth = (
-            f"SELECT {', '.join(entry.physical(prefix='e.'))} FROM {listed} JOIN {old} e ON {_same(entry, 'e.', known)}"
-        )
-        execute(connection, f"DELETE FROM {claim.beside} n USING {listed} WHERE {_same(entry, 'n.', known)}")
+        parts = {
+            "beside": claim.beside,
+            "old": old,
+            "listed": listed,
+            "columns": columns,
+            "e_columns": e_columns,
+            "n_same": entry.equal("n.", "d.", known),
+            "e_same": entry.equal("e.", "d.", known),
+        }
+        execute(connection, REMOVE.format(**parts))
         if entry.enforced and not any(known[i] for i in entry.apart_positions):
-            # In this snapshot the key is this row's. A row that had it before is in the list, too, further on.
-            key = " AND ".join(
+            same_key = " AND ".join(
                 entry.same_column(i, f"n.c{i + 1}", f"t.c{i + 1}", known[i]) for i in entry.key_positions
             )
-            execute(connection, f"DELETE FROM {claim.beside} n USING ({truth}) t WHERE {key}")
-        execute(connection, f"INSERT INTO {claim.beside} ({columns}) {truth}")
-    return execute(connection, f"DELETE FROM {claim.touched} d WHERE {within}").rowcount
+            execute(connection, REMOVE_KEYS.format(**parts, same_key=same_key))
+        execute(connection, PUT.format(**parts))
+    return execute(connection, APPLIED.format(touched=claim.touched, within=within)).rowcount
 
 
 def clear(database: Database, claim: UnitClaim) -> None:
@@ -117,13 +138,13 @@ def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation:
     """The number of one side's entries and the sum of their hashes, without the entries in the list."""
     newer = (connection.dialect.server_version_info or (0,)) >= (18,)
     hashed = hashes.row_hash(entry, entry.physical(prefix="e."), newer)
-    summed = f"SELECT count(*), coalesce(sum({hashed}), 0) FROM"
     execute(connection, damage.WITHOUT_INDEX)
-    rows, total = map(int, execute(connection, f"{summed} {relation} e").one())
+    rows, total = map(int, execute(connection, SUM.format(hashed=hashed, relation=relation)).one())
     execute(connection, BY_INDEX)
     for listed, known in _listed(connection, entry, claim):
-        same = _same(entry, "e.", known)
-        touched, of_touched = map(int, execute(connection, f"{summed} {listed} JOIN {relation} e ON {same}").one())
+        same = entry.equal("e.", "d.", known)
+        of_listed = SUM_OF_LISTED.format(hashed=hashed, listed=listed, relation=relation, same=same)
+        touched, of_touched = map(int, execute(connection, of_listed).one())
         rows, total = rows - touched, total - of_touched
     return rows, total
 
@@ -131,24 +152,17 @@ def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation:
 def _listed(
     connection: Connection, entry: Entry, claim: UnitClaim, within: str = "true"
 ) -> list[tuple[str, dict[int, bool]]]:
-    """The identities in the list, each once, as relations `d`: one relation for each pattern of NULLs, and the pattern.
-
-    Only a condition for a known pattern can use an index.
-    """
-    pattern = entry.null_pattern(entry.identity_positions, "d.")
-    identity = ", ".join(entry.physical(entry.identity_positions, prefix="d."))
-    patterns = execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d WHERE {within}").scalars()
+    """The identities in the list as relations, by `LISTED`, each with its pattern of NULLs."""
+    parts = {
+        "pattern": entry.null_pattern(entry.identity_positions, "d."),
+        "identity": ", ".join(entry.physical(entry.identity_positions, prefix="d.")),
+        "touched": claim.touched,
+        "within": within,
+    }
     return [
-        (
-            f"(SELECT DISTINCT {identity} FROM {claim.touched} d WHERE {within} AND {pattern} = '{nulls}') d",
-            {i: nulls[i] == "1" for i in entry.identity_positions},
-        )
-        for nulls in patterns
+        (LISTED.format(**parts, nulls=nulls), {i: nulls[i] == "1" for i in entry.identity_positions})
+        for nulls in execute(connection, PATTERNS.format(**parts)).scalars()
     ]
-
-
-def _same(entry: Entry, prefix: str, nulls: dict[int, bool]) -> str:
-    return entry.equal(prefix, "d.", nulls)
 
 
 def _old(connection: Connection, claim: UnitClaim) -> str:

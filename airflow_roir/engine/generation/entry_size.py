@@ -37,6 +37,13 @@ ALIGNMENT_BYTES = 7
 # BTMaxItemSize: a third of a page without its header and its special space, less the row's address.
 LIMIT = "SELECT ((current_setting('block_size')::int - 40 - 16) / 3) / 8 * 8 - 8"
 TOO_BIG = "54000"
+# Some rows of a {leaf}, by the clause {some}. {size}: of row `s`.
+SOME_ROWS = "(SELECT s.tableoid AS leaf, s.ctid::text AS tid, {size} AS size FROM ONLY {leaf} s {some})"
+# {rows}: several of these, with UNION ALL.
+BIGGEST = """
+SELECT leaf, max(size) AS biggest, (array_agg(tid ORDER BY size DESC) FILTER (WHERE size > {limit}))[1:{most}] AS tids
+  FROM ({rows}) s GROUP BY leaf
+"""
 
 
 @dataclass(frozen=True)
@@ -133,9 +140,7 @@ def _sampled(connection: Connection, source: Source, size: str, limit: int) -> I
         for row in owner.rows(
             connection,
             source,
-            f"SELECT leaf, max(size) AS biggest, "
-            f"(array_agg(tid ORDER BY size DESC) FILTER (WHERE size > {limit}))[1:{MOST_TRIED}] AS tids "
-            f"FROM ({' UNION ALL '.join(rows)}) s GROUP BY leaf",
+            BIGGEST.format(limit=limit, most=MOST_TRIED, rows=" UNION ALL ".join(rows)),
             "leaf oid, biggest int, tids text[]",
         ):
             # Not named in the query: the owner's code may have set another search_path there.
@@ -149,18 +154,20 @@ def _sampled(connection: Connection, source: Source, size: str, limit: int) -> I
     stretches: list[str] = []
     rest: list[str] = []
     seen: set[str] = set()
+
+    def some_rows(file: File, some: str) -> str:
+        return SOME_ROWS.format(size=size, leaf=named[file.relation], some=some)
+
     for file in files:
-        rows = f"(SELECT s.tableoid AS leaf, s.ctid::text AS tid, {size} AS size FROM ONLY {named[file.relation]} s"
         if not file.heap:
-            rest.append(f"{rows} LIMIT {ROWS_OF_LEAF})")
+            rest.append(some_rows(file, f"LIMIT {ROWS_OF_LEAF}"))
             continue
-        stretches += [f"{rows} {where})" for where in _stretches(file, total)]
+        stretches += [some_rows(file, where) for where in _stretches(file, total)]
     for first in range(0, len(stretches), STRETCHES_PER_STATEMENT):
         yield from read(stretches[first : first + STRETCHES_PER_STATEMENT])
     # The chosen blocks may have no row, though others do.
     rest += [
-        f"(SELECT s.tableoid AS leaf, s.ctid::text AS tid, {size} AS size FROM ONLY {named[file.relation]} s "
-        f"LIMIT {ROWS_OF_LEAF})"
+        some_rows(file, f"LIMIT {ROWS_OF_LEAF}")
         for file in files
         if file.heap and file.blocks > BLOCKS_OF_LEAF and named[file.relation] not in seen
     ]

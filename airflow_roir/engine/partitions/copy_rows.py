@@ -40,6 +40,18 @@ COPIED = "UPDATE roir.source_partition SET copied = true WHERE id = %(id)s AND s
 
 DISTURBED = "SELECT roir.is_disturbed(%(id)s)"
 
+# The entries of {rows}, the SQL after FROM: in capture mode, in active mode, and in direct mode, in which the delta may
+# have entries of the same rows. {same}: of `d` and `p`.
+PUT_IN_DELTA = """
+INSERT INTO {delta} ({columns}, state) SELECT {projected}, '{regular}' FROM {rows} {on_conflict}
+"""
+PUT = "INSERT INTO {base} ({columns}) SELECT {projected} FROM {rows} {on_conflict}"
+PUT_IN_BASE = """
+WITH put AS (INSERT INTO {base} ({columns}) SELECT {projected} FROM {rows} {on_conflict} RETURNING {identity}),
+     gone AS (DELETE FROM {delta} d USING put p WHERE {same})
+SELECT count(*) FROM put
+"""
+
 
 def bring_in(
     database: Database,
@@ -178,22 +190,19 @@ def _write(
     values: dict[str, Any],
 ) -> int:
     """Writes the entries of rows; returns how many. projected: the entry's columns; rows: the SQL after FROM."""
-    base, delta = physical.base(generation_id), physical.delta(generation_id)
-    columns = ", ".join(entry.physical())
+    parts = {
+        "base": physical.base(generation_id),
+        "delta": physical.delta(generation_id),
+        "columns": ", ".join(entry.physical()),
+        "projected": projected,
+        "rows": rows,
+        "on_conflict": entry.on_conflict(state=mode == CAPTURE),
+    }
     if mode == CAPTURE:
-        return execute(
-            connection,
-            f"INSERT INTO {delta} ({columns}, state) SELECT {projected}, '{EntryState.REGULAR.value}' "
-            f"FROM {rows} {entry.on_conflict(state=True)}",
-            values,
-        ).rowcount
-    put = f"INSERT INTO {base} ({columns}) SELECT {projected} FROM {rows} {entry.on_conflict()}"
-    if mode == ACTIVE:
+        put = PUT_IN_DELTA.format(**parts, regular=EntryState.REGULAR.value)
         return execute(connection, put, values).rowcount
-    counted = execute(
-        connection,
-        f"WITH put AS ({put} RETURNING {', '.join(entry.physical(entry.identity_positions))}), "
-        f"gone AS (DELETE FROM {delta} d USING put p WHERE {entry.equal('d.', 'p.')}) SELECT count(*) FROM put",
-        values,
-    )
-    return int(counted.scalar_one())
+    if mode == ACTIVE:
+        return execute(connection, PUT.format(**parts), values).rowcount
+    identity = ", ".join(entry.physical(entry.identity_positions))
+    put = PUT_IN_BASE.format(**parts, identity=identity, same=entry.equal("d.", "p."))
+    return int(execute(connection, put, values).scalar_one())

@@ -56,6 +56,73 @@ SELECT (SELECT string_agg(coalesce(k, 'null'), ', ') FROM jsonb_array_elements_t
 """
 
 
+# The statements of `put`. Each begins with {given}: the rows as entries, `n`. {of}: those of one pattern of NULLs,
+# since only a condition for one pattern uses an index. {same_key}, {same_rest}: of an entry `x` and `n`.
+GIVEN = "WITH n ({columns}) AS MATERIALIZED (SELECT {projected} FROM {locked})"
+OF_PATTERN = "(SELECT * FROM n WHERE {nulls} = '{pattern}') n"
+REMOVE_FROM_DELTA = "{given} DELETE FROM {delta} d USING n WHERE {same}"
+PATTERNS = "{given} SELECT {nulls} AS nulls, count(*) AS rows FROM n GROUP BY 1"
+# A NULL makes their keys differ from all others.
+PUT_APART = """
+{given}
+INSERT INTO {rest} ({columns}) SELECT {columns} FROM n WHERE {nulls} = '{pattern}' {on_conflict}
+"""
+OTHERS_IN_DELTA = """
+{given}
+SELECT x.ctid::text AS spot FROM {of} JOIN {delta} x ON {same_key} AND NOT ({same_rest}) FOR UPDATE OF x
+"""
+PUT = """
+{given}
+INSERT INTO {base} ({columns}) SELECT {columns} FROM {of} ORDER BY {key} ON CONFLICT ({key}) DO NOTHING
+"""
+# The row's own entry, from an earlier copy. The UPDATE locks it, as an upsert does.
+PUT_AGAIN = """
+{given}
+UPDATE {base} x SET {assigned} FROM {of} WHERE {same_key} AND {same_rest} AND x.xmin <> pg_current_xact_id()::xid
+"""
+OTHERS_IN_BASE = """
+{given}
+SELECT x.ctid::text AS spot, x.tableoid::regclass::text AS place
+  FROM {of} JOIN {base} x ON {same_key} AND NOT ({same_rest}) FOR UPDATE OF x
+"""
+ARE_LEFT = """
+{given}
+SELECT EXISTS (SELECT FROM {of} WHERE NOT EXISTS (SELECT FROM {base} x WHERE {same_key} AND {same_rest}))
+"""
+# Entries at the {spots} of a store. {has_row}: by `HAS_ROW`; {within}: by `OTHERS_JOINING`.
+IS_HELD = """
+SELECT EXISTS (SELECT FROM {place} x WHERE x.ctid = ANY (ARRAY[{spots}]::tid[]) AND ({has_row}))
+"""
+IS_HELD_IN_DELTA = """
+SELECT EXISTS (SELECT FROM {place} x WHERE x.ctid = ANY (ARRAY[{spots}]::tid[]) AND x.{regular} AND ({has_row}))
+"""
+IS_JOINING = "SELECT EXISTS (SELECT FROM {place} x WHERE x.ctid = ANY (ARRAY[{spots}]::tid[]) AND {within})"
+REMOVE = "DELETE FROM {place} x WHERE x.ctid = ANY (ARRAY[{spots}]::tid[])"
+
+# The statements of `record`, over the new partition's rows, `n`. {identity}: all columns of (key, primary key).
+NULLS_OF_ROWS = """
+WITH n ({identity}) AS MATERIALIZED (SELECT {projected} FROM {name} s)
+SELECT DISTINCT {nulls} FROM n
+"""
+# {held}: for each store the entries that have a key of `m` and a row; {same_key}: of `x` and `m`.
+HELD = "SELECT {x_identity}, false FROM m JOIN (SELECT {identity} FROM {base} x) x ON {same_key} WHERE ({has_row})"
+HELD_IN_DELTA = """
+SELECT {x_identity}, false FROM m JOIN (SELECT {identity} FROM {delta} x WHERE x.{regular}) x ON {same_key}
+ WHERE ({has_row})
+"""
+SHARING = """
+WITH n ({identity}) AS MATERIALIZED (SELECT {projected} FROM {name} s),
+     m AS MATERIALIZED (SELECT * FROM n WHERE {nulls} = '{pattern}'),
+     live AS (
+       SELECT {identity}, bool_or(own) AS own
+         FROM (SELECT {identity}, true FROM m UNION ALL {held}) u ({identity}, own) GROUP BY {identity}),
+     l AS (SELECT *, count(*) OVER (PARTITION BY {key}) AS sharing FROM live)
+SELECT min({texts}::text) OVER (PARTITION BY {l_key})::jsonb AS shared_key, {texts} AS key,
+       {primary_key} AS primary_key, l.own
+  FROM l WHERE l.sharing > 1
+"""
+
+
 class Collision(Exception):
     """Another row has a row's key: nothing of this batch can be written. `record` lists all such rows."""
 
@@ -87,68 +154,55 @@ class _Put:
         self.direct = mode == DIRECT
         self.rows = rows
         self.base, self.delta = physical.base(generation_id), physical.delta(generation_id)
-        self.columns = ", ".join(entry.physical())
-        self.given = f"WITH n ({self.columns}) AS MATERIALIZED (SELECT {rows.projected} FROM {rows.locked})"
+        columns = ", ".join(entry.physical())
+        self._parts = {
+            "given": GIVEN.format(columns=columns, projected=rows.projected, locked=rows.locked),
+            "base": self.base,
+            "delta": self.delta,
+            "columns": columns,
+            "nulls": _pattern(entry),
+        }
 
     def all(self) -> int:
-        """Writes all entries, by patterns of NULLs, since only a condition for one pattern uses an index."""
+        """Writes all entries, pattern of NULLs by pattern; returns how many."""
         if self.direct:
-            own = self.entry.equal("d.", "n.")
-            self._execute(f"DELETE FROM {self.delta} d USING n WHERE {own}")
-        patterns = self._execute(f"SELECT {_pattern(self.entry)} AS nulls, count(*) AS rows FROM n GROUP BY 1").all()
+            self._send(REMOVE_FROM_DELTA, same=self.entry.equal("d.", "n."))
+        patterns = self._send(PATTERNS).all()
         for pattern in patterns:
             if any(pattern.nulls[i] == "1" for i in self.entry.apart_positions):
                 rest = physical.segment(self.generation_id, physical.DEFAULT_SEGMENT)
-                self._execute(
-                    f"INSERT INTO {rest} ({self.columns}) SELECT {self.columns} FROM n "
-                    f"WHERE {_pattern(self.entry)} = '{pattern.nulls}' {self.entry.on_conflict()}"
-                )
+                self._send(PUT_APART, rest=rest, pattern=pattern.nulls, on_conflict=self.entry.on_conflict())
             else:
                 self._put(pattern.nulls, pattern.rows)
         return sum(pattern.rows for pattern in patterns)
 
     def _put(self, pattern: str, rows: int) -> None:
         entry = self.entry
-        of = f"(SELECT * FROM n WHERE {_pattern(entry)} = '{pattern}') n"
-        key = _same_key(entry, pattern, "x.")
+        of = OF_PATTERN.format(nulls=_pattern(entry), pattern=pattern)
+        these = {"of": of, "same_key": _same_key(entry, pattern, "n."), "same_rest": _same_rest(entry)}
+        key = ", ".join(entry.physical(entry.key_positions))
         assigned = ", ".join(f"{name} = n.{name}" for name in entry.physical())
-        arbiter = ", ".join(entry.physical(entry.key_positions))
         # The delta before the base: the fold makes entries of the base from it.
         if self.direct:
-            self._make_room(
-                self.delta,
-                f"SELECT x.ctid::text AS spot FROM {of} JOIN {self.delta} x "
-                f"ON {key} AND NOT ({_same_rest(entry, 'x.')}) FOR UPDATE OF x",
-            )
+            self._make_room(self.delta, OTHERS_IN_DELTA, these)
         while True:
-            put = f"INSERT INTO {self.base} ({self.columns}) SELECT {self.columns} FROM {of} ORDER BY {arbiter}"
-            if self._execute(f"{put} ON CONFLICT ({arbiter}) DO NOTHING").rowcount == rows:
+            if self._send(PUT, of=of, key=key).rowcount == rows:
                 return
-            # The row's own entry, from an earlier copy. The UPDATE locks it, as an upsert does.
-            self._execute(
-                f"UPDATE {self.base} x SET {assigned} FROM {of} WHERE {key} AND {_same_rest(entry, 'x.')} "
-                "AND x.xmin <> pg_current_xact_id()::xid"
-            )
-            others = (
-                f"SELECT x.ctid::text AS spot, x.tableoid::regclass::text AS place FROM {of} JOIN {self.base} x "
-                f"ON {key} AND NOT ({_same_rest(entry, 'x.')}) FOR UPDATE OF x"
-            )
-            if self._make_room(None, others):
+            self._send(PUT_AGAIN, **these, assigned=assigned)
+            if self._make_room(None, OTHERS_IN_BASE, these):
                 continue
             # Another writer's entry may have gone between the statements.
-            own = f"SELECT FROM {self.base} x WHERE {key} AND {_same_rest(entry, 'x.')}"
-            left = f"SELECT EXISTS (SELECT FROM {of} WHERE NOT EXISTS ({own}))"
-            if not self._execute(left).scalar_one():
+            if not self._send(ARE_LEFT, **these).scalar_one():
                 return
 
-    def _make_room(self, store: str | None, locking: str) -> bool:
+    def _make_room(self, store: str | None, locking: str, these: Mapping[str, str]) -> bool:
         """Locks and deletes entries with a key that no row has now; returns True if there were any.
 
         A writer that brings a row with that key later waits for us, and then meets our entry. Raises Collision,
         LockNotAcquired.
         """
         found: dict[str, list[str]] = {}
-        for row in self._execute(locking):
+        for row in self._send(locking, **these):
             found.setdefault(store or row.place, []).append(row.spot)
         asked = {"source": self.source.oid, "relation": self.rows.relation, "generation": self.generation_id}
         if found:
@@ -156,27 +210,23 @@ class _Put:
             has_row = execute(self.connection, HAS_ROW, asked).scalar_one()
             joining = execute(self.connection, OTHERS_JOINING, asked).all()
         for place, spots in found.items():
-            listed = ", ".join(f"'{spot}'" for spot in spots)
-            these = f"FROM {place} x WHERE x.ctid = ANY (ARRAY[{listed}]::tid[])"
-            regular = f" AND x.{shared_keys.REGULAR}" if store else ""
-            query = f"SELECT EXISTS (SELECT {these}{regular} AND ({has_row}))"
+            at = {"place": place, "spots": ", ".join(f"'{spot}'" for spot in spots)}
+            held = IS_HELD_IN_DELTA if store else IS_HELD
+            query = held.format(**at, has_row=has_row, regular=shared_keys.REGULAR)
             reads = [*_names(self.connection, self.source), self.rows.name]
             if owner.rows(self.connection, self.source, query, "held boolean", reads=reads).scalar_one():
                 raise Collision
-            for other in joining:
-                if (
-                    not store
-                    and execute(self.connection, f"SELECT EXISTS (SELECT {these} AND {other.within})").scalar()
-                ):
+            for other in joining if not store else ():
+                if execute(self.connection, IS_JOINING.format(**at, within=other.within)).scalar():
                     raise LockNotAcquired(
                         f"rows of {self.rows.name} share keys with {other.name}, which is being attached, too. "
                         "Try again when that is done"
                     )
-            execute(self.connection, f"DELETE {these}")
+            execute(self.connection, REMOVE.format(**at))
         return bool(found)
 
-    def _execute(self, statement: str) -> Any:
-        return execute(self.connection, f"{self.given} {statement}", self.rows.values)
+    def _send(self, statement: str, **parts: str) -> Any:
+        return execute(self.connection, statement.strip().format(**self._parts, **parts), self.rows.values)
 
 
 def record(
@@ -189,35 +239,29 @@ def record(
     has_row = execute(connection, HAS_ROW, asked).scalar_one()
     operation = execute(connection, MADE_BY, asked).scalar_one()
     reads = [*_names(connection, source), name]
-    every = ", ".join(entry.physical(entry.identity_positions))
-    projected = ", ".join(entry.columns[i].of("s") for i in entry.identity_positions)
-    given = f"n ({every}) AS MATERIALIZED (SELECT {projected} FROM {name} s)"
-    patterns = owner.rows(
-        connection, source, f"WITH {given} SELECT DISTINCT {_pattern(entry)} FROM n", "nulls text", reads=reads
-    ).scalars()
-    stores = [f"SELECT {every} FROM {physical.base(generation_id)} x"]
-    if mode == DIRECT:
-        stores.append(f"SELECT {every} FROM {physical.delta(generation_id)} x WHERE x.{shared_keys.REGULAR}")
-    key = ", ".join(entry.physical(entry.key_positions))
+    parts = {
+        "identity": ", ".join(entry.physical(entry.identity_positions)),
+        "x_identity": ", ".join(entry.physical(entry.identity_positions, prefix="x.")),
+        "key": ", ".join(entry.physical(entry.key_positions)),
+        "l_key": ", ".join(entry.physical(entry.key_positions, prefix="l.")),
+        "projected": ", ".join(entry.columns[i].of("s") for i in entry.identity_positions),
+        "name": name,
+        "nulls": _pattern(entry),
+        "base": physical.base(generation_id),
+        "delta": physical.delta(generation_id),
+        "regular": shared_keys.REGULAR,
+        "has_row": has_row,
+        "texts": shared_keys.texts(entry, entry.key_positions, "l."),
+        "primary_key": shared_keys.primary_key(source, entry, "l."),
+    }
+    patterns = owner.rows(connection, source, NULLS_OF_ROWS.format(**parts), "nulls text", reads=reads).scalars()
+    stores = [HELD, HELD_IN_DELTA] if mode == DIRECT else [HELD]
     for pattern in patterns.all():
         if any(pattern[i] == "1" for i in entry.apart_positions):
             continue
-        same = _same_key(entry, pattern, "x.")
-        of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
-        held = " UNION ALL ".join(
-            f"SELECT {of}, false FROM m JOIN ({store}) x ON {same.replace('n.', 'm.')} WHERE ({has_row})"
-            for store in stores
-        )
-        texts = shared_keys.texts(entry, entry.key_positions, "l.")
-        of_l = ", ".join(entry.physical(entry.key_positions, prefix="l."))
-        query = (
-            f"WITH {given}, m AS MATERIALIZED (SELECT * FROM n WHERE {_pattern(entry)} = '{pattern}'), "
-            f"live AS (SELECT {every}, bool_or(own) AS own FROM (SELECT {every}, true FROM m UNION ALL {held}) "
-            f"u ({every}, own) GROUP BY {every}), "
-            f"l AS (SELECT *, count(*) OVER (PARTITION BY {key}) AS sharing FROM live) "
-            f"SELECT min({texts}::text) OVER (PARTITION BY {of_l})::jsonb AS shared_key, {texts} AS key, "
-            f"{shared_keys.primary_key(source, entry, 'l.')} AS primary_key, l.own FROM l WHERE l.sharing > 1"
-        )
+        same_key = _same_key(entry, pattern, "m.")
+        held = " UNION ALL ".join(store.strip().format(**parts, same_key=same_key) for store in stores)
+        query = SHARING.format(**parts, pattern=pattern, held=held)
         found, values = owner.relation(
             connection, source, query, "shared_key jsonb, key jsonb, primary_key jsonb, own boolean", reads=reads
         )
@@ -251,10 +295,12 @@ def _pattern(entry: Entry) -> str:
 
 
 def _same_key(entry: Entry, pattern: Sequence[str], prefix: str) -> str:
+    """SQL, true if `x` has the key of the row with this prefix, `alias.`."""
     return " AND ".join(
-        entry.same_column(i, f"{prefix}c{i + 1}", f"n.c{i + 1}", pattern[i] == "1") for i in entry.key_positions
+        entry.same_column(i, f"x.c{i + 1}", f"{prefix}c{i + 1}", pattern[i] == "1") for i in entry.key_positions
     )
 
 
-def _same_rest(entry: Entry, prefix: str) -> str:
-    return " AND ".join(f"{prefix}c{i + 1} {entry.columns[i].equals} n.c{i + 1}" for i in entry.rest_positions)
+def _same_rest(entry: Entry) -> str:
+    """SQL, true if `x` has the primary key of `n`, as far as the key doesn't have it."""
+    return " AND ".join(f"x.c{i + 1} {entry.columns[i].equals} n.c{i + 1}" for i in entry.rest_positions)

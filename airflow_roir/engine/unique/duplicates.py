@@ -61,6 +61,9 @@ SELECT CASE WHEN g.looked_xid::xid8 <= pg_snapshot_xmax(pg_current_snapshot())
             THEN (g.looked_xid::numeric %% 4294967296)::text END
   FROM roir.generation g WHERE g.id = %(generation)s
 """
+# The keys of the delta's rows {since} that mark, by patterns of NULLs: only a condition for one pattern uses an index.
+PATTERNS = "SELECT DISTINCT {pattern_of} FROM {delta} d WHERE d.{regular} AND {since}"
+CANDIDATES = "SELECT DISTINCT {key} FROM {delta} d WHERE d.{regular} AND {since} AND {pattern_of} = '{pattern}'"
 
 
 def look_and_refuse(database: Database, job: Job) -> None:
@@ -96,14 +99,12 @@ def look(connection: Connection, job: Job) -> int:
     delta = physical.delta(job.generation_id)
     since = "true" if mark is None else f"age(d.xmin) <= age('{int(mark)}'::xid)"
     _scan_once(connection, job)
-    # A condition per pattern of NULLs: only such a condition can use an index.
     pattern_of, key = shared_keys.pattern_of(job.entry), shared_keys.key_of(job.entry, "d.")
-    written = f"FROM {delta} d WHERE d.{shared_keys.REGULAR} AND {since}"
-    patterns = execute(connection, f"SELECT DISTINCT {pattern_of} {written}").scalars().all()
-    for pattern in patterns:
+    parts = {"delta": delta, "regular": shared_keys.REGULAR, "since": since, "pattern_of": pattern_of, "key": key}
+    for pattern in execute(connection, PATTERNS.format(**parts)).scalars().all():
         if any(pattern[i] == "1" for i in job.entry.apart_positions):
             continue
-        candidates = f"SELECT DISTINCT {key} {written} AND {pattern_of} = '{pattern}'"
+        candidates = CANDIDATES.format(**parts, pattern=pattern)
         execute(connection, WRITE.format(members=shared_keys.members_of(job, candidates, pattern, shown)), values)
     _heal(connection, job, values, shown)
     # Hidden entries may be shown again without a write: the next look must see them, so the mark stays.

@@ -79,12 +79,12 @@ SELECT (SELECT count(*) FROM {segment} x WHERE x.ctid >= '(0,0)'::tid) AS heap, 
 """
 
 
-def mistaken(recorded: str, source: Source, base: str, entry: Entry, index: str) -> Iterator[tuple[str, str, str]]:
+def mistaken(source: Source, base: str, entry: Entry, index: str) -> Iterator[tuple[str, str, str, str]]:
     """The searches, without indexes, for the other side of discrepancies that lookups called missing or extra.
 
-    recorded: the identities of the discrepancies, `s`. If the row or the entry exists but a lookup doesn't find it,
-    that is damage, and a repair that adds or removes entries would make it worse. Yields the recorded kind, the SELECT
-    of the ids whose other side exists, and the text for them.
+    If the row or the entry exists but a lookup doesn't find it, that is damage, and a repair that adds or removes
+    entries would make it worse. Yields the recorded kind, the table of the other side, the condition for its row `x`
+    and the identity `s`, and the text for those that exist.
     """
     sides = (
         ("missing", base, entry.equal("x.", "s."), "its entry exists, but the B-tree doesn't lead to it",
@@ -93,49 +93,76 @@ def mistaken(recorded: str, source: Source, base: str, entry: Entry, index: str)
          "its row exists, but the primary key's index doesn't lead to it", remedy_of_source(source)),
     )  # fmt: skip
     for kind, table, same, seen, remedy in sides:
-        yield kind, f"SELECT s.id FROM {recorded} JOIN {table} x ON {same}", f"{table}: {seen}. {remedy}"
+        yield kind, table, same, f"{table}: {seen}. {remedy}"
 
 
-def both_sides(source: Source, entry: Entry, generation_id: int, shown: str, with_delta: bool, newer: bool) -> str:
-    """SELECT of all rows (side 1) and of all entries (side -1), with their hash."""
-    names = ", ".join(entry.physical())
-    rows = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r")))
-    entries = f"SELECT {names} FROM {physical.base(generation_id)} x WHERE {shown}"
-    if with_delta:
-        delta = physical.delta(generation_id)
-        # The delta overrides the base (I3).
-        touched = f"SELECT FROM {delta} d WHERE d.state <> '{EntryState.GHOST.value}' AND {entry.equal('x.', 'd.')}"
-        regular = f"SELECT {names} FROM {delta} x WHERE x.state = '{EntryState.REGULAR.value}' AND {shown}"
-        entries += f" AND NOT EXISTS ({touched}) UNION ALL {regular}"
-    hashed = hashes.row_hash(entry, entry.physical(prefix="b."), newer)
-    return (
-        f"SELECT b.*, {hashed} AS hash FROM (SELECT 1 AS side, {rows} FROM {source.sql} r "
-        f"UNION ALL SELECT -1, {names} FROM ({entries}) y) b"
-    )
-
-
-# The columns that the queries below return, as column definition lists.
+# All rows (side 1) and all entries (side -1), `b`, with their hash.
+BOTH_SIDES = """
+SELECT b.*, {hashed} AS hash
+  FROM (SELECT 1 AS side, {rows} FROM {source} r
+        UNION ALL
+        SELECT -1, {columns} FROM ({entries}) y) b
+"""
+# {shown}: true if an entry `x` isn't hidden.
+ENTRIES = "SELECT {columns} FROM {base} x WHERE {shown}"
+# The delta overrides the base (I3). {same}: of `x` and `d`.
+ENTRIES_WITH_DELTA = """
+SELECT {columns} FROM {base} x
+ WHERE {shown} AND NOT EXISTS (SELECT FROM {delta} d WHERE d.state <> '{ghost}' AND {same})
+UNION ALL
+SELECT {columns} FROM {delta} x WHERE x.state = '{regular}' AND {shown}
+"""
+# {both}: by `both_sides`.
+BUCKETS = """
+SELECT {bucket} AS bucket FROM ({both}) b GROUP BY 1
+HAVING sum(b.side) <> 0 OR sum(b.side * b.hash::numeric) <> 0
+"""
+ROWS_OF_BUCKETS = """
+SELECT {primary_key} AS primary_key, (array_agg({key} ORDER BY b.side DESC))[1] AS key,
+       count(*) FILTER (WHERE b.side = 1) AS rows, count(*) FILTER (WHERE b.side = -1) AS entries
+  FROM ({both}) b WHERE {bucket} = ANY ('{{{chosen}}}'::int[])
+ GROUP BY 1 HAVING sum(b.side) <> 0 OR sum(b.side * b.hash::numeric) <> 0
+ ORDER BY 1 LIMIT {most}
+"""
+# The columns that the last two return, as column definition lists.
 DIFFERING_BUCKETS = "bucket int"
 DIFFERING_ROWS = "primary_key jsonb, key jsonb, rows bigint, entries bigint"
 
 
+def both_sides(source: Source, entry: Entry, generation_id: int, shown: str, with_delta: bool, newer: bool) -> str:
+    """SELECT of all rows (side 1) and of all entries (side -1), with their hash."""
+    columns = ", ".join(entry.physical())
+    entries = (ENTRIES_WITH_DELTA if with_delta else ENTRIES).strip()
+    return BOTH_SIDES.strip().format(
+        hashed=hashes.row_hash(entry, entry.physical(prefix="b."), newer),
+        rows=", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r"))),
+        source=source.sql,
+        columns=columns,
+        entries=entries.format(
+            columns=columns,
+            base=physical.base(generation_id),
+            delta=physical.delta(generation_id),
+            shown=shown,
+            same=entry.equal("x.", "d."),
+            ghost=EntryState.GHOST.value,
+            regular=EntryState.REGULAR.value,
+        ),
+    )
+
+
 def differing_buckets(both: str, entry: Entry, buckets: int) -> str:
     """SELECT of the buckets whose rows and entries differ."""
-    bucket = hashes.bucket(entry, entry.physical(prefix="b."), buckets)
-    return (
-        f"SELECT {bucket} AS bucket FROM ({both}) b GROUP BY 1 "
-        "HAVING sum(b.side) <> 0 OR sum(b.side * b.hash::numeric) <> 0"
-    )
+    return BUCKETS.strip().format(bucket=hashes.bucket(entry, entry.physical(prefix="b."), buckets), both=both)
 
 
 def differing_rows(both: str, entry: Entry, buckets: int, chosen: Sequence[int]) -> str:
     """SELECT of the primary keys in these buckets whose rows and entries differ, with the number of each."""
-    bucket = hashes.bucket(entry, entry.physical(prefix="b."), buckets)
     primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
-    return (
-        f"SELECT {differences.texts(entry, 'b.', primary_key)} AS primary_key, "
-        f"(array_agg({differences.texts(entry, 'b.', range(entry.key))} ORDER BY b.side DESC))[1] AS key, "
-        "count(*) FILTER (WHERE b.side = 1) AS rows, count(*) FILTER (WHERE b.side = -1) AS entries "
-        f"FROM ({both}) b WHERE {bucket} = ANY ('{{{','.join(map(str, chosen))}}}'::int[]) GROUP BY 1 "
-        f"HAVING sum(b.side) <> 0 OR sum(b.side * b.hash::numeric) <> 0 ORDER BY 1 LIMIT {MOST_NAMED}"
+    return ROWS_OF_BUCKETS.strip().format(
+        primary_key=differences.texts(entry, "b.", primary_key),
+        key=differences.texts(entry, "b.", range(entry.key)),
+        both=both,
+        bucket=hashes.bucket(entry, entry.physical(prefix="b."), buckets),
+        chosen=",".join(map(str, chosen)),
+        most=MOST_NAMED,
     )

@@ -18,10 +18,36 @@ from airflow_roir.entry_state import EntryState
 # A lookup has an arm for each pattern of NULLs in the key, since only such an arm can use the index. With more nullable
 # columns the statement would be too long.
 MOST_NULLABLE = 4
-
-
 # Characters of an included value that a discrepancy keeps: a lost segment makes a discrepancy of each of its entries.
 MOST_KEPT = 1_000
+
+
+# Rows `s` of a {leaf} beside their entries `e`. {columns}, {e_columns}: all columns of each.
+MISSING_OR_DIFFERENT = """
+SELECT {columns}, {other} AS other, NULL::text AS detail,
+       CASE WHEN e.present IS NOT TRUE THEN 'missing'
+            WHEN ROW({columns})::record *<> ROW({e_columns})::record THEN 'different' END AS kind
+  FROM (SELECT {values} FROM {leaf} r WHERE {where}) s
+  LEFT JOIN LATERAL ({lookup}) e ON true
+"""
+# In a unique index also beside the entry `h` of another row that has the key, if there is one. {has_row}: true if `o`
+# is that row.
+MISSING_DIFFERENT_OR_DUPLICATE = """
+SELECT {columns}, CASE WHEN h.present THEN {holder} ELSE {other} END AS other,
+       CASE WHEN h.present THEN {duplicate} END AS detail,
+       CASE WHEN e.present IS NOT TRUE THEN CASE WHEN h.present THEN 'duplicate' ELSE 'missing' END
+            WHEN ROW({columns})::record *<> ROW({e_columns})::record THEN 'different' END AS kind
+  FROM (SELECT {values} FROM {leaf} r WHERE {where}) s
+  LEFT JOIN LATERAL ({lookup}) e ON true
+  LEFT JOIN LATERAL (SELECT * FROM ({holders}) h
+                      WHERE e.present IS NOT TRUE AND EXISTS (SELECT FROM {source} o WHERE {has_row})
+                      LIMIT 1) h ON true
+"""
+# The delta overrides the base (I3). Ghosts don't count.
+IN_DELTA_OR_BASE = """
+SELECT * FROM (SELECT 1 AS place, d.* FROM ({delta}) d UNION ALL SELECT 2, e.* FROM ({base}) e) x
+ ORDER BY place LIMIT 1
+"""
 
 
 def missing_or_different(
@@ -31,11 +57,9 @@ def missing_or_different(
 
     In a unique index a row is a duplicate if the entry of its key belongs to another row.
     """
-    values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r")))
     base = lookup(entry, physical.base(generation_id), "true AS present")
     stores = [physical.base(generation_id)]
     if with_delta:
-        # The delta overrides the base (I3). Ghosts don't count.
         delta_of = f"(SELECT * FROM {physical.delta(generation_id)} WHERE state"
         delta = lookup(
             entry,
@@ -43,31 +67,27 @@ def missing_or_different(
             f"b.state = '{EntryState.REGULAR.value}' AS present",
         )
         stores.append(f"{delta_of} = '{EntryState.REGULAR.value}')")
-        base = (
-            f"SELECT * FROM (SELECT 1 AS place, d.* FROM ({delta}) d UNION ALL SELECT 2, e.* FROM ({base}) e) x "
-            "ORDER BY place LIMIT 1"
-        )
-    ours, theirs = (f"ROW({', '.join(entry.physical(prefix=prefix))})::record" for prefix in ("s.", "e."))
-    other, detail, missing, joined = texts(entry, "e."), "NULL::text", "'missing'", ""
+        base = IN_DELTA_OR_BASE.strip().format(delta=delta, base=base)
+    parts = {
+        "columns": ", ".join(entry.physical(prefix="s.")),
+        "e_columns": ", ".join(entry.physical(prefix="e.")),
+        "values": ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r"))),
+        "leaf": leaf,
+        "where": where,
+        "lookup": base,
+        "other": texts(entry, "e."),
+    }
+    compared = MISSING_OR_DIFFERENT.format(**parts)
     if entry.enforced:
-        found = " UNION ALL ".join(holders(entry, store, "true AS present") for store in stores)
-        joined = (
-            f"LEFT JOIN LATERAL (SELECT * FROM ({found}) h WHERE e.present IS NOT TRUE "
-            f"AND EXISTS (SELECT FROM {source.sql} o WHERE {entry.has_row('o', 'h.')}) LIMIT 1) h ON true"
+        compared = MISSING_DIFFERENT_OR_DUPLICATE.format(
+            **parts,
+            holders=" UNION ALL ".join(holders(entry, store, "true AS present") for store in stores),
+            source=source.sql,
+            has_row=entry.has_row("o", "h."),
+            holder=texts(entry, "h."),
+            duplicate=duplicate_of(entry, "h.", index),
         )
-        other = f"CASE WHEN h.present THEN {texts(entry, 'h.')} ELSE {other} END"
-        detail = f"CASE WHEN h.present THEN {duplicate_of(entry, 'h.', index)} END"
-        missing = "CASE WHEN h.present THEN 'duplicate' ELSE 'missing' END"
-    return recorded(
-        entry,
-        f"""
-        SELECT {", ".join(entry.physical(prefix="s."))}, {other} AS other, {detail} AS detail,
-               CASE WHEN e.present IS NOT TRUE THEN {missing} WHEN {ours} *<> {theirs} THEN 'different' END AS kind
-          FROM (SELECT {values} FROM {leaf} r WHERE {where}) s
-          LEFT JOIN LATERAL ({base}) e ON true {joined}""",
-        ours="source_values",
-        theirs="CASE WHEN kind <> 'missing' THEN other END",
-    )
+    return recorded(entry, compared, ours="source_values", theirs="CASE WHEN kind <> 'missing' THEN other END")
 
 
 def holders(entry: Entry, table: str, first: str) -> str:
@@ -152,8 +172,6 @@ def extra(
 
 # The columns of a comparison, as a column definition list.
 COMPARED = "kind text, detail text, key jsonb, primary_key jsonb, looked_at jsonb, other jsonb"
-
-
 SUMMED = "buckets int[], counts bigint[], sums numeric[], rows bigint"
 
 

@@ -11,9 +11,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.verify import damage, differences, hashes, repair
+from airflow_roir.engine.verify import damage, differences, hashes
 from airflow_roir.engine.verify.hashes import of_source
 from airflow_roir.engine.verify.job import UnitClaim
+from airflow_roir.engine.verify.mender import Mender
 from airflow_roir.engine.verify.reading import UnitReading
 
 # The check of one segment's B-trees, each entry included; the extension may be in any schema.
@@ -121,4 +122,4 @@ class UnitRows:
             "AND kind IN ('missing', 'extra') AND outcome IS NULL",
             {**values, "verification": self.verify_job.verification_id},
         )
-        repair.Mender(self.connection, self.job).look_again(list(found.scalars()))
+        Mender(self.connection, self.job).look_again(list(found.scalars()))
