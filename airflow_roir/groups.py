@@ -22,7 +22,7 @@ from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import SOURCE, WORK_OPTIONS
-from airflow_roir.task.long_pause import LongPauseCallback
+from airflow_roir.task.waiting_operator import LongPauseCallback
 
 # Every try continues after the last one's batches, and a pause uses up no try. Together the tries wait about half an
 # hour, enough for a database that restarts or fails over.

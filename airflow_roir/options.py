@@ -3,7 +3,7 @@
 From the fields come the options of commands (`cli/given.py`), of operators (`task/given.py`) and of the DAGs' forms
 (`task/forms.py`), the live options in SQL (migrations/sql/live_options.sql), and the tables of
 docs/reference/options.md; `make options` writes the last two. So a new option needs a field here, and the code that
-uses it.
+uses it. The file is long because all options are one list: each is declared and looked up here.
 """
 
 from __future__ import annotations

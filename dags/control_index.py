@@ -13,11 +13,13 @@ from __future__ import annotations
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.definition import NAME_PATTERN
-from airflow_roir.operators.abort import AbortIndexBuildOperator
-from airflow_roir.operators.change import ChangeIndexBuildOperator
-from airflow_roir.operators.pause import PauseIndexBuildOperator
-from airflow_roir.operators.resume import ResumeIndexBuildOperator
-from airflow_roir.operators.revert import RevertIndexOperator
+from airflow_roir.operators.control import (
+    AbortIndexBuildOperator,
+    ChangeIndexBuildOperator,
+    PauseIndexBuildOperator,
+    ResumeIndexBuildOperator,
+    RevertIndexOperator,
+)
 from airflow_roir.options import LIVE_OPTIONS, BuildOptions
 from airflow_roir.task.forms import fields_of, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from airflow_roir.cli import (  # noqa: F401
     announce,
     build,
-    change,
     compact,
     complete,
     dags,

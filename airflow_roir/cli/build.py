@@ -1,4 +1,4 @@
-"""Commands that build: init, build, resume."""
+"""Commands that build: init, build, resume, change."""
 
 from __future__ import annotations
 
@@ -199,3 +199,30 @@ def resume(
 def _opens_now(windows: str | None) -> bool:
     """True if a window is open, so that Spark can start early. By this machine's clock, which decides nothing else."""
     return parse_windows(windows).is_open(datetime.now(timezone.utc))
+
+
+@app.command()
+@takes(BuildOptions, is_live, changes=True)
+def change(
+    context: typer.Context,
+    index: Index,
+    *,
+    given: Given,
+    wrong: Wrong,
+) -> None:
+    """Change an unfinished operation, running or paused. Workers follow at their next batch."""
+    from airflow_roir.engine.control import live_options, operations, requests
+    from airflow_roir.engine.control.slow_options import slow_operation
+
+    settle_of_index(context, wrong, index, given)
+    database = database_of(context)
+    before = operations.find_operation(database, index)
+    after = requests.change_options(
+        database,
+        index,
+        actor=operations.default_actor(),
+        **given,
+    )
+    show(live_options.told(before, after))
+    for line in slow_operation(database, after):
+        say(line)

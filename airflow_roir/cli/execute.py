@@ -1,4 +1,7 @@
-"""Runs an operation of a command to its end: on Spark, whose driver is a process of its own, and in this process."""
+"""Runs an operation of a command to its end: on Spark, whose driver is a process of its own, and in this process.
+
+The file is long because it tells a command's run from its first turn to its exit code.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from airflow_roir.definition import argument
 from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.compaction import CompactionReport
-from airflow_roir.engine.compact.report import told
+from airflow_roir.engine.compact.progress import told
 from airflow_roir.engine.control import admission, operations, requests, sign_of_life
 from airflow_roir.engine.control.operations import OperationRow
 from airflow_roir.engine.control.wait_log import WaitLog

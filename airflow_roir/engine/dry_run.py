@@ -17,7 +17,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import entry_size
 from airflow_roir.engine.generation.cut import make_plan
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.health import columns
+from airflow_roir.engine.health import source_faults
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.locks.table_lock import check_name, lock_table, telling_of_names
@@ -170,7 +170,7 @@ def check_shape(connection: Connection, existing: Row[Any], source: Source) -> N
     active = execute(connection, operations.ACTIVE_GENERATION, {"index": existing.id}).first()
     if active is not None:
         name = operations.index_name(existing)
-        problems = columns.problems(connection, str(name), source, active.id, Entry.from_json(active.entry))
+        problems = source_faults.of_columns(connection, str(name), source, active.id, Entry.from_json(active.entry))
         if problem := next(iter(problems), view.renamed_column(connection, name, existing.id)):
             raise InvalidInput(problem)
 

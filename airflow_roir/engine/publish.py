@@ -9,10 +9,10 @@ from sqlalchemy import Connection
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import apply_delta, fold, switch
 from airflow_roir.engine.apart import apart
-from airflow_roir.engine.capture import installation, partition_changes
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.control.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.run import Run, read_running
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
@@ -62,13 +62,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     run = job.run
     row = read_running(connection, run)
     _check_complete(connection, job)
-    known: set[partition_changes.Change] = set()
-    # First check before the lock, so that writers don't wait while new leaves are read and statements planned.
-    check_partitions(connection, job, known)
-    check_fingerprint(connection, job)
-    lock()
-    check_fingerprint(connection, job)
-    check_partitions(connection, job, known, adopt=True)
+    switch.lock_checked(connection, job, lock)
     if apply_delta.left_in_delta(connection, job.generation_id) > MOST_ROWS_UNDER_LOCK:
         return False
     apply_delta.Folding(connection, job.generation_id, job.entry).fold()

@@ -72,6 +72,19 @@ def drain(
         raise
 
 
+def lock_checked(connection: Connection, job: Job, lock: Callable[[], None]) -> None:
+    """Takes the drain lock; checks the source before and under it. Raises SourceChanged, PartitionsChanged.
+
+    Before, so that writers don't wait while new leaves are read and statements are planned.
+    """
+    known: set[partition_changes.Change] = set()
+    check_partitions(connection, job, known)
+    check_fingerprint(connection, job)
+    lock()
+    check_fingerprint(connection, job)
+    check_partitions(connection, job, known, adopt=True)
+
+
 def switch(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
     """Switch the capture from capture to direct mode, under the drain lock. A no-op if it is switched already.
 
@@ -87,13 +100,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         row = read_running(connection, run)
-        known: set[partition_changes.Change] = set()
-        # Before the lock, so that writers don't wait while new leaves are read and the fingerprint is planned.
-        check_partitions(connection, job, known)
-        check_fingerprint(connection, job)
-        lock()
-        check_fingerprint(connection, job)
-        check_partitions(connection, job, known, adopt=True)
+        lock_checked(connection, job, lock)
         if duplicates.look(connection, job):
             return False
         if job.entry.enforced:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from airflow_roir.engine.generation.feeds import is_apart
 from airflow_roir.operation import Phase
 from airflow_roir.options import LIVE
-from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator
+from airflow_roir.task.wrong_rows import push_duplicates
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -13,9 +13,9 @@ from airflow_roir.engine.control.expected import settle_runs
 from airflow_roir.engine.schema import schema
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.task.fates import fates
-from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.waiting_operator import LongPauseCallback, call_long_pause
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

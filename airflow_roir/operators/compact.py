@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_roir.engine.compact import compaction, ranking
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choosing import choose
-from airflow_roir.engine.compact.report import told
+from airflow_roir.engine.compact.progress import told
 from airflow_roir.engine.control.live_options import check_throttle
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.operation import Kind

@@ -17,15 +17,14 @@ from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, Operat
 from airflow_roir.operation import LONG, Status
 from airflow_roir.quantity import shared
 from airflow_roir.spark.driver_process import SETTLE_S
-from airflow_roir.task.background import Background
-from airflow_roir.task.discrepancies import log_report
-from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
 from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator, is_last_try
 from airflow_roir.task.published import claim_announcement, has_event, published_facts
 from airflow_roir.task.roir_operator import HOPELESS, failing_clearly, owner_of
 from airflow_roir.task.ui_requests import Watcher
+from airflow_roir.task.wait_for_job import Background
+from airflow_roir.task.wrong_rows import log_report, push_duplicates
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -25,7 +25,7 @@ from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 from airflow_roir.task.shard_connections import add_shards
 from airflow_roir.task.spark_task import spark_of
-from airflow_roir.task.waiting import wait_log
+from airflow_roir.task.waiting_operator import wait_log
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

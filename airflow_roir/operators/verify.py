@@ -14,11 +14,11 @@ from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import BUILDS, Kind
 from airflow_roir.options import VerifyOptions
-from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.given import given_to, names_of, takes
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.whole_operation import WholeOperationOperator
+from airflow_roir.task.wrong_rows import log_report
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

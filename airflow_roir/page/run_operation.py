@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from airflow_roir.actor import PAGE
 from airflow_roir.engine.control import requests
-from airflow_roir.engine.control.resuming import moment
+from airflow_roir.engine.control.remedies import moment
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.operation import operation_soon

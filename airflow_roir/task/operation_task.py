@@ -18,17 +18,16 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.buttons import IndexBuildLink, show_link
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind, Phase, Status
-from airflow_roir.task.background import Background
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
-from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.fates import START_S, expect, leaves
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.next_step import Done, Fail, Go, Wait, decide, was_aborted
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import owner_of
 from airflow_roir.task.ui_requests import Watcher
-from airflow_roir.task.wait_for_job import Interrupted, follow
+from airflow_roir.task.wait_for_job import Background, Interrupted, follow
 from airflow_roir.task.waiting_operator import WaitingOperator
+from airflow_roir.task.wrong_rows import push_duplicates, waits_for_healing
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 from sqlalchemy.exc import DBAPIError
 
@@ -23,7 +26,6 @@ from airflow_roir.spark.driver_process import Driver, driver_command, driver_env
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.live_options import IN_EFFECT, OFF, TEXTS, Apply, LiveOptions, write
-from airflow_roir.task.log_folder import log_folder_of
 from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator
 from airflow_roir.task.progress import Progress
@@ -32,12 +34,15 @@ from airflow_roir.task.ui_requests import Watcher
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
     from airflow_roir.engine.control.operations import OperationRow
     from airflow_roir.engine.database import Database
     from airflow_roir.spark.options import SparkOptions
 
 DONE = 0
+# Replaced in a folder's name, so that every file system takes it and the path leads nowhere else.
+UNSAFE = re.compile(r"[^\w.~:+=@-]|^\.+$")
 
 
 def spark_of(where: str | None) -> SparkOptions:
@@ -210,3 +215,10 @@ class SparkDrivingOperator(DrivingOperator):
             f"Spark's driver ended with exit code {self._driver.wait(0)}: "
             f"{self._driver.last_line or 'it logged nothing'}"
         )
+
+
+def log_folder_of(ti: RuntimeTaskInstanceProtocol) -> Path:
+    """The folder beside the task's log, by Airflow's default template of names; another template doesn't move it."""
+    names = (f"dag_id={ti.dag_id}", f"run_id={ti.run_id}", f"task_id={ti.task_id}")
+    folder = Path(conf.get("logging", "base_log_folder"))
+    return folder.joinpath(*(UNSAFE.sub("_", name) for name in names))

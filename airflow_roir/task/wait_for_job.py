@@ -1,15 +1,44 @@
-"""The loop of a task that waits for a long job while users pause it, change it or kill it.
+"""Waits for a long job, a call in a thread or another process, while users pause it, change it or kill the task.
 
-A free function over callables; the operators bind it.
+The loop is a free function over callables; the operators bind it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Generic, TypeVar
 
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_roir.task.ui_requests import Watcher
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Runs `work` in a daemon thread: when the task leaves, its process ends and the server rolls back."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._future: Future[T] = Future()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="roir-engine", daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._future.set_result(work())
+        except BaseException as error:  # handed on whole: result() raises it in the main thread
+            self._future.set_exception(error)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits at most this many seconds; True when the call has ended, by a return or an error."""
+        return bool(wait([self._future], seconds).done)
+
+    def result(self) -> T:
+        """The result of the call. If the call raised an error, raises it."""
+        return self._future.result()
+
 
 # The time of one wait for the job: a kill must be noticed well within the five seconds that Airflow allows.
 POLL_S = 0.5

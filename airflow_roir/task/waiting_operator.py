@@ -1,34 +1,71 @@
-"""The base of tasks that wait for a user, a window or another run: each look is a short stretch, which costs no try."""
+"""The base of tasks that wait for a user, a window or another run: each look is a short stretch, which costs no try.
+
+A stretch is a new process: what it has logged of its wait is kept in the Task State Store.
+"""
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_roir.actor import Way, way_of
 from airflow_roir.engine import abort
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.long_pause import LongPause
+from airflow_roir.engine.control.wait_log import WaitLog
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.snapshot.words import way_on
 from airflow_roir.operation import Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, leave, look_again_s
 from airflow_roir.task.fates import expect
-from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.next_step import was_aborted
 from airflow_roir.task.roir_operator import RoirOperator, owner_of
-from airflow_roir.task.waiting import wait_log
 
 if TYPE_CHECKING:
-    from airflow_roir.engine.control.long_pause import LongPause
     from airflow_roir.engine.control.operations import OperationRow
-    from airflow_roir.engine.control.wait_log import WaitLog
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.snapshot.operation import OperationStatus
 
+# The key of the Task State Store for what the stretches have logged.
+KEY = "waits"
 # The reasons to wait that say themselves how the pause ends, as that by the task's own switch does.
 BY_ITSELF = (Way.WINDOW, Way.RUN)
+
+LongPauseCallback = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
+
+
+def wait_log(context: Mapping[str, Any], log: Any) -> WaitLog:
+    """The wait log of the task with this context. log: its logger."""
+    store = context["task_state_store"]
+
+    def keep(kept: dict[str, Any] | None) -> None:
+        if kept is None:
+            store.delete(KEY)
+        else:
+            store.set(KEY, kept, retention=NEVER_EXPIRE)
+
+    return WaitLog(store.get(KEY), keep, lambda line: log.info("%s", line), context["ti"].try_number)
+
+
+def call_long_pause(
+    callbacks: LongPauseCallback, context: Mapping[str, Any], pause: LongPause, log: logging.Logger | Any
+) -> None:
+    """Calls each with the context, as Airflow calls its own; `context["long_pause"]` is the pause.
+
+    An error of a callback is logged: the task goes on, and the others are called.
+    """
+    if callbacks is None:
+        return
+    for callback in [callbacks] if callable(callbacks) else callbacks:
+        try:
+            callback({**context, "long_pause": pause})
+        except Exception as error:  # the user's code
+            log.error("on_long_pause_callback failed: %s: %s", type(error).__name__, error)
 
 
 class WaitingOperator(RoirOperator):

@@ -14,7 +14,7 @@ from airflow_roir.task.fates import look_at_others
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator, spark_of
-from airflow_roir.task.waiting import wait_log
+from airflow_roir.task.waiting_operator import wait_log
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -16,11 +16,13 @@ from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.snapshot.operation import OperationStatus, status
-from airflow_roir.operators.abort import AbortIndexBuildOperator
-from airflow_roir.operators.change import ChangeIndexBuildOperator
-from airflow_roir.operators.pause import PauseIndexBuildOperator
-from airflow_roir.operators.resume import ResumeIndexBuildOperator
-from airflow_roir.operators.revert import RevertIndexOperator
+from airflow_roir.operators.control import (
+    AbortIndexBuildOperator,
+    ChangeIndexBuildOperator,
+    PauseIndexBuildOperator,
+    ResumeIndexBuildOperator,
+    RevertIndexOperator,
+)
 from airflow_roir.options import BuildOptions
 from tests.engine import steps
 

@@ -8,15 +8,16 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_roir.operators.abort import AbortIndexBuildOperator
-from airflow_roir.operators.attach_partition import AttachPartitionOperator
-from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.compact import CompactIndexOperator
-from airflow_roir.operators.detach_partition import DetachPartitionOperator
-from airflow_roir.operators.pause import PauseIndexBuildOperator
+from airflow_roir.operators.control import (
+    AbortIndexBuildOperator,
+    ChangeIndexBuildOperator,
+    PauseIndexBuildOperator,
+    ResumeIndexBuildOperator,
+    RevertIndexOperator,
+)
+from airflow_roir.operators.partitions import AttachPartitionOperator, DetachPartitionOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
-from airflow_roir.operators.resume import ResumeIndexBuildOperator
-from airflow_roir.operators.revert import RevertIndexOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from tests.airflow.test_dags import bag, rendered
 from tests.airflow.test_operators import INDEX, context

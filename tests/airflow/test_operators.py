@@ -29,9 +29,9 @@ from airflow_roir.engine.control.run import end_run, start_run
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import OperationRunning
-from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
+from airflow_roir.operators.control import AbortIndexBuildOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator

@@ -8,8 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_roir.engine.database import Database
-from airflow_roir.operators.attach_partition import AttachPartitionOperator
-from airflow_roir.operators.detach_partition import DetachPartitionOperator
+from airflow_roir.operators.partitions import AttachPartitionOperator, DetachPartitionOperator
 from tests.airflow.test_operators import context, driver_code
 from tests.conftest import run_sql
 from tests.engine import steps

@@ -22,18 +22,19 @@ from airflow.sdk.exceptions import (
 from airflow_roir.engine.control import requests
 from airflow_roir.engine.verify import record
 from airflow_roir.operators import prepare as preparing
-from airflow_roir.operators.abort import AbortIndexBuildOperator
-from airflow_roir.operators.attach_partition import AttachPartitionOperator
 from airflow_roir.operators.build import BuildIndexOperator
-from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
 from airflow_roir.operators.compact import CompactIndexOperator
-from airflow_roir.operators.detach_partition import DetachPartitionOperator
+from airflow_roir.operators.control import (
+    AbortIndexBuildOperator,
+    ChangeIndexBuildOperator,
+    PauseIndexBuildOperator,
+    ResumeIndexBuildOperator,
+    RevertIndexOperator,
+)
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
-from airflow_roir.operators.pause import PauseIndexBuildOperator
+from airflow_roir.operators.partitions import AttachPartitionOperator, DetachPartitionOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
-from airflow_roir.operators.resume import ResumeIndexBuildOperator
-from airflow_roir.operators.revert import RevertIndexOperator
 from airflow_roir.operators.ship import ShipChangesOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.option import Kind

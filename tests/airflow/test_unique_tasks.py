@@ -10,8 +10,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 
 from airflow_roir.assets import published_alias
 from airflow_roir.engine.control import operations
+from airflow_roir.operators.control import ResumeIndexBuildOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
-from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from tests.airflow.test_operators import INDEX, TAKE_UP, WHAT, build, context, driver_code, prepare
 
 __all__ = ["context", "driver_code"]

@@ -10,10 +10,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time.comms import ErrorResponse
 
-from airflow_roir.task.background import Background
 from airflow_roir.task.dag_switch import LEAVE_S, is_dag_paused, leave
 from airflow_roir.task.ui_requests import Watcher
-from airflow_roir.task.wait_for_job import Interrupted, follow
+from airflow_roir.task.wait_for_job import Background, Interrupted, follow
 
 
 class Task:

@@ -19,7 +19,7 @@ from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, MOST_S
-from airflow_roir.task.waiting import KEY
+from airflow_roir.task.waiting_operator import KEY
 from tests.airflow.test_operators import INDEX, WHAT, prepare
 from tests.airflow.test_operators import context as context
 from tests.engine import steps

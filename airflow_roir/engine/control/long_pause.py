@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import argument
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.control.resuming import way_on
+from airflow_roir.engine.control.remedies import way_on
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source.relation_size import RelationSize, relation_sizes

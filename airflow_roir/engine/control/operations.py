@@ -1,4 +1,7 @@
-"""The one way to the control tables: finds operations, moves them along their transitions, records events."""
+"""The one way to the control tables: finds operations, moves them along their transitions, records events.
+
+The file is long because each move is refused, recorded and announced by its neighbours here, and nowhere else.
+"""
 
 from __future__ import annotations
 

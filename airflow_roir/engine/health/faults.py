@@ -18,7 +18,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute, has_vanished
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
-from airflow_roir.engine.health import capture_faults, columns, own_tables, partman
+from airflow_roir.engine.health import capture_faults, own_tables, source_faults
 from airflow_roir.engine.schema import rights, tamper
 from airflow_roir.engine.source import catalog, replication
 from airflow_roir.engine.source.source import Source
@@ -187,7 +187,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         found += captured
         unseen.pop(tamper.TRIGGER, None)
         unseen.pop(tamper.FUNCTION, None)
-    others = columns.problems(connection, name, source, row.id, entry)
+    others = source_faults.of_columns(connection, name, source, row.id, entry)
     if lacking := capture_faults.lacking(connection, name, source, row.id, entry):
         found += lacking
     # If the columns differ, a rebuild can't make the view again, and the index must be dropped.
@@ -226,7 +226,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             f"index {name}: {source.sql} has row-level security now; all who may read the view see the rows that "
             "the policies hide. Revoke SELECT on the view, or drop the index"
         )
-    more = [*replication.in_subscriptions(connection, source), *partman.behind(connection, source)]
+    more = [*replication.in_subscriptions(connection, source), *source_faults.of_partman(connection, source)]
     if not row.ignore_publications:
         more += replication.in_publications(connection)
     return found + [f"index {name}: {line}" for line in more]
@@ -239,7 +239,7 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
     for row in execute(connection, CHANGES, {"generation": generation_id}):
         if row.kind == "column":
             if row.is_now is None:
-                continue  # columns.problems reports it
+                continue  # source_faults.of_columns reports it
             what = f"column {quote(row.name)} of {source.sql} is another one now (dropped and added again, or renamed)"
         elif row.kind == "expression":
             what = f"column {quote(row.name)} of {source.sql} is generated as {row.is_now} now, and was as {row.was}"

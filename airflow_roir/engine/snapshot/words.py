@@ -7,7 +7,7 @@ from datetime import datetime
 
 from airflow_roir.actor import Way, way_of
 from airflow_roir.definition import argument
-from airflow_roir.engine.control import resuming
+from airflow_roir.engine.control import remedies
 from airflow_roir.engine.snapshot.operation import ABANDONED, PAUSING, OperationStatus
 from airflow_roir.operation import PLACED, QUEUED, Kind, Status
 from airflow_roir.quantity import counted, duration, left, rate
@@ -68,7 +68,7 @@ def _running(one: OperationStatus, name: str) -> State:
     if one.expected_at is not None:
         again = "at the next try, " if one.heartbeat_age is not None else ""
         left = ", if one is left" if one.heartbeat_age is not None else ""
-        first = f"goes on by itself {again}about {resuming.moment(one.expected_at)}{left}"
+        first = f"goes on by itself {again}about {remedies.moment(one.expected_at)}{left}"
         note = f"{first[0].upper()}{first[1:]}; nothing is lost"
         text = f"{first}; no run has driven it for {duration(one.silent_seconds or 0)}"
         return State("undriven", "Not driven", note, text, f"or: roir resume {name}")
@@ -103,7 +103,7 @@ def _ended(one: OperationStatus) -> State:
 
 def way_on(one: OperationStatus) -> str:
     """What to do to resume a paused operation: first by the way by which it was paused."""
-    return resuming.way_on(one.index, one.paused_by or "", one.owner, one.expected_at)
+    return remedies.way_on(one.index, one.paused_by or "", one.owner, one.expected_at)
 
 
 def paused_by(one: OperationStatus) -> str:
@@ -115,7 +115,7 @@ def _then(one: OperationStatus) -> str:
     """When a resume is seen, by the run of a user's pause."""
     if one.expected_at is None or way_of(one.paused_by or "", one.owner) in (Way.WINDOW, Way.SWITCH, Way.RUN):
         return ""
-    return f"; its run looks again about {resuming.moment(one.expected_at)}"
+    return f"; its run looks again about {remedies.moment(one.expected_at)}"
 
 
 def _by(one: OperationStatus) -> str:

@@ -1,10 +1,12 @@
-"""Reports the rows that share a key of a unique index: an XCom, and lines in the task's log."""
+"""Reports the rows that a task found wrong: duplicates of a unique index, and rows that differ from their entries."""
 
 from __future__ import annotations
 
+from logging import Logger
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.engine.unique import duplicate_report
+from airflow_roir.engine.verify.report import described
 from airflow_roir.operation import BY_DUPLICATES
 
 if TYPE_CHECKING:
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
     from airflow_roir.engine.control.operations import OperationRow
     from airflow_roir.engine.database import Database
+    from airflow_roir.engine.verify.report import VerifyReport
 
 # The XCom's value has index, operation_id, groups, rows, and the first groups.
 XCOM = "duplicates"
@@ -30,3 +33,12 @@ def push_duplicates(database: Database, ti: RuntimeTaskInstanceProtocol, row: Op
 def waits_for_healing(row: OperationRow) -> bool:
     """True if duplicates have paused an operation."""
     return bool(row.paused_by == BY_DUPLICATES)
+
+
+def log_report(log: Logger, report: VerifyReport) -> None:
+    """Logs the counts, the first few discrepancies, and where the others are."""
+    log.info("Index %s compared with its table: %s", report.index, report)
+    for one in report.first:
+        log.warning("%s", described(one))
+    if report.found > len(report.first):
+        log.warning("… and more: see the table roir.discrepancy, verification %s", report.verification_id)
