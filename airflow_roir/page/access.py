@@ -47,6 +47,12 @@ def indexes_access(request: Request, user: User) -> None:
     requires_access_dag("GET", DagAccessEntity.RUN, settings.build_dag())(request, user)
 
 
+def first_build_access(request: Request, user: User) -> None:
+    """Lets a user see what a first build needs, roles and their missing rights too, if that user may trigger one."""
+    indexes_access(request, user)
+    requires_access_dag("POST", DagAccessEntity.RUN, settings.build_dag())(request, user)
+
+
 def from_our_page(request: Request) -> None:
     """Refuses a request that another site may have made the user's browser send.
 
@@ -64,6 +70,11 @@ def is_allowed(user: BaseUser, method: Literal["POST", "PUT"], dag_id: str) -> b
     """True if the user may trigger, or edit, runs of a DAG that exists."""
     dag = DagModel.get_dagmodel(dag_id)
     return dag is not None and not dag.is_stale and _is_authorized(user, method, dag_id, DagAccessEntity.RUN)
+
+
+def may_begin(user: BaseUser) -> bool:
+    """True if the user may trigger the DAG that builds, or could if there were one."""
+    return _is_authorized(user, "POST", settings.build_dag(), DagAccessEntity.RUN)
 
 
 def may_read_logs(user: BaseUser, dag_id: str) -> bool:

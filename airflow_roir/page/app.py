@@ -5,6 +5,7 @@ No `from __future__ import annotations` for types that are local to `create_app`
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.snapshot.operation import ABANDONED
 from airflow_roir.errors import InvalidInput, NotFound, RoirError
 from airflow_roir.options import MAX_PARALLELISM
-from airflow_roir.page import access, databases, lookups, settings
+from airflow_roir.page import access, databases, first_build, lookups, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.continuing import continuation, wish
@@ -39,6 +40,7 @@ STATIC = {
     "throttle.js": "text/javascript; charset=utf-8",
     "shards.js": "text/javascript; charset=utf-8",
     "segments.js": "text/javascript; charset=utf-8",
+    "setup.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
     "failures.js": "text/javascript; charset=utf-8",
     "nothing.js": "text/javascript; charset=utf-8",
@@ -263,7 +265,8 @@ def _reads(app: FastAPI) -> None:
     @app.get("/api/indexes", dependencies=[Depends(access.indexes_access)])
     async def read_indexes(request: Request, user: access.User) -> Response:
         ids = await lookups.connections(looks)
-        found = [one for one in await asyncio.gather(*map(listings.of, ids)) if one is not None]
+        seen = await asyncio.gather(*map(listings.of, ids))
+        found = [one for one in seen if one is not None]
         dags = {
             "rebuild": settings.build_dag(),
             "verify": settings.VERIFY_DAG,
@@ -273,8 +276,17 @@ def _reads(app: FastAPI) -> None:
         rights = {
             name: await run_in_threadpool(access.is_allowed, user, "POST", dag_id) for name, dag_id in dags.items()
         }
+        rights["begin"] = await run_in_threadpool(access.may_begin, user)
         shown = [one | {"indexes": [await of_user(user, index) for index in one["indexes"]]} for one in found]
-        return answer(request, {"databases": shown, "dags": dags, "may": rights})
+        bare = [one for one, listed in zip(ids, seen, strict=True) if listed is None]
+        return answer(request, {"databases": shown, "bare": bare, "dags": dags, "may": rights})
+
+    @app.get("/api/set-up", dependencies=[Depends(access.first_build_access)])
+    async def read_set_up(request: Request, connection: Text250) -> Response:
+        if connection not in await lookups.connections(looks):
+            raise HTTPException(404, "the pages don't show this connection")
+        look = partial(first_build.look, connection)
+        return answer(request, await rare.look(connection, "set-up", look, first_build.PATIENCE_S))
 
     async def of_user(user: BaseUser, index: dict[str, Any]) -> dict[str, Any]:
         """An index as a user may see it: the values of a run are for those alone who may trigger it again."""

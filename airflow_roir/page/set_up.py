@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from importlib.metadata import version
 
 from airflow.jobs.job import Job
 from airflow.models.connection import Connection
@@ -19,9 +21,9 @@ from airflow_roir.engine.forecast.set_up import OK, PROBLEM, WARNING, Finding
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION, build_dag
 
 
-def look() -> list[Finding]:
-    """The findings about Airflow."""
-    found: list[Finding] = []
+def look(connection_id: str = DEFAULT_CONNECTION, with_errors: bool = True) -> list[Finding]:
+    """The findings about Airflow. with_errors: name the files that can't be imported, with their errors."""
+    found = [Finding("Airflow", OK, version("apache-airflow"))]
     with create_session() as session:
         for job, verdict in (("SchedulerJob", PROBLEM), ("DagProcessorJob", WARNING), ("TriggererJob", WARNING)):
             newest = session.scalars(
@@ -43,24 +45,28 @@ def look() -> list[Finding]:
                 found.append(Finding(dag_id, OK, "the DAG is there, and not paused"))
         for error in session.scalars(select(ParseImportError).order_by(ParseImportError.filename)):
             if "airflow_roir" in (error.stacktrace or ""):
+                if not with_errors:
+                    # Only users who may see import errors may see them.
+                    found.append(Finding("DAG file", PROBLEM, "one can't be imported", "Airflow's page Dags shows it"))
+                    break
                 says = f"can't be imported: {(error.stacktrace or '').strip().splitlines()[-1]}"
                 found.append(
                     Finding(str(error.filename), PROBLEM, says, "Repair the file, or copy it again: roir dags")
                 )
-    found.append(_connection())
-    return found
+    found.append(_connection(connection_id))
+    return [replace(one, where="Airflow") for one in found]
 
 
-def _connection() -> Finding:
+def _connection(connection_id: str) -> Finding:
     try:
-        kind = Connection.get_connection_from_secrets(DEFAULT_CONNECTION).conn_type
+        kind = Connection.get_connection_from_secrets(connection_id).conn_type
     except Exception as error:
         # A secrets backend may raise anything.
-        add = f"airflow connections add {DEFAULT_CONNECTION} --conn-uri postgresql://…, or name another in the form"
-        return Finding(DEFAULT_CONNECTION, WARNING, f"no such connection ({type(error).__name__})", add)
+        add = f"airflow connections add {connection_id} --conn-uri postgresql://…, or name another in the form"
+        return Finding(connection_id, WARNING, f"no such connection ({type(error).__name__})", add)
     if kind != "postgres":
-        return Finding(DEFAULT_CONNECTION, PROBLEM, f"the connection's type is {kind}", "Make its type postgres")
-    return Finding(DEFAULT_CONNECTION, OK, "the connection is there")
+        return Finding(connection_id, PROBLEM, f"the connection's type is {kind}", "Make its type postgres")
+    return Finding(connection_id, OK, "the connection is there")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, lifecycle, prepare
 from airflow_roir.engine.control import admission, operations
 from airflow_roir.engine.control.run import start_run
+from airflow_roir.engine.forecast import set_up
 from airflow_roir.errors import DuplicatesFound, OperationQueued
 from airflow_roir.options import BuildOptions
 from airflow_roir.page.access import MOST_BYTES
@@ -26,6 +27,7 @@ from airflow_roir.page.failures import UNREADABLE
 from servers.airflow import ApiServer, wait_until
 from servers.postgres import embedded_postgres
 from tests.engine import steps
+from tests.test_cli_doctor import everything
 
 DAG = "rebuild_index"
 INDEX = "public.item_by_price"
@@ -71,10 +73,11 @@ def test_every_route_but_the_files_asks_for_a_right_on_a_dag() -> None:
     for route in ROUTES:
         asked = {getattr(one.dependency, "__qualname__", "") for one in route.dependencies}
         if route.path != "/static/{name}":
-            assert asked & {"dag_access.<locals>.check", "indexes_access"}, route.path
+            assert asked & {"dag_access.<locals>.check", "indexes_access", "first_build_access"}, route.path
         if route.methods != {"GET"}:
             assert "from_our_page" in asked, route.path
-    assert {*READS} == {"/run", "/indexes", "/static/{name}", "/api/run", "/api/run/duplicates", "/api/indexes"}
+    apis = {"/api/run", "/api/run/duplicates", "/api/indexes", "/api/set-up"}
+    assert {*READS} == {"/run", "/indexes", "/static/{name}", *apis}
     assert {*CHANGES} == {f"/api/run/{verb}" for verb in ("pause", "resume", "abort", "workers", "throttle")}
 
 
@@ -141,8 +144,10 @@ def test_each_user_reads_and_changes_what_airflow_allows(
         assert page.ask(None, method, file_of(path), params=about).status_code == 401, path
     for user in ("viewer", "user", "op", "admin"):
         for path in READS:
-            more = named if path.endswith("duplicates") else {}
-            assert page.ask(user, "GET", file_of(path), params=about | more).status_code == 200, (user, path)
+            more = named if path.endswith(("duplicates", "set-up")) else {}
+            refused = (user, path) == ("viewer", "/api/set-up")
+            code = page.ask(user, "GET", file_of(path), params=about | more).status_code
+            assert code == (403 if refused else 200), (user, path)
         read = page.ask(user, "GET", "/api/run", params=about).json()
         del read["chosen"]["at_work"]
         assert read["chosen"] == named | {
@@ -628,6 +633,52 @@ def test_a_database_of_another_version_is_not_passed_over(page: Page, shop: Any,
 
 
 @pytest.mark.sample(0)
+def test_indexes_checks_what_a_first_build_needs_as_the_command_does(page: Page, shop: Any, warehouse: str) -> None:
+    """The same findings in the same words, on demand, by the API server; nothing in the database changes."""
+
+    def asked(user: str = "user", connection: str = warehouse) -> Any:
+        return page.ask(user, "GET", "/api/set-up", params={"connection": connection})
+
+    assert asked().status_code == 404, "no run has named it yet"
+    page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": warehouse})
+    wait_until(lambda: asked().status_code == 200, 60, "the connection to be known")
+    assert asked("viewer").status_code == 403, "it names roles and their missing rights"
+    before = everything(shop.dsn)
+    seen = asked().json()
+    assert everything(shop.dsn) == before
+    found = {one["what"]: one for one in seen["found"]}
+
+    def told(of: list[dict[str, Any]]) -> list[Any]:
+        """Without the numbers of sessions, sizes and settings of the moment."""
+        return [
+            (one["what"], one["verdict"], one["says"] if one["verdict"] != "ok" else "", one["remedy"])
+            for one in of
+            if one["where"] == "database"
+        ]
+
+    assert told(seen["found"]) == told([one.as_dict() for one in set_up.look(shop.database)])
+    assert [found[what]["verdict"] for what in ("session", "schema", "Airflow", warehouse, DAG)] == ["ok"] * 5
+    # No scheduler runs here.
+    assert (found["Scheduler"]["verdict"], found["Scheduler"]["remedy"]) == ("problem", "airflow scheduler")
+    here = [one for one in seen["found"] if one["where"].startswith("machine ")]
+    assert {one["what"] for one in here} >= {"Java", "pyspark"}
+    assert {one["verdict"] for one in here} <= {"ok", "unknown"}, "tasks may run on another machine"
+    assert here[0]["where"].removeprefix("machine ") in seen["note"]
+    assert "API server" in seen["note"]
+
+    shop.run("DROP SCHEMA roir CASCADE")
+    bare = wait_until(
+        lambda: warehouse in page.ask("user", "GET", "/api/indexes").json()["bare"], 60, "an empty database"
+    )
+    assert bare
+    wait_until(lambda: "roir init" in str(asked().json()), 60, "the schema to be missed")
+    shop.run(f"ALTER ROLE {shop.fields['login']} NOLOGIN")
+    refusal = f"the database of connection {warehouse} refuses the login"
+    wait_until(lambda: asked().json()["found"][0]["says"] == refusal, 60, "a refusal without host and role")
+    assert [one["where"] for one in asked().json()["found"]].count("database") == 1
+
+
+@pytest.mark.sample(0)
 def test_a_database_that_is_down_is_said_to_be_and_nothing_more(page: Page, shop: Any, warehouse: str) -> None:
     where = {"host": "127.0.0.1", "port": 1, "login": "never-seen-role", "schema": "never-seen-database"}
     page.server.add_connection(f"down_{warehouse}", "postgres", password="never-seen-password", **where)
@@ -651,8 +702,8 @@ def test_no_answer_has_a_secret(page: Page, shop: Any, build: tuple[str, dict[st
     for path in ("/api/run", "/api/indexes"):
         page.ask("admin", "GET", path, params={"dag_id": DAG, "run_id": run})
     page.change("admin", "resume", run, named)
-    everything = "\n".join(page.seen)
-    assert INDEX in everything
-    assert "refuses the login" in everything
+    answers = "\n".join(page.seen)
+    assert INDEX in answers
+    assert "refuses the login" in answers
     for secret in ("never-seen", shop.fields["password"], shop.fields["login"], shop.fields["host"]):
-        assert secret not in everything
+        assert secret not in answers

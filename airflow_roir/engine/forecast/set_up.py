@@ -21,6 +21,8 @@ from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import size
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
+# For looks from another machine than the one that counts.
+UNKNOWN = "unknown"
 # A build's own sessions beside its workers: its driver, the governor, looks.
 BESIDE_WORKERS = 4
 SETTINGS = """
@@ -34,40 +36,53 @@ SELECT current_setting('server_version') AS version, current_setting('server_enc
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. verdict: ok, warning or problem; remedy: empty if nothing is to be done."""
+    """The result of one check. verdict: ok, warning, problem or unknown; remedy: empty if nothing is to be done.
+
+    where: where it looked: the database, Airflow, or a machine by its name.
+    """
 
     what: str
     verdict: str
     says: str
     remedy: str = ""
+    where: str = "database"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
-def refused(what: str, error: Exception | str, verdict: str = PROBLEM) -> Finding:
+# The message of a database's error.
+Told = Callable[[DBAPIError], str]
+
+
+def refused(what: str, error: Exception | str, verdict: str = PROBLEM, told: Told = said) -> Finding:
     """The finding for a check's error, whose message names its remedy after its first sentence."""
-    message = said(error) if isinstance(error, DBAPIError) else str(error).strip()
+    message = told(error) if isinstance(error, DBAPIError) else str(error).strip()
     says, _, remedy = message.partition(". ")
     return Finding(what, verdict, says, remedy)
 
 
-def look(database: Database, table: str | None = None) -> list[Finding]:
-    """All findings about a database, and about a table in it. Raises no error of the database or of a check."""
+def look(
+    database: Database, table: str | None = None, surroundings: Surroundings | None = None, told: Told = said
+) -> list[Finding]:
+    """All findings about a database, and about a table in it. Raises no error of the database or of a check.
+
+    surroundings: by default those of the environment. told: writes the errors of a session; libpq's name host and user.
+    """
     try:
         with database.transaction() as connection:
             found = _of_database(connection)
     except (DBAPIError, RoirError) as error:
         # No session: the server is away, refuses, or a pooler shares its sessions.
-        return [refused("session", error)]
+        return [refused("session", error, told=told)]
     found.insert(0, Finding("session", OK, "the server answers, and its sessions are roir's alone"))
     try:
-        found += _signals(database)
+        found += _signals(database, surroundings)
         if table:
             found += _of_table(database, table, found)
     except (DBAPIError, RoirError) as error:
-        found.append(refused(table or "throttle", error))
+        found.append(refused(table or "throttle", error, told=told))
     return found
 
 
@@ -127,9 +142,9 @@ def _connections(most: int, used: int, options: BuildOptions) -> Finding:
     return Finding("max_connections", WARNING, says, "Raise max_connections, or build with a smaller --parallelism")
 
 
-def _signals(database: Database) -> list[Finding]:
+def _signals(database: Database, surroundings: Surroundings | None) -> list[Finding]:
     """Whether a throttle could read its signals, those of replicas among them."""
-    seen = signals.look(database, Surroundings.of_environment())
+    seen = signals.look(database, Surroundings.of_environment() if surroundings is None else surroundings)
     unread = [one for one in seen.readings if one.value is None]
     remedy = "GRANT pg_monitor to the role, or leave this signal out of --throttle"
     found = [

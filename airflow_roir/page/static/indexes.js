@@ -2,6 +2,7 @@
 
 import { keep } from "./draw.js";
 import { SegmentList } from "./segments.js";
+import { SetUp } from "./setup.js";
 import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
 import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, share, since, trigger } from "./page.js";
 
@@ -73,10 +74,33 @@ function draw(content) {
     return section.node;
   });
   for (const key of cards.keys()) if (!seen.has(key) && !wanted) cards.delete(key);
-  keepNodes(list, sections.length ? sections : [nothing]);
+  const first = all.length === 0;
+  const bare = first ? (content.bare ?? []).map(bareOf) : [];
+  keepNodes(list, [...(sections.length ? [] : [nothing]), ...sections, ...bare]);
+  for (const setUp of setUps.values()) setUp.allow(content.may.begin);
+  if (first && content.may.begin) [...content.databases.filter((one) => !one.trouble).map((one) => one.connection), ...(content.bare ?? [])].forEach((connection) => setUpOf(connection).once());
 }
 
 const nothing = el("div", { class: "empty" }, el("p", { text: "No database has roir’s control schema yet." }), el("p", { class: "faint" }, "Run ", el("code", { text: "roir init" }), ", then trigger rebuild_index."));
+
+const setUps = new Map();
+
+function setUpOf(connection) {
+  if (!setUps.has(connection)) setUps.set(connection, new SetUp(connection));
+  return setUps.get(connection);
+}
+
+const heading = (connection) => el("h2", {}, el("span", { class: "faint", text: "Connection " }), connection);
+const bares = new Map();
+
+/** A database without the control schema. */
+function bareOf(connection) {
+  const { button, node } = setUpOf(connection);
+  if (!bares.has(connection)) bares.set(connection, el("section", { class: "database", "aria-label": `Connection ${connection}` }));
+  const section = bares.get(connection);
+  if (!section.contains(button)) section.replaceChildren(el("header", { class: "row ends" }, heading(connection), button), node);
+  return section;
+}
 
 /** Put these nodes below `parent`, and move only those that aren't in their place. */
 function keepNodes(parent, nodes) {
@@ -93,10 +117,11 @@ function sectionOf(connection) {
     const asks = el("div", { class: "asks" });
     const rows = el("div", { class: "cards" });
     const empty = el("p", { class: "faint" });
+    const setUp = setUpOf(connection);
     sections.set(connection, {
       list: rows,
       empty,
-      node: el("section", { class: "database", "aria-label": `Connection ${connection}` }, el("header", { class: "row ends" }, el("h2", {}, el("span", { class: "faint", text: "Connection " }), connection), cleanUp), asks, trouble, rows, empty),
+      node: el("section", { class: "database", "aria-label": `Connection ${connection}` }, el("header", { class: "row ends" }, heading(connection), el("div", { class: "controls" }, setUp.button, cleanUp)), asks, trouble, rows, empty, setUp.node),
       show(database, content) {
         trouble.hidden = !database.trouble && !database.as_of;
         mark(rows, "data-aged", database.as_of ? "true" : null);

@@ -1,0 +1,38 @@
+"""The check for a first build on the page Indexes, in Airflow's UI in Chromium. By hand, `make test-browser`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers.airflow import StandaloneAirflow
+from tests.airflow.test_browser import DAG, Tab, airflow, tab
+
+__all__ = ["airflow", "tab"]
+pytestmark = [pytest.mark.by_hand("test-browser"), pytest.mark.timeout(600)]
+
+
+def test_a_first_build_is_checked_before_it_is_triggered(
+    airflow: StandaloneAirflow, tab: Tab, shop: Any, tmp_path: Path
+) -> None:
+    """By the page Indexes while there is no index: the database, Airflow's processes and DAGs, the API server."""
+    airflow.add_connection(
+        "postgres_default", "postgres", **{key: value for key, value in shop.fields.items() if value}
+    )
+    try:
+        tab.open("/plugin/indexes")
+        frame = tab.frame("Indexes")
+        frame.get_by_text("No index yet.").wait_for()
+        found = frame.get_by_role("region", name="Check of connection postgres_default for a first build")
+        for row in ("OK session", "OK schema", "OK Scheduler runs", f"OK {DAG}", "OK postgres_default", "OK pyspark"):
+            found.get_by_role("row", name=row).first.wait_for()
+        found.get_by_text("API server's").wait_for()
+        assert found.get_by_role("row", name="Problem").count() == 0
+        frame.get_by_role("button", name="Check connection postgres_default for a first build").focus()
+        tab.page.keyboard.press("Enter")
+        found.locator(".sum", has_text="1 warning.").wait_for()
+        tab.page.screenshot(path=tmp_path / "first_build.png")
+    finally:
+        airflow.call("DELETE", "/api/v2/connections/postgres_default")
