@@ -145,9 +145,9 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     for user in ("viewer", "user", "op", "admin"):
         for path in READS:
             more = named if path.endswith(("duplicates", "set-up")) else {}
-            refused = (user, path) == ("viewer", "/api/set-up")
+            is_refused = (user, path) == ("viewer", "/api/set-up")
             code = page.ask(user, "GET", file_of(path), params=about | more).status_code
-            assert code == (403 if refused else 200), (user, path)
+            assert code == (403 if is_refused else 200), (user, path)
         read = page.ask(user, "GET", "/api/run", params=about).json()
         del read["chosen"]["at_work"]
         assert read["chosen"] == named | {

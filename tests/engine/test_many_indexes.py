@@ -14,8 +14,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.metrics.reading import metrics
 from airflow_roir.engine.side_by_side import side_by_side
 from airflow_roir.engine.snapshot.index import IndexFacts, indexes, states
+from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.snapshot.overview import overview
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -48,8 +50,10 @@ def three(database: Database, dsn: str, number: int) -> None:
 
 @pytest.mark.sample(0)
 def test_thirty_indexes_take_as_many_statements_as_six(database: Database, dsn: str) -> None:
-    """Found: 36 statements for each index of the page Indexes, and some more for each operation of status."""
-    looks = partial(indexes, database), partial(overview, database), partial(states, database)
+    """Found: 36 statements for each index of the page Indexes and of a scrape, and some more for each operation of
+    status.
+    """
+    looks = [partial(look, database) for look in (indexes, overview, states, metrics, status)]
     for number in range(2):
         three(database, dsn, number)
     six = [len(statements(database, look)) for look in looks]

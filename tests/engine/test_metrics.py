@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import psycopg2.errors
@@ -397,6 +398,27 @@ def test_a_monitoring_role_sees_what_the_owner_sees(dsn: str, database: Database
     assert seen.one("roir_operation_percent") == 0
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         sql(steps.session(stranger), "SELECT * FROM roir.scan_range")
+
+
+def test_an_index_that_can_not_be_checked_hides_no_fault_of_others(dsn: str, database: Database, table: None) -> None:
+    """One look checks all indexes; a lock, or an error, concerns one of them."""
+    for name in ("ix", "faulty", "locked", "failing"):
+        run_sql(dsn, f"CREATE TABLE of_{name} (LIKE t INCLUDING ALL)")
+        steps.make_index(database, f"public.{name}", f"of_{name}")
+    run_sql(dsn, f"ALTER TABLE of_faulty DISABLE TRIGGER {steps.capture_triggers(dsn, 'of_faulty')[0]}")
+    # The last generation is that of the last index.
+    body = "SELECT 1 / ((SELECT max(id) FROM roir.generation) - generation) * 0"
+    settings = "LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp"
+    run_sql(
+        dsn, f"CREATE OR REPLACE FUNCTION roir.view_faults(generation bigint) RETURNS bigint {settings} AS '{body}'"
+    )
+    with closing(steps.session(dsn)) as user:
+        sql(user, "ALTER VIEW public.locked SET SCHEMA public")
+        seen = Scrape(database)
+    assert [seen.one("roir_capture_faults", index=f"public.{name}") for name in ("ix", "faulty")] == [0, 1]
+    assert seen.one("roir_problem", part="capture", reason="locked", index="public.locked") == 1
+    assert seen.one("roir_problem", part="capture", reason="error", index="public.failing") == 1
+    assert len(seen.values("roir_capture_faults")) == len(seen.values("roir_problem")) == 2
 
 
 @pytest.mark.sample(0)

@@ -16,35 +16,26 @@ from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 # More to look for beside faults, of an operation's index.
 More = Callable[[Connection, int], list[str]]
 
-
-def warnings_at_once(connection: Connection, operation_id: int, index: str, *more: More) -> list[str]:
-    """As `faults.warnings`, for one index, but waits for no lock, though definitions of views and bounds are read under
-    one.
-
-    more: other looks at the operation's index, which need not find faults.
-    If another session has an exclusive lock on the table or the view, a line says that they weren't checked.
-    """
-    savepoint = connection.begin_nested()
-    try:
-        execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
-        return [
-            *faults.warnings(connection, operation_id),
-            *(line for look in more for line in look(connection, operation_id)),
-        ]
-    except DBAPIError as error:
-        if sqlstate(error) != LOCK_TIMEOUT:
-            raise
-        return [
-            f"index {index}: can't be checked now, since a session holds a lock on its table or its view; look again "
-            "when that is released"
-        ]
-    finally:
-        savepoint.rollback()
+LOCKED = (
+    "index {index}: can't be checked now, since a session holds a lock on its table or its view; look again when that "
+    "is released"
+)
 
 
 def warnings_of_many(connection: Connection, asked: Mapping[int, tuple[int, str]], *more: More) -> dict[int, list[str]]:
-    """As `warnings_at_once`, by index id. asked: for each index id its newest operation and its name."""
-    found: dict[int, list[str]] = {}
+    """As `faults.warnings`, for each of these indexes, but waits for no lock.
+
+    asked: for each index id its newest operation and its name. more: other looks at that operation's index, which need
+    not find faults. If another session has an exclusive lock on a table or a view, a line says that its index wasn't
+    checked: definitions of views and bounds are read under a lock.
+    """
+    found = at_once(connection, {one: operation for one, (operation, _) in asked.items()}, *more)
+    return {one: [LOCKED.format(index=asked[one][1])] if lines is None else lines for one, lines in found.items()}
+
+
+def at_once(connection: Connection, asked: Mapping[int, int], *more: More) -> dict[int, list[str] | None]:
+    """As `warnings_of_many`, but None for an index that another session locks. asked: operations by index id."""
+    found: dict[int, list[str] | None] = {}
     ids = list(asked)
     # The definitions of views are read under locks, which last until the end of a savepoint.
     for first in range(0, len(ids), AT_ONCE):
@@ -53,24 +44,31 @@ def warnings_of_many(connection: Connection, asked: Mapping[int, tuple[int, str]
 
 
 def _together(
-    connection: Connection, asked: Mapping[int, tuple[int, str]], more: tuple[More, ...]
-) -> dict[int, list[str]]:
-    """The warnings of some indexes. If a look at one of them fails, each half of them is looked at apart."""
+    connection: Connection, asked: Mapping[int, int], more: tuple[More, ...], again: bool = True
+) -> dict[int, list[str] | None]:
+    """The warnings of some indexes. If a look at one of them fails, each half of them is looked at apart.
+
+    again: if DDL of others drops a relation of a single index during the look, repeat the look.
+    """
     ids = list(asked)
-    if len(ids) == 1:
-        operation_id, name = asked[ids[0]]
-        return {ids[0]: warnings_at_once(connection, operation_id, name, *more)}
     savepoint = connection.begin_nested()
     try:
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
         subjects = faults.subjects(connection, ids)
-        looks = [partial(_look, of=subjects[one], operation_id=asked[one][0], more=more) for one in ids]
+        looks = [partial(_look, of=subjects[one], operation_id=asked[one], more=more) for one in ids]
         return dict(zip(ids, side_by_side(connection, looks), strict=True))
     except DBAPIError as error:
-        if sqlstate(error) != LOCK_TIMEOUT and not has_vanished(error):
+        is_locked = sqlstate(error) == LOCK_TIMEOUT
+        if not is_locked and not has_vanished(error):
+            raise
+        if len(ids) == 1 and is_locked:
+            return {ids[0]: None}
+        if len(ids) == 1 and not again:
             raise
     finally:
         savepoint.rollback()
+    if len(ids) == 1:
+        return _together(connection, asked, more, again=False)
     half = len(ids) // 2
     first, second = ({one: asked[one] for one in some} for some in (ids[:half], ids[half:]))
     return _together(connection, first, more) | _together(connection, second, more)

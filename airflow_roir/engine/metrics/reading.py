@@ -23,10 +23,11 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine.control.sign_of_life import HEARTBEAT_FRESH_S
 from airflow_roir.engine.database import Database, execute, said, sqlstate
-from airflow_roir.engine.health import faults
+from airflow_roir.engine.health import in_passing
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.metrics.families import FAMILIES, Samples
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.side_by_side import AT_ONCE
 from airflow_roir.engine.snapshot import shards
 from airflow_roir.engine.snapshot.index import GONE
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
@@ -241,14 +242,26 @@ class _Look:
         gone: dict[int, int] = defaultdict(int)
         for lost in execute(self._connection, GONE, {"indexes": [row.id for row in indexes]}):
             gone[lost.index_id] += 1
-        for row in indexes:
-            if row.newest is not None:
-                index = _index_name(row)
-                self._part("capture", partial(self._capture, row, index, gone[row.id]), index)
+        looked_at = [row for row in indexes if row.newest is not None]
+        for first in range(0, len(looked_at), AT_ONCE):
+            some = looked_at[first : first + AT_ONCE]
+            self._part("capture", partial(self._capture, some, gone))
 
-    def _capture(self, row: Row[Any], index: str, gone: int) -> None:
-        warnings = faults.warnings(self._connection, row.newest)
-        self._samples.add("roir_capture_faults", len(warnings) + gone, index)
+    def _capture(self, some: Sequence[Row[Any]], gone: Mapping[int, int]) -> None:
+        try:
+            found = in_passing.at_once(self._connection, {row.id: row.newest for row in some})
+        except DBAPIError as error:
+            if len(some) == 1 or error.connection_invalidated or sqlstate(error) == CANCELLED:
+                raise
+            for row in some:
+                self._part("capture", partial(self._capture, [row], gone), _index_name(row))
+            return
+        for row in some:
+            lines, index = found[row.id], _index_name(row)
+            if lines is None:
+                self._samples.add("roir_problem", 1, index, "capture", "locked")
+            else:
+                self._samples.add("roir_capture_faults", len(lines) + gone[row.id], index)
 
     def _operations(self) -> None:
         shown = rows(self._connection, execute(self._connection, OPERATIONS).scalars().all())

@@ -133,7 +133,7 @@ def _doubt(connection: Connection, index_id: int) -> str:
         return ""
     # Without waiting: another session may lock the view for long.
     name = operations.index_name(execute(connection, NAME, {"index": index_id}).one())
-    return "; ".join(in_passing.warnings_at_once(connection, newest.id, str(name)))
+    return "; ".join(in_passing.warnings_of_many(connection, {index_id: (newest.id, str(name))})[index_id])
 
 
 def correlation(connection: Connection, source: Source) -> float:

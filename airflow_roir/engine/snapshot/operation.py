@@ -18,7 +18,7 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine.compact.progress import Standing, standings
 from airflow_roir.engine.control import long_pause, operations, sign_of_life
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.health.in_passing import warnings_at_once
+from airflow_roir.engine.health.in_passing import warnings_of_many
 from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema.schema import check_schema
@@ -218,6 +218,8 @@ SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE i.dropped_at IS NULL AND (%(index)s IS NULL OR i.id = %(index)s) GROUP BY i.id
 """
 
+INDEX_OF = "SELECT id, index_id FROM roir.operation WHERE id = ANY (%(ids)s)"
+
 
 def status(database: Database, index: str | None = None) -> list[OperationStatus]:
     """The latest operation of one index, or of each index that isn't dropped, with the warnings of published indexes.
@@ -226,11 +228,14 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
     """
     with database.transaction() as connection:
         check_schema(connection)
-        found = None if index is None else operations.find_index(connection, parse_name(index, "index")).id
-        return [
-            replace(one, warnings=tuple(warnings_at_once(connection, one.operation_id, one.index, still_hidden)))
-            for one in newest(connection, found)
-        ]
+        found = newest(
+            connection, None if index is None else operations.find_index(connection, parse_name(index, "index")).id
+        )
+        rows = execute(connection, INDEX_OF, {"ids": [one.operation_id for one in found]})
+        index_of = {row.id: row.index_id for row in rows}
+        asked = {index_of[one.operation_id]: (one.operation_id, one.index) for one in found}
+        warnings = warnings_of_many(connection, asked, still_hidden)
+        return [replace(one, warnings=tuple(warnings[index_of[one.operation_id]])) for one in found]
 
 
 def operation_status(database: Database, operation_id: int) -> OperationStatus:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.as_json import plain_fields
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.verify.counts import Counts, counted_in
 
 # The newest verification that has ended of the generation that readers see: one of an older generation doesn't count.
 VERIFIED = """
@@ -22,8 +23,8 @@ SELECT DISTINCT ON (v.index_id) v.index_id, v.finished_at AS at, v.rows, v.missi
 """
 
 
-@dataclass(frozen=True)
-class Verified:
+@dataclass(frozen=True, kw_only=True)
+class Verified(Counts):
     """The last verification of the generation that readers see.
 
     at: when it ended.
@@ -38,19 +39,8 @@ class Verified:
 
     at: datetime
     rows: int
-    missing: int
-    extra: int
-    different: int
-    corrupt: int
-    damaged: int
-    duplicate: int
     repaired: int
     part: str
-
-    @property
-    def found(self) -> int:
-        """The number of all discrepancies."""
-        return self.missing + self.extra + self.different + self.corrupt + self.damaged + self.duplicate
 
     @property
     def wrong(self) -> int:
@@ -78,5 +68,4 @@ def _verified(row: Row[Any]) -> Verified:
     part = "all"
     if not row.complete:
         part = "sample" if row.options.get("sample") else "slice" if row.options.get("slices") else "time limit"
-    kinds = row.missing, row.extra, row.different, row.corrupt, row.damaged, row.duplicate
-    return Verified(row.at, row.rows, *kinds, row.mended, part)
+    return Verified(at=row.at, rows=row.rows, repaired=row.mended, part=part, **counted_in(row))

@@ -11,6 +11,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.verify import record
+from airflow_roir.engine.verify.counts import KINDS, Counts, counted_in
 from airflow_roir.errors import NotFound
 from airflow_roir.quantity import counted
 
@@ -25,14 +26,10 @@ SELECT v.*, i.schema_name, i.name, g.entry
 FIRST_FOUND = "SELECT * FROM roir.discrepancy WHERE verification_id = %(verification)s ORDER BY id LIMIT %(most)s"
 
 
-@dataclass(frozen=True)
-class VerifyReport:
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport(Counts):
     """The results of a verification. rows, entries: of source and index, that were read.
 
-    different: the entry exists, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
-    or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell;
-    or the view is wrong.
-    duplicate: rows of a unique index without an entry, since another row has their key.
     mended: discrepancies that were repaired, or that were right when the repair looked again. complete: False if a
     sample, a slice or a time limit left something out.
     """
@@ -42,20 +39,9 @@ class VerifyReport:
     mode: str
     rows: int
     entries: int
-    missing: int
-    extra: int
-    different: int
-    corrupt: int
-    damaged: int
-    duplicate: int
     mended: int
     complete: bool
     first: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def found(self) -> int:
-        """The number of all discrepancies."""
-        return self.missing + self.extra + self.different + self.corrupt + self.damaged + self.duplicate
 
     @property
     def is_exact(self) -> bool:
@@ -64,9 +50,8 @@ class VerifyReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with the counts first."""
-        counts = ("missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended")
         facts = asdict(self)
-        return {name: facts.pop(name) for name in counts} | facts
+        return {name: facts.pop(name) for name in (*KINDS, "mended")} | facts
 
     def __str__(self) -> str:
         """The counts in one line."""
@@ -91,12 +76,7 @@ def report(database: Database, verification_id: int) -> VerifyReport:
             mode=row.mode,
             rows=row.rows,
             entries=row.entries,
-            missing=row.missing,
-            extra=row.extra,
-            different=row.different,
-            corrupt=row.corrupt,
-            damaged=row.damaged,
-            duplicate=row.duplicate,
+            **counted_in(row),
             mended=row.mended,
             complete=bool(row.complete),
             first=tuple(_named(one, Entry.from_json(row.entry)) for one in first),
