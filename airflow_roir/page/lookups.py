@@ -9,10 +9,12 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.compact.segment import Segment, worst_first
+from airflow_roir.engine.control.long_pause import long_pauses
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.snapshot.operation import ABANDONED, rows
+from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
 from airflow_roir.engine.snapshot.words import State, state_of
 from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
+from airflow_roir.operation import Status
 from airflow_roir.page import databases
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.continuing import continuation
@@ -87,7 +89,18 @@ def progress_of(connection_id: str, operation: int) -> dict[str, Any]:
 
     with databases.reading(connection_id) as database:
         one = progress(database, operation_id=operation)
-    return one.as_dict(whole=True) | {"state": shown_state(state_of(one))}
+        warned = warnings_of(database, [one])
+    return one.as_dict(whole=True) | {"state": shown_state(state_of(one)), "long_pause": warned.get(operation)}
+
+
+def warnings_of(database: Database, ones: Sequence[OperationStatus]) -> dict[int, str]:
+    """The warnings of those that are paused or abandoned for long."""
+    left = [one.operation_id for one in ones if one.status in (Status.PAUSED, ABANDONED)]
+    if not left:
+        return {}
+    with database.transaction() as connection:
+        found = long_pauses(connection, left[0] if len(left) == 1 else None)
+    return {one.operation_id: one.text for one in found}
 
 
 def shown_state(state: State) -> dict[str, str]:
@@ -136,9 +149,11 @@ def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dic
     with database.transaction() as connection:
         shown = rows(connection, ids)
         by = {row.id: row.created_by for row in execute(connection, created, {"ids": list(ids)})}
+    warned = warnings_of(database, shown)
     return {
         one.operation_id: {
-            "state_of_operation": shown_state(state_of(one)) | {"kind": one.kind},
+            "state_of_operation": shown_state(state_of(one))
+            | {"kind": one.kind, "long_pause": warned.get(one.operation_id)},
             "continues": continuation(connection_id, one.index, one.kind, by[one.operation_id])
             if one.status == ABANDONED
             else None,

@@ -1,6 +1,6 @@
 // Rows that share a key of a unique index: read only when somebody opens the list, some at a time.
 
-import { DASH, count, el, get, many, put, time } from "./page.js";
+import { DASH, count, el, get, holdFocus, many, off, put, time } from "./page.js";
 
 export class Duplicates {
   /** address: gives where to ask, with what is to be added. */
@@ -21,7 +21,7 @@ export class Duplicates {
       el("thead", {}, el("tr", {}, ...["Key", "Primary key", "Partition", "Found", "Healed"].map((text) => el("th", { scope: "col", text })))),
       this.body,
     );
-    this.node = el("details", { class: "panel", hidden: true, ontoggle: () => this.node.open && this.key !== this.read_for && this.restart() }, this.summary, this.what, el("div", { class: "scrolls" }, this.table), this.more, this.said);
+    this.node = el("details", { class: "panel", hidden: true, ontoggle: () => this.node.open && this.key !== this.read_for && this.restart() }, this.summary, this.what, el("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Rows that share a key" }, this.table), this.more, this.said);
   }
 
   show(p) {
@@ -48,20 +48,20 @@ export class Duplicates {
 
   async read() {
     const of = this.read_for;
-    this.more.disabled = true;
+    off(this.more, true);
     try {
       const { groups, last } = await get(this.address({ after: String(this.after) }));
       // It was asked again meanwhile.
       if (of !== this.read_for) return;
       for (const group of groups) this.body.append(...rowsOf(group));
       this.after = groups.at(-1)?.id ?? this.after;
-      this.more.hidden = last;
+      holdFocus(this.node, () => (this.more.hidden = last), () => [this.summary]);
       put(this.said, "");
     } catch (refusal) {
       put(this.said, refusal.message);
       this.more.hidden = false;
     } finally {
-      this.more.disabled = false;
+      off(this.more, false);
     }
   }
 }

@@ -1,7 +1,7 @@
 // Why tasks of a run failed: their messages, their logs, and the way to try again.
 
 import { keep } from "./draw.js";
-import { clock, el, link, mark, part, put, question, trigger } from "./page.js";
+import { clock, el, link, mark, off, part, put, question, say, trigger } from "./page.js";
 import { textsOf } from "./values.js";
 
 /** The failed tasks of a run, below each other. */
@@ -12,10 +12,11 @@ export class Failures {
     this.again = el("button", { type: "button", text: "Trigger again", onclick: () => this.ask() });
     this.asks = el("div", { class: "asks" });
     this.said = el("p", { class: "said", role: "status", hidden: true });
+    this.spoken = "";
     this.node = el(
       "section",
       { class: "panel of-failures", "aria-labelledby": "failures-title", hidden: true },
-      el("header", {}, (this.title = el("h2", { id: "failures-title" })), this.again),
+      el("header", {}, (this.title = el("h2", { id: "failures-title", tabindex: -1 })), this.again),
       this.said,
       this.asks,
       this.list,
@@ -37,9 +38,17 @@ export class Failures {
         put(item.children[0], `${one.text}.`.replace(/([.?!])\.$/, "$1"));
         put(item.children[1], one.message ?? "");
         item.children[1].hidden = !one.message;
+        // By its keys it can be scrolled.
+        const scrolls = item.children[1].scrollHeight > item.children[1].clientHeight + 1;
+        mark(item.children[1], "tabindex", scrolls ? 0 : null);
+        mark(item.children[1], "role", scrolls ? "group" : null);
+        mark(item.children[1], "aria-label", scrolls ? `Message of ${one.task_id}` : null);
         this.showRest(item.children[2], one, run);
       },
     );
+    const words = failures.map((one) => one.text).join(". ");
+    if (words && words !== this.spoken) say(words);
+    this.spoken = words;
   }
 
   /** When it was, when the next try is, and the log. The nodes stay as long as they say the same. */
@@ -60,7 +69,7 @@ export class Failures {
     const { again: { dag_id: dag, conf }, run } = this.content;
     const close = () => {
       this.asks.replaceChildren();
-      this.again.focus();
+      (this.again.checkVisibility() ? this.again : this.title).focus();
     };
     const values = textsOf(run.values).map(([name, text]) => `${name}=${text}`);
     this.asks.replaceChildren(
@@ -76,7 +85,7 @@ export class Failures {
 
   /** Trigger a run with the same values, by the user's own rights. */
   async trigger(dag, conf) {
-    this.again.disabled = true;
+    off(this.again, true);
     this.said.hidden = false;
     try {
       const run = await trigger(dag, conf);
@@ -86,7 +95,7 @@ export class Failures {
       put(this.said, `No run of ${dag} could be triggered: ${refusal.message}`);
       mark(this.said, "data-wrong", "true");
     } finally {
-      this.again.disabled = false;
+      off(this.again, false);
     }
   }
 }

@@ -4,14 +4,14 @@ import { keep } from "./draw.js";
 import { SegmentList } from "./segments.js";
 import { SetUp } from "./setup.js";
 import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
-import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, share, since, trigger } from "./page.js";
+import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, holdFocus, link, many, mark, off, part, put, question, say, share, since, trigger } from "./page.js";
 
 followTheme();
 const main = document.getElementById("main");
 const stale = banner(main);
-const title = el("h1", { text: "Indexes" });
+const title = el("h1", { text: "Indexes", tabindex: -1 });
 const sum = el("p", { class: "source" });
-const filter = el("input", { type: "search", placeholder: "Filter by name or table", "aria-label": "Filter by name or table", oninput: () => last && draw(last) });
+const filter = el("input", { type: "search", placeholder: "Filter by name or table", "aria-label": "Filter by name or table", oninput: () => last && (draw(last), sayFound()) });
 const said = el("p", { class: "said", role: "status" });
 const list = el("div", { class: "databases" });
 const STATE = { published: "Published", building: "Building", "not published": "Not published" };
@@ -40,6 +40,15 @@ const poll = new Poll({
     stale.old(reason, since, gone);
   },
 });
+
+let found = 0;
+let telling = null;
+
+/** How many the filter leaves, once the user has typed. */
+function sayFound() {
+  clearTimeout(telling);
+  telling = setTimeout(() => say(`The filter leaves ${many(found, "index", "indexes")}`), 700);
+}
 
 function draw(content) {
   const all = content.databases.flatMap((one) => one.indexes);
@@ -73,6 +82,7 @@ function draw(content) {
     put(section.empty, shown.length || database.trouble ? "" : wanted ? "No index matches the filter." : "No index yet. Trigger rebuild_index to build one.");
     return section.node;
   });
+  found = seen.size;
   for (const key of cards.keys()) if (!seen.has(key) && !wanted) cards.delete(key);
   const first = all.length === 0;
   const bare = first ? (content.bare ?? []).map(bareOf) : [];
@@ -149,7 +159,9 @@ function noteOn({ trouble, indexes, as_of: from }) {
 
 class Card {
   constructor() {
-    this.name = el("h3");
+    this.name = el("h3", { tabindex: -1 });
+    // A button is of its verb as long as it is there: what has the focus doesn't become another.
+    this.verbs = new Map();
     this.chip = el("span", { class: "chip" });
     this.source = el("p", { class: "source" });
     this.now = el("p", { class: "source" });
@@ -167,16 +179,16 @@ class Card {
       this.asks,
       this.warnings,
       this.facts,
+      (this.queries = el("ol", { class: "list", "aria-label": "How to query it" })),
       this.shards.node,
       this.segments.node,
-      (this.queries = el("ol", { class: "list", "aria-label": "How to query it" })),
       (this.unfolds = el(
         "details",
         {},
         (this.summary = el("summary")),
-        el(
+        (this.region = el(
           "div",
-          { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Generations" },
+          { class: "scrolls", tabindex: 0, role: "region" },
           el(
             "table",
             {},
@@ -184,13 +196,15 @@ class Card {
             el("thead", {}, el("tr", {}, ...["State", "Size", "Published", "Replaced", "Kept until"].map((text) => el("th", { scope: "col", text })))),
             this.generations,
           ),
-        ),
+        )),
       )),
     );
   }
 
   show(index, connection, content, from) {
     put(this.name, index.index);
+    mark(this.node, "aria-label", index.index);
+    mark(this.region, "aria-label", `Generations of ${index.index}`);
     // A first build is all that there is of an index: its state is the index's.
     const doing = index.state_of_operation;
     const first = index.state === "building" ? doing : null;
@@ -207,7 +221,7 @@ class Card {
       this.now.hidden = !index.operation;
     }
     this.showButtons(index, connection, content);
-    const warnings = [...(index.warnings ?? []), ...warningsOfShards(index)];
+    const warnings = [...(doing?.long_pause ? [doing.long_pause] : []), ...(index.warnings ?? []), ...warningsOfShards(index)];
     keep(this.warnings, warnings, () => el("li"), (item, text) => put(item, text));
     this.warnings.hidden = warnings.length === 0;
     this.shards.show(index);
@@ -290,18 +304,15 @@ class Card {
         yes: () => start(dags.control, { ...conf, action: "revert", reason: "on the page Indexes" }),
       },
     ].filter(Boolean);
-    keep(
-      this.buttons,
-      actions,
-      () => el("button", { type: "button" }),
-      (button, action) => {
-        put(button, action.verb);
-        mark(button, "aria-label", `${action.verb} ${index.index}`);
-        button.disabled = action.off;
-        mark(button, "title", action.off ? "This index has an unfinished operation" : null);
-        button.onclick = () => ask(this.asks, button, action);
-      },
-    );
+    const buttons = actions.map((action) => {
+      const button = this.verbs.get(action.verb) ?? el("button", { type: "button", text: action.verb });
+      this.verbs.set(action.verb, button);
+      mark(button, "aria-label", `${action.verb} ${index.index}`);
+      off(button, action.off, "This index has an unfinished operation");
+      button.onclick = () => ask(this.asks, button, action, this.name);
+      return button;
+    });
+    holdFocus(this.buttons, () => keepNodes(this.buttons, buttons), () => [this.name]);
   }
 }
 
@@ -337,12 +348,13 @@ function factsOf(index) {
 }
 
 /** The page of the DAG run that drives an index's operation. */
-const runOf = ({ run }) => run && link("Watch it", `dags/${part(run.dag_id)}/runs/${part(run.run_id)}/plugin/index-build`);
+const runOf = ({ index, run }) =>
+  run && link("Watch it", `dags/${part(run.dag_id)}/runs/${part(run.run_id)}/plugin/index-build`, { "aria-label": `Watch it: ${index}` });
 
-function ask(place, back, what) {
+function ask(place, back, what, instead = title) {
   const close = () => {
     place.replaceChildren();
-    back.focus();
+    (back.checkVisibility() ? back : instead).focus();
   };
   place.replaceChildren(question({ ...what, close }));
 }
@@ -354,7 +366,6 @@ async function start(dag, conf) {
     const id = run.dag_run_id;
     said.replaceChildren(`${dag} is triggered. `, link("See its run", `dags/${part(dag)}/runs/${part(id)}`));
     mark(said, "data-wrong", null);
-    say(`${dag} is triggered`);
   } catch (refusal) {
     put(said, refusal instanceof Refused ? refusal.message : String(refusal));
     mark(said, "data-wrong", "true");

@@ -1,7 +1,7 @@
 // The page Index build of a run without an operation.
 
 import { Failures } from "./failures.js";
-import { el, link, mark, put } from "./page.js";
+import { el, link, mark, put, say } from "./page.js";
 import { Values } from "./values.js";
 
 export const NOTHING = "nothing";
@@ -12,7 +12,7 @@ export class Nothing {
     this.key = NOTHING;
     this.failures = new Failures();
     this.values = new Values();
-    this.title = el("h1");
+    this.title = el("h1", { tabindex: -1 });
     this.text = el("p");
     this.more = el("div");
     this.node = el("article", {}, el("div", { class: "empty" }, this.title, this.text, this.more), this.failures.node, this.values.node);
@@ -27,11 +27,18 @@ export class Nothing {
     put(this.text, waits ? "This page shows the build as soon as the run has prepared one." : this.ended(content, failed));
     this.text.hidden = !this.text.textContent;
     mark(this.node, "class", failed ? "of-failed-run" : null);
-    this.more.replaceChildren(
-      ...(run.switch_off && waits ? [el("p", { text: `The switch of DAG ${run.dag_id} is off. Turn it on: until then Airflow starts no task of this run.` })] : []),
-      ...troubles.map((text) => el("p", { class: "faint", text: `Not searched: ${text}.` })),
-      el("p", {}, link("All indexes", "plugin/indexes")),
-    );
+    const rest = [run.switch_off && waits, ...troubles].join();
+    // Its link keeps the focus.
+    if (this.rest !== rest) {
+      this.more.replaceChildren(
+        ...(run.switch_off && waits ? [el("p", { text: `The switch of DAG ${run.dag_id} is off. Turn it on: until then Airflow starts no task of this run.` })] : []),
+        ...troubles.map((text) => el("p", { class: "faint", text: `Not searched: ${text}.` })),
+        el("p", {}, link("All indexes", "plugin/indexes")),
+      );
+      this.rest = rest;
+    }
+    if (this.spoken !== this.title.textContent) say(this.title.textContent);
+    this.spoken = this.title.textContent;
     this.failures.show(content);
     this.values.show(failures.length > 0 || wantsIndex(content) ? run.values : {});
   }
@@ -45,6 +52,10 @@ export class Nothing {
   }
 
   leave() {}
+
+  takeFocus() {
+    this.title.focus();
+  }
 }
 
 const wantsIndex = ({ run, looked_in: ids }) => !ids?.length && Boolean(run.values?.index);

@@ -25,6 +25,32 @@ export function mark(node, name, value) {
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
+/**
+ * Switch a button off, or on again. It keeps the focus, and a reader of the page hears of it and why; a click does nothing.
+ */
+export function off(button, isOff, why = null) {
+  mark(button, "aria-disabled", isOff ? "true" : null);
+  mark(button, "title", isOff ? why : null);
+}
+
+addEventListener(
+  "click",
+  (event) => {
+    if (!event.target.closest?.("[aria-disabled=true]")) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  },
+  true,
+);
+
+/** Have `change` done. If it takes the focus away from within `node`, the first of `next()` that is shown gets it. */
+export function holdFocus(node, change, next) {
+  const held = node.contains(document.activeElement) ? document.activeElement : null;
+  change();
+  // It was moved, or is gone.
+  if (held) (held.checkVisibility() ? held : next().find((one) => one.checkVisibility()))?.focus();
+}
+
 // --- figures
 
 const whole = new Intl.NumberFormat("en");
@@ -281,12 +307,15 @@ export class Poll {
 
 /** The banner that says since when the figures are old. */
 export function banner(main) {
-  const node = el("div", { class: "banner", role: "alert", hidden: true });
+  // The age changes at each try: only the reason is read aloud.
+  const why = el("span", { role: "alert" });
+  const age = el("span");
+  const node = el("section", { class: "banner", "aria-label": "Old figures", hidden: true }, why, age);
   main.before(node);
   return {
     old(reason, moment, gone = false) {
-      const from = moment ? ` These figures are from ${since(moment)}.` : "";
-      put(node, `${/[.!?]$/.test(reason) ? reason : `${reason}.`}${from}${gone ? "" : " Trying again …"}`.replace(/^./, (first) => first.toUpperCase()));
+      put(why, (/[.!?]$/.test(reason) ? reason : `${reason}.`).replace(/^./, (first) => first.toUpperCase()));
+      put(age, `${moment ? ` These figures are from ${since(moment)}.` : ""}${gone ? "" : " Trying again …"}`);
       node.hidden = false;
       main.classList.add("stale");
     },
@@ -297,13 +326,28 @@ export function banner(main) {
   };
 }
 
-/** Say something to a screen reader, once. */
+let unsaid = [];
+
+/** Say something to a screen reader, once; together with what else is to be said now. */
 export function say(text) {
-  const news = document.getElementById("news");
-  put(news, text);
+  unsaid.push(text);
+  if (unsaid.length > 1) return;
+  queueMicrotask(() => {
+    put(document.getElementById("news"), unsaid.join(". "));
+    unsaid = [];
+  });
 }
 
 let questions = 0;
+
+/** Keep the focus within a question: from its last part Tab goes to the first. */
+function turn(event, form) {
+  const parts = [...form.querySelectorAll("input, button")];
+  const edge = event.shiftKey ? parts[0] : parts.at(-1);
+  if (document.activeElement !== edge) return;
+  event.preventDefault();
+  (event.shiftKey ? parts.at(-1) : parts[0]).focus();
+}
 
 /** A question within the page: the frame has no dialogs. Returns the node; `yes(value)` gets the text of its field. */
 export function question({ title, text, field, value = "", yes, verb, danger = false, close }) {
@@ -323,7 +367,10 @@ export function question({ title, text, field, value = "", yes, verb, danger = f
         close();
         yes(input ? input.value.trim() : "");
       },
-      onkeydown: (event) => event.key === "Escape" && close(),
+      onkeydown: (event) => {
+        if (event.key === "Escape") close();
+        if (event.key === "Tab") turn(event, form);
+      },
     },
     el("h2", { id: `${id}-title`, text: title }),
     el("p", { id: `${id}-text`, text }),

@@ -7,7 +7,7 @@ import { NOTHING, Nothing } from "./nothing.js";
 import { Shards } from "./shards.js";
 import { Throttle } from "./throttle.js";
 import { Values } from "./values.js";
-import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, short, trigger } from "./page.js";
+import { DASH, Poll, banner, clock, count, duration, el, followTheme, holdFocus, link, many, mark, off, part, put, question, say, send, short, trigger } from "./page.js";
 
 followTheme();
 const asked = new URLSearchParams(location.search);
@@ -54,11 +54,14 @@ const poll = new Poll({
     }
     // Operations of two databases may have one number: an open question must not be answered for the other.
     const key = content.progress ? JSON.stringify([content.chosen.connection, content.progress.operation_id]) : NOTHING;
-    if (page?.key !== key) {
+    const had = main.contains(document.activeElement);
+    const isNew = page?.key !== key;
+    if (isNew) {
       page = content.progress ? new Build(key) : new Nothing();
       main.replaceChildren(page.node);
     }
     page.show(content);
+    if (isNew && had) page.takeFocus();
   },
   old: (reason, since, gone) => {
     mark(main, "aria-busy", null);
@@ -99,7 +102,7 @@ class Build {
     this.buttons = el("div", { class: "tabs" });
     this.tabs = el("nav", { class: "operations", "aria-label": "Operations of this run", hidden: true }, this.choice, this.buttons);
     this.eyebrow = el("p", { class: "eyebrow" });
-    this.name = el("h1");
+    this.name = el("h1", { tabindex: -1 });
     this.source = el("p", { class: "source" });
     this.chip = el("span", { class: "chip" });
     this.asks = el("div", { class: "asks" });
@@ -112,7 +115,7 @@ class Build {
     this.notes = el("div", { class: "notes" });
     this.pauseButton = el("button", { type: "button", class: "main", text: "Pause", onclick: () => this.askPause() });
     this.resumeButton = el("button", { type: "button", class: "main", text: "Resume", onclick: () => this.change("resume") });
-    this.continueButton = el("button", { type: "button", class: "main", text: "Continue", title: "Triggers a run that continues the operation", onclick: () => this.goOn() });
+    this.continueButton = el("button", { type: "button", class: "main", text: "Continue", onclick: () => this.goOn() });
     this.abortButton = el("button", { type: "button", class: "quiet-danger", text: "Abort", onclick: () => this.askAbort() });
     this.cleanUpButton = el("button", { type: "button", text: "Clean up now", onclick: () => this.cleanUp() });
     this.fewer = el("button", { type: "button", "aria-label": "One worker fewer", text: "−", onclick: () => this.step(-1) });
@@ -198,6 +201,21 @@ class Build {
   }
 
   show(content) {
+    holdFocus(this.node, () => this.draw(content), () => this.nextFocus());
+  }
+
+  /** What can be done now; else the name. */
+  nextFocus() {
+    return [...this.controls.children, this.name];
+  }
+
+  /** The user has chosen another operation, or it is another one now. */
+  takeFocus() {
+    const tab = this.choice.hidden ? this.buttons.querySelector("[aria-current]") : this.choice;
+    (chosen && tab?.checkVisibility() ? tab : this.name).focus();
+  }
+
+  draw(content) {
     this.content = content;
     this.shownAt = new Date();
     const { progress: p, run, chosen: one } = content;
@@ -212,6 +230,7 @@ class Build {
     put(this.chip, word);
     put(this.percent, `${p.percent_complete.toFixed(1)} %`);
     mark(this.meter, "aria-valuenow", Math.floor(p.percent_complete));
+    mark(this.meter, "aria-valuetext", `${Math.floor(p.percent_complete)} %, ${word}`);
     mark(this.meter, "data-status", state);
     this.fill.style.width = `${p.percent_complete}%`;
     this.phases.show(p.phases ?? []);
@@ -274,6 +293,7 @@ class Build {
     }
     const held = p.held_up;
     if (p.notice && p.notice !== held?.text) notes.push(["warn", p.notice]);
+    if (p.long_pause) notes.push(["warn", p.long_pause]);
     if (p.worth && !OVER.includes(p.status)) notes.push(["info", `Will it pay? ${p.worth}.`]);
     const text = held && held.by !== "nothing" && !OVER.includes(p.status) ? held.text || held.by : "";
     this.held.hidden = !text;
@@ -325,19 +345,19 @@ class Build {
     this.resumeButton.hidden = !can || !paused || goesOn;
     this.continueButton.hidden = !goesOn;
     // The switch that paused it would pause it again.
-    this.resumeButton.disabled = this.busy || (bySwitch && run.switch_off);
+    const bySwitchStill = Boolean(bySwitch && run.switch_off);
+    off(this.resumeButton, this.busy || bySwitchStill, bySwitchStill ? `Turn the switch of ${run.dag_id} on first` : null);
     this.abortButton.hidden = !can || ["completed", "aborting", "aborted"].includes(p.status);
-    this.pauseButton.disabled = this.continueButton.disabled = this.abortButton.disabled = this.cleanUpButton.disabled = this.busy;
+    for (const button of [this.pauseButton, this.continueButton, this.abortButton, this.cleanUpButton, this.limitButton, this.throttle.edit]) off(button, this.busy);
     const live = this.mayThrottle(this.content);
     // Where there is a throttle, its panel has the button.
     this.limitButton.hidden = !live || Boolean(p.governor);
-    this.limitButton.disabled = this.throttle.edit.disabled = this.busy;
     this.fewer.hidden = this.more.hidden = !live;
     const wanted = this.wanted ?? p.workers?.wanted ?? null;
     put(this.number, wanted === null ? DASH : many(wanted, "worker"));
     mark(this.number, "aria-busy", this.wanted === null ? null : "true");
-    this.fewer.disabled = wanted === null || wanted <= 1;
-    this.more.disabled = wanted === null || wanted >= 256;
+    off(this.fewer, wanted === null || wanted <= 1);
+    off(this.more, wanted === null || wanted >= 256);
   }
 
   showLists(p) {
@@ -401,7 +421,8 @@ class Build {
     const back = document.activeElement;
     const close = () => {
       this.asks.replaceChildren();
-      back?.focus?.();
+      // What was asked for may not be possible any more.
+      [back, ...this.nextFocus()].find((one) => one?.checkVisibility()).focus();
     };
     this.asks.replaceChildren(question({ ...what, close }));
   }

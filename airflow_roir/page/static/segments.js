@@ -1,7 +1,7 @@
 // The segments of an index, folded: what each takes, what it would take if it were built now, and who reads it.
 
 import { keep } from "./draw.js";
-import { DASH, bytes, count, duration, el, many, put, share } from "./page.js";
+import { DASH, bytes, count, duration, el, many, mark, put, share } from "./page.js";
 
 const DAY_MS = 86_400_000;
 // Of a bound, which may be a text of any length.
@@ -36,16 +36,17 @@ export class SegmentList {
       "details",
       {},
       this.summary,
-      el(
+      (this.region = el(
         "div",
-        { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Segments" },
+        { class: "scrolls", tabindex: 0, role: "region" },
         el("table", { class: "of-segments" }, el("caption", { class: "unseen", text: "Segments, those first that would give most back if they were built now" }), el("thead", {}, el("tr", {}, ...TITLES.map((text) => el("th", { scope: "col", text })))), this.rows),
-      ),
+      )),
       this.rest,
     );
   }
 
-  show({ segments: s }) {
+  show({ index, segments: s }) {
+    mark(this.region, "aria-label", `Segments of ${index}`);
     this.node.hidden = !s;
     if (!s) return;
     const free = s.needed === null ? null : Math.max(0, s.bytes - s.needed);

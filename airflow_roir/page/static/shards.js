@@ -35,7 +35,7 @@ class Shown {
     this.rows = el("tbody");
     this.table = el(
       "div",
-      { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Shards" },
+      { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Table of shards" },
       el("table", { class: "of-shards" }, el("caption", { class: "unseen", text: "Shards" }), el("thead", {}, el("tr", {}, ...titles.map((text) => el("th", { scope: "col", text })))), this.rows),
     );
   }
@@ -72,6 +72,7 @@ export class ShardList extends Shown {
   }
 
   show(index) {
+    mark(this.table, "aria-label", `Shards of ${index.index}`);
     const shards = shardsOf(index);
     this.node.hidden = shards.length === 0;
     put(this.summary, many(shards.length, "shard"));
