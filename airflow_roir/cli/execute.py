@@ -151,6 +151,8 @@ def _print_report(report: VerifyReport, as_json: bool) -> None:
             show(f"  {described(one)}")
         if report.found > len(report.first):
             show(f"  … and more: see the table roir.discrepancy, verification {report.verification_id}")
+        for line in report.warnings:
+            show(f"warning: {line}")
     if not report.is_exact:
         raise typer.Exit(1)
 

@@ -129,11 +129,11 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
 def _enforced(one: IndexFacts) -> str:
     if one.generation is None:
         return "not enforced yet"
-    if not one.apart:
-        return "enforced over all partitions"
-    if one.unique_since is None:
+    if one.unique_problem is not None or (one.apart and one.unique_since is None):
         problem = (one.unique_problem or "").replace("roir announce INDEX", f"roir announce {argument(one.index)}")
         return f"not enforced: {printable(problem)}"
+    if not one.apart:
+        return "enforced over all partitions"
     return f"enforced since {one.unique_since:%Y-%m-%d %H:%M} UTC over all shards"
 
 

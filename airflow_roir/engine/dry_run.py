@@ -224,8 +224,8 @@ def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
         )
     if not row.may:
         raise RightMissing(
-            f"index {name}: role {row.role} has no right to create in schema {quote(name.schema)}; "
-            f'run: GRANT CREATE ON SCHEMA {quote(name.schema)} TO "{row.role}"'
+            f"index {name}: role {quote(row.role)} has no right to create in schema {quote(name.schema)}; "
+            f"run: GRANT USAGE, CREATE ON SCHEMA {quote(name.schema)} TO {quote(row.role)}"
         )
 
 

@@ -76,9 +76,9 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
         ).one()
         if not may_create.may:
             raise InvalidInput(
-                f"role {may_create.role} has no right to create schemas in database {may_create.database}; "
-                f'the owner of the database can run: GRANT CREATE ON DATABASE "{may_create.database}" TO '
-                f'"{may_create.role}"'
+                f"role {quote(may_create.role)} has no right to create schemas in database "
+                f"{quote(may_create.database)}; the owner of the database can run: "
+                f"GRANT CREATE ON DATABASE {quote(may_create.database)} TO {quote(may_create.role)}"
             )
         before = set(execute(connection, RELATIONS).scalars())
         # Before the upgrade, which may create the schema.

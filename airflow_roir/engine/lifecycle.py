@@ -31,12 +31,13 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.new_operation import BegunOperation
 from airflow_roir.engine.control.run import Report, Run, driving, heartbeat, read_now, start_clock, start_run
 from airflow_roir.engine.control.shortage import persist
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, sqlstate
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.finalize import FOLD, PUBLISH
 from airflow_roir.engine.forecast import forecast, objections
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.locks.table_lock import DENIED
 from airflow_roir.engine.sessions.kept_session import KeptSession
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
@@ -196,6 +197,12 @@ def prepare(
         return preparing.prepare(database, definition, options, actor, report, forecast.lines)
     except (InvalidInput, NotFound) as refusal:
         raise objections.with_others(refusal, database, definition, options) from None
+    except DBAPIError as error:
+        if sqlstate(error) != DENIED:
+            raise
+        # The server's message names no remedy.
+        objections.raise_missing(database, definition, options)
+        raise
 
 
 def verify(

@@ -119,7 +119,7 @@ def _may_refresh(connection: Connection, source: Source) -> bool:
     if not installation.is_stale(connection, source):
         return False
     is_built = execute(connection, IS_BUILT, {"source": source.oid}).scalar_one()
-    return not (is_built and alterations.is_replaced(connection, source))
+    return not (is_built and alterations.is_replaced(connection, source.oid))
 
 
 def remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:

@@ -42,3 +42,5 @@ def log_report(log: Logger, report: VerifyReport) -> None:
         log.warning("%s", described(one))
     if report.found > len(report.first):
         log.warning("… and more: see the table roir.discrepancy, verification %s", report.verification_id)
+    for line in report.warnings:
+        log.warning("%s", line)

@@ -13,6 +13,7 @@ from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.verify import record
 from airflow_roir.options import VerifyOptions
+from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.following import Scene
 from tests.engine.steps import sql
@@ -84,6 +85,12 @@ def built_badly(scene: Scene) -> None:
     scene.do("DELETE FROM roir_data.g1 WHERE ctid = '(0,1)'")
 
 
+def handed_over(scene: Scene) -> None:
+    """Runs the SQL that `roir role-sql` prints, as a superuser."""
+    script = scene.do("worker>> roir role-sql {worker}")
+    run_sql(scene.dsn, script, script)
+
+
 def with_amcheck(scene: Scene) -> None:
     if not sql(steps.session(scene.dsn), "SELECT FROM pg_available_extensions WHERE name = 'amcheck'"):
         pytest.skip("this server has no contrib")
@@ -151,9 +158,16 @@ INIT: dict[str, Case] = {
         "GRANT CREATE, USAGE ON SCHEMA public TO {other}",
         starts="table",
         who="other",
-        fills=("{worker}",),
-        found=2,
-        take=(1,),
+    ),
+    "schema of a superuser": case(
+        "has no rights on the control schema, which the superuser",
+        BUILD,
+        *owned("worker"),
+        "GRANT CREATE, USAGE ON SCHEMA public TO {worker}",
+        starts="table",
+        who="worker",
+        take=(),
+        words=(handed_over,),
     ),
     "entries dropped": case(
         "schema roir_data was dropped, with the entries", "roir queue", "DROP SCHEMA roir_data CASCADE", ends=True

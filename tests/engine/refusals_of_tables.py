@@ -27,6 +27,15 @@ from tests.engine.refusals import (
     with_collation,
 )
 
+# A table of the worker, in a schema of another role.
+IN_S = "roir build public.w --table s.u --keys k"
+TABLE_IN_S = (
+    "CREATE SCHEMA s",
+    "CREATE TABLE s.u (id int PRIMARY KEY, k int)",
+    "INSERT INTO s.u SELECT i, i FROM generate_series(1, 50) i",
+    "ALTER TABLE s.u OWNER TO {worker}",
+)
+
 PARTITIONS = {
     "write to what is being attached": case(
         "Wait for roir attach-partition, or cancel the attach", TWICE, *LOADED, BEGIN_ATTACH, found=2, take=(1,)
@@ -233,6 +242,26 @@ UNSUITED = {
         f"REVOKE UPDATE ON {T} FROM {{worker}}",
         starts="table",
         who="worker",
+    ),
+    "no way into the schema": case(
+        "may not look into schema",
+        IN_S,
+        *WORKER,
+        *TABLE_IN_S,
+        starts="table",
+        who="worker",
+        whole=False,
+    ),
+    "owner has taken SELECT from itself": case(
+        "may not read",
+        IN_S,
+        *WORKER,
+        *TABLE_IN_S,
+        "GRANT USAGE ON SCHEMA s TO {worker}",
+        "REVOKE SELECT ON s.u FROM {worker}",
+        starts="table",
+        who="worker",
+        whole=False,
     ),
     "type not usable": case(
         "which the index's entries ",

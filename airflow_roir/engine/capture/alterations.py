@@ -46,6 +46,6 @@ def is_of_another(connection: Connection, source: Source) -> bool:
     return not captures.replaced and (bool(captures.of_another) or installation.lacks_rights(connection, source))
 
 
-def is_replaced(connection: Connection, source: Source) -> bool:
+def is_replaced(connection: Connection, source_oid: int) -> bool:
     """True if another function replaces a capture function: it may have missed writes."""
-    return bool(execute(connection, CAPTURES, {"source": source.oid}).one().replaced)
+    return bool(execute(connection, CAPTURES, {"source": source_oid}).one().replaced)

@@ -16,7 +16,8 @@ from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS, 
 
 # Only functions that belong to the extension: another function by that name could do anything.
 MEASURES = """
-SELECT quote_ident(n.nspname) AS schema,
+SELECT quote_ident(n.nspname) AS schema, quote_ident(current_user) AS role,
+       has_schema_privilege(n.oid, 'USAGE') AS reaches,
        (SELECT count(*) FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid
          WHERE d.classid = 'pg_proc'::regclass AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
            AND d.deptype = 'e' AND has_function_privilege(p.oid, 'EXECUTE') AND has_schema_privilege(n.oid, 'USAGE')
@@ -27,7 +28,7 @@ SELECT quote_ident(n.nspname) AS schema,
 REFUSED = "42501"
 NOT_THERE = "estimated, since the extension pgstattuple isn't installed"
 LOCKED = "estimated, since the tables are locked now"
-NOT_ALLOWED = "estimated, since this role may not use pgstattuple: GRANT pg_stat_scan_tables TO the role"
+NOT_ALLOWED = "estimated, since role {role} may not use pgstattuple: {grant}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def measure(
     """
     extension = execute(connection, MEASURES).first()
     if extension is None or not extension.readable:
-        return {}, dict.fromkeys(stores, NOT_THERE if extension is None else NOT_ALLOWED)
+        return {}, dict.fromkeys(stores, NOT_THERE if extension is None else _not_allowed(extension))
     measured: dict[int, Measured] = {}
     locked = held(connection, stores)
     why = dict.fromkeys(locked, LOCKED)
@@ -65,13 +66,20 @@ def measure(
             measured[oid] = _measure(connection, extension.schema, oid, trees)
         except DBAPIError as error:
             if sqlstate(error) == REFUSED:
-                return {}, dict.fromkeys(stores, NOT_ALLOWED)
+                return {}, dict.fromkeys(stores, _not_allowed(extension))
             if sqlstate(error) != LOCK_TIMEOUT:
                 raise
             why[oid] = LOCKED
         finally:
             savepoint.rollback()
     return measured, why
+
+
+def _not_allowed(extension: Row[Any]) -> str:
+    grants = [] if extension.reaches else [f"GRANT USAGE ON SCHEMA {extension.schema} TO {extension.role}"]
+    return NOT_ALLOWED.format(
+        role=extension.role, grant="; ".join([*grants, f"GRANT pg_stat_scan_tables TO {extension.role}"])
+    )
 
 
 def _measure(connection: Connection, extension: str, oid: int, trees: Sequence[Row[Any]]) -> Measured:

@@ -72,6 +72,15 @@ def settle(
     complaints.settle()
 
 
+def raise_missing(database: Database, definition: IndexDefinition, options: BuildOptions) -> None:
+    """Raises the rights that a build lacks, if it lacks any, each with the statement that grants it."""
+    complaints = Complaints()
+    with suppress(RoirError, DBAPIError):
+        for right in find(database, definition, options).missing:
+            complaints.add(RightMissing(str(right)))
+    complaints.settle()
+
+
 def with_others(
     refusal: RoirError, database: Database, definition: IndexDefinition, options: BuildOptions
 ) -> RoirError:

@@ -31,6 +31,15 @@ BEGIN OPEN c FOR EXECUTE pg_catalog.current_setting('roir.statement'); END $roir
 """
 FETCH = "FETCH ALL FROM roir_query"
 CLOSE = "CLOSE roir_query"
+# By the server's error: no SELECT, no such table, no right to read it. Other errors say what is wrong.
+REMEDIES = {
+    "42601": "Give one SELECT",
+    "42P11": "Give one SELECT",
+    "0A000": "Give one SELECT",
+    "42P01": "Name a table that exists, with its schema",
+    "42501": "Ask as a role that may run the query",
+    "57014": "Give a query that is planned faster",
+}
 NO_PARAMETER, MULTIPLE, TIMED_OUT = "42P02", "42P11", "57014"
 GENERIC_SINCE = 160_000
 
@@ -116,7 +125,10 @@ def refusing() -> Iterator[None]:
     except DBAPIError as error:
         if error.connection_invalidated or sqlstate(error) is None:
             raise
-        raise InvalidInput(f"the query can't be asked about: {problem(error)}. Give one SELECT") from error
+        remedy = REMEDIES.get(sqlstate(error))
+        raise InvalidInput(
+            f"the query can't be asked about: {problem(error)}" + (f". {remedy}" if remedy else "")
+        ) from error
 
 
 def problem(error: DBAPIError) -> str:

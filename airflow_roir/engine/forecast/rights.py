@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import IndexDefinition, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, argument, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.source import checks
 
@@ -58,6 +58,11 @@ SELECT has_schema_privilege(oid, 'CREATE') AS may_create, has_schema_privilege(o
 MOST_NAMED = 5
 
 
+def quoted(name: str) -> QualifiedName:
+    """A name without a schema, which is quoted where a user has to."""
+    return QualifiedName(None, name)
+
+
 @dataclass(frozen=True)
 class MissingRight:
     """what: the right, in a sentence; statement: the SQL that grants it, for a role that may."""
@@ -84,10 +89,17 @@ def missing(connection: Connection, definition: IndexDefinition, schemas: list[s
         if len(found) < MOST_NAMED * 4 and statement not in (one.statement for one in found):
             found.append(MissingRight(what, statement))
 
-    if role.control is False:
-        super_ = ", a superuser, whose members are as mighty" if role.control_of_super else ""
+    if role.control is False and role.control_of_super:
+        schema = "" if definition.name.schema is None else f" --schema {argument(quoted(definition.name.schema))}"
+        tables = "" if definition.source is None else f" --tables {argument(definition.source)}"
         lack(
-            f"role {who} has no rights on the control schema, which {quote(role.control_owner)} owns{super_}",
+            f"role {who} has no rights on the control schema, which the superuser {quote(role.control_owner)} owns. "
+            "As long as there is no index, a superuser hands it over by the SQL that a command prints",
+            f"roir role-sql {argument(quoted(role.name))}{schema}{tables}",
+        )
+    elif role.control is False:
+        lack(
+            f"role {who} has no rights on the control schema, which {quote(role.control_owner)} owns",
             f"GRANT {quote(role.control_owner)} TO {who}",
         )
     elif role.control is None and not role.may_init:

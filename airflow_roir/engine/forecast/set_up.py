@@ -16,7 +16,7 @@ from airflow_roir.engine.forecast import objections, rights, signals
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema import schema
 from airflow_roir.engine.source import catalog, checks
-from airflow_roir.errors import RoirError
+from airflow_roir.errors import RightMissing, RoirError
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import size
 
@@ -146,7 +146,7 @@ def _signals(database: Database, surroundings: Surroundings | None) -> list[Find
     """Whether a throttle could read its signals, those of replicas among them."""
     seen = signals.look(database, Surroundings.of_environment() if surroundings is None else surroundings)
     unread = [one for one in seen.readings if one.value is None]
-    remedy = "GRANT pg_monitor to the role, or leave this signal out of --throttle"
+    remedy = "Or leave this signal out of --throttle"
     found = [
         Finding("throttle", WARNING, f"{one.signal.name} {f'of {one.of} ' if one.of else ''}can't be read: "
                 f"{one.problem}", remedy)
@@ -159,6 +159,9 @@ def _of_table(database: Database, table: str, before: list[Finding]) -> list[Fin
     """All objections to an index of that table by its own primary key, which are those to any index of it."""
     name = parse_name(table, "table")
     with database.transaction() as connection:
+        if schema.is_absent(connection):
+            return _of_table_alone(connection, name, table, before)
+    with database.transaction() as connection:
         source, problems = catalog.look(connection, name)
     if source is None or not source.primary_key:
         return [refused(table, problem) for problem in problems]
@@ -166,6 +169,22 @@ def _of_table(database: Database, table: str, before: list[Finding]) -> list[Fin
     against = objections.find(database, definition, BuildOptions())
     found = [Finding(table, PROBLEM, one.what, one.statement) for one in against.missing]
     found += [refused(table, text) for text in against.refused]
+    return _untold(found, before) or [Finding(table, OK, "nothing about the table itself keeps it from being indexed")]
+
+
+def _of_table_alone(connection: Connection, name: QualifiedName, table: str, before: list[Finding]) -> list[Finding]:
+    """The objections that can be found before `roir init`."""
+    full, key, problems = catalog.look_alone(connection, name)
+    if not key:
+        return [refused(table, error) for error in problems]
+    definition = IndexDefinition(QualifiedName(full.schema, "roir_doctor"), full, key)
+    lacking = rights.missing(connection, definition, [])
+    found = [Finding(table, PROBLEM, one.what, one.statement) for one in lacking]
+    found += [refused(table, error) for error in problems if not (lacking and isinstance(error, RightMissing))]
+    says = "nothing keeps the table from being indexed, as far as can be seen before roir init"
+    return _untold(found, before) or [Finding(table, OK, says)]
+
+
+def _untold(found: list[Finding], before: list[Finding]) -> list[Finding]:
     told = {(one.says, one.remedy) for one in before}
-    found = [one for one in found if (one.says, one.remedy) not in told]
-    return found or [Finding(table, OK, "nothing about the table itself keeps it from being indexed")]
+    return [one for one in found if (one.says, one.remedy) not in told]

@@ -128,7 +128,10 @@ class SignalReader:
                 if error.connection_invalidated or connection.invalidated:
                     raise
                 said = str(error.orig).strip().split("\n", 1)[0]
-                hint = ": GRANT pg_monitor" if sqlstate(error) == "42501" else ""
+                hint = ""
+                if sqlstate(error) == "42501":
+                    with connection.begin():
+                        hint = f": GRANT pg_monitor TO {_role(connection)}"
                 found.append(Reading(signal, limit, None, problem=f"{said}{hint}"))
             except Exception as error:  # a defect: an unreadable signal holds the work, whatever the reason
                 found.append(Reading(signal, limit, None, problem=f"{type(error).__name__}: {error}"))
@@ -244,6 +247,10 @@ class SignalReader:
             raise Unreadable(str(why)) from None
 
 
+def _role(connection: Connection) -> str:
+    return str(execute(connection, "SELECT quote_ident(current_user)").scalar_one())
+
+
 def _hidden(connection: Connection, what: str) -> str:
-    role = execute(connection, "SELECT quote_ident(current_user)").scalar_one()
+    role = _role(connection)
     return f"role {role} may not see {what}: GRANT pg_read_all_stats TO {role}"

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg2
 from sqlalchemy import Connection
 
+from airflow_roir.definition import quote
 from airflow_roir.engine.database import check_dsn, execute
 from airflow_roir.engine.governor.in_time import InTime
 from airflow_roir.errors import InvalidInput
@@ -119,7 +120,8 @@ class Replicas:
 
     def _state(self, now: float, position: int, row: Any) -> ReplicaState:
         if row.hidden:
-            problem = f'role {row.role} may not see how far replicas are: GRANT pg_read_all_stats TO "{row.role}"'
+            role = quote(row.role)
+            problem = f"role {role} may not see how far replicas are: GRANT pg_read_all_stats TO {role}"
             return ReplicaState(row.name, problem=problem)
         if row.position is None:
             return ReplicaState(row.name, problem=f"replica {row.name} hasn't said yet how far it is")

@@ -85,6 +85,17 @@ def capture_problems(connection: Connection, name: str, source: Source) -> list[
     return found
 
 
+def why_missed(connection: Connection, source_oid: int) -> str | None:
+    """Why the capture may miss writes of rows now, in a clause; None if it misses none."""
+    gaps = [gap for gap in trigger_gaps.gaps(connection, source_oid) if gap.kind == "rows"]
+    if gaps:
+        return f"trigger {gaps[0]}" + (f", and {len(gaps) - 1} more" if len(gaps) > 1 else "")
+    altered = execute(connection, ALTERED_TRIGGERS, {"source": source_oid}).first()
+    if altered is not None:
+        return f"trigger {altered.trigger} was replaced by one that doesn't fire for every write"
+    return "its capture function was replaced" if alterations.is_replaced(connection, source_oid) else None
+
+
 def lacking(connection: Connection, name: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
     """A line for each missing right of the owner of the capture's view of the source, without which writes fail."""
     locks = entry.enforced or source.pk_deferrable

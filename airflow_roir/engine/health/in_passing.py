@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -12,6 +13,8 @@ from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.health import faults
 from airflow_roir.engine.side_by_side import AT_ONCE, side_by_side
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS
+
+T = TypeVar("T")
 
 # More to look for beside faults, of an operation's index.
 More = Callable[[Connection, int], list[str]]
@@ -72,6 +75,34 @@ def _together(
     half = len(ids) // 2
     first, second = ({one: asked[one] for one in some} for some in (ids[:half], ids[half:]))
     return _together(connection, first, more) | _together(connection, second, more)
+
+
+def looks_of_many(connection: Connection, looks: Mapping[int, Callable[[Connection], T]], locked: T) -> dict[int, T]:
+    """The results of looks at many indexes, by index id, without a wait for locks.
+
+    locked: the result if another session has an exclusive lock on what a look reads.
+    """
+    ids = list(looks)
+    if len(ids) > AT_ONCE:
+        rest = {one: looks[one] for one in ids[AT_ONCE:]}
+        first = {one: looks[one] for one in ids[:AT_ONCE]}
+        return looks_of_many(connection, first, locked) | looks_of_many(connection, rest, locked)
+    if not ids:
+        return {}
+    savepoint = connection.begin_nested()
+    try:
+        execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
+        return dict(zip(ids, side_by_side(connection, list(looks.values())), strict=True))
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_TIMEOUT and not has_vanished(error):
+            raise
+    finally:
+        savepoint.rollback()
+    if len(ids) == 1:
+        return {ids[0]: locked}
+    half = len(ids) // 2
+    first, second = ({one: looks[one] for one in some} for some in (ids[:half], ids[half:]))
+    return looks_of_many(connection, first, locked) | looks_of_many(connection, second, locked)
 
 
 def _look(connection: Connection, of: faults.Subject, operation_id: int, more: tuple[More, ...]) -> list[str]:

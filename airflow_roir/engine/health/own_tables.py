@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import QualifiedName, argument
+from airflow_roir.definition import QualifiedName, argument, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
@@ -34,7 +34,7 @@ VIEW = """
 SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
-       pg_get_userbyid(c.relowner) AS owner, roir.is_open(%(generation)s, c.oid) AS open,
+       pg_get_userbyid(b.relowner)::text AS builder, roir.is_open(%(generation)s, c.oid) AS open,
        u.unread, pg_get_userbyid(u.reader) AS reader,
        u.reader = c.relowner AND c.relowner <> b.relowner AS is_given_away
   FROM pg_class c
@@ -115,7 +115,7 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
     if row.unread is not None:
         unread = f"{row.reader}, who may not read {row.unread}, so no role can read the view"
         if row.is_given_away:
-            back = "Give the view back to the role that roir connects as: ALTER VIEW … OWNER TO …"
+            back = f"Give the view back to roir's role: ALTER VIEW {name.sql} OWNER TO {quote(row.builder)}"
             return [f"its view {name.sql} belongs to {unread}. {back}"]
         return [f"its view {name.sql} reads by the rights of {unread}. Run: roir init, which gives them again"]
     if wrong is not None:

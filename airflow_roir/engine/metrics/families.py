@@ -52,8 +52,8 @@ FAMILIES: dict[str, Family] = {
     "roir_index_published": Family("1: readers see the index. 0: its first build hasn't ended.", INDEX),
     "roir_index_unique": Family("1: no two rows may have the same key.", INDEX),
     "roir_index_unique_enforced": Family(
-        "For a unique index over shards. 1: no two shards may have the same key. 0: they may, and roir status says "
-        "why.",
+        "For a published unique index. 1: no two rows may have the same key, over all partitions or shards. 0: they "
+        "may, and roir status says why.",
         INDEX,
     ),
     "roir_index_generation_age_seconds": Family("Since when readers see this generation.", INDEX),

@@ -29,6 +29,7 @@ from airflow_roir.engine.metrics.families import FAMILIES, Samples
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.side_by_side import AT_ONCE
 from airflow_roir.engine.snapshot import shards
+from airflow_roir.engine.snapshot.enforced import LOCKED, why_not_of_many
 from airflow_roir.engine.snapshot.index import GONE
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
 from airflow_roir.engine.snapshot.verified import verifications
@@ -51,6 +52,8 @@ SELECT clock_timestamp() AS now, i.id, i.schema_name, i.name AS bare_name,
        i.is_unique, g.published_at IS NOT NULL AS published, g.ghosts,
        extract(epoch FROM clock_timestamp() - g.published_at)::float8 AS age,
        CASE WHEN g.unique_mode IS NOT NULL THEN roir.unique_problem(g.id) IS NULL END AS enforced,
+       CASE WHEN i.is_unique AND i.shard_table IS NULL THEN g.id END AS refuses, i.source_oid::bigint AS source_oid,
+       i.source_oid::oid::regclass::text AS source,
        (SELECT count(*) FROM roir.generation x WHERE x.index_id = i.id AND x.status <> 'dropped') AS generations,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest
   FROM roir.index i LEFT JOIN roir.generation g ON g.index_id = i.id AND g.status = 'active'
@@ -167,6 +170,7 @@ class _Look:
         self._part("lock waits", self._lock_waits)
         self._part("shards", self._shards)
         self._part("capture", lambda: self._captures(indexes))
+        self._part("unique", lambda: self._unique(indexes))
 
     def _part(self, part: str, look: Callable[[], None], index: str = "") -> None:
         """Look at a part. If that fails, the other parts are still read, and `roir_problem` names this one."""
@@ -262,6 +266,14 @@ class _Look:
                 self._samples.add("roir_problem", 1, index, "capture", "locked")
             else:
                 self._samples.add("roir_capture_faults", len(lines) + gone[row.id], index)
+
+    def _unique(self, indexes: Sequence[Row[Any]]) -> None:
+        """Whether unique indexes that aren't over shards refuse duplicates. Leaves out those that are locked."""
+        asked = {row.id: (row.refuses, row.source_oid, row.source) for row in indexes if row.refuses is not None}
+        problems = why_not_of_many(self._connection, asked, verifications(self._connection, list(asked)))
+        for row in indexes:
+            if row.refuses is not None and problems[row.id] != LOCKED:
+                self._samples.add("roir_index_unique_enforced", problems[row.id] is None, _index_name(row))
 
     def _operations(self) -> None:
         shown = rows(self._connection, execute(self._connection, OPERATIONS).scalars().all())

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 import airflow_roir
-from airflow_roir.definition import quote
+from airflow_roir.definition import QualifiedName, argument, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.errors import ReadOnlyServer, RightMissing, SchemaMissing, SchemaVersionMismatch
 
@@ -27,6 +27,10 @@ SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.feed') IS NOT 
 """
 RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.restored_sources() ORDER BY 1"
 UPGRADED = "SELECT source::regclass::text FROM roir.upgraded_sources() ORDER BY 1 LIMIT 1"
+OWNER = """
+SELECT current_user::text AS role, o.rolname::text AS owner, o.rolsuper AS super
+  FROM pg_namespace n JOIN pg_roles o ON o.oid = n.nspowner WHERE n.nspname = 'roir'
+"""
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 
 
@@ -64,6 +68,11 @@ def is_unguarded(connection: Connection) -> bool:
     return bool(execute(connection, "SELECT NOT guarded FROM roir.setting").scalar_one())
 
 
+def is_absent(connection: Connection) -> bool:
+    """True if `roir init` has never run here."""
+    return bool(execute(connection, f"SELECT to_regclass('roir.{VERSION_TABLE}') IS NULL").scalar_one())
+
+
 def is_lost(connection: Connection) -> bool:
     """True if the control schema exists without the schema of entries (`install.give_up`)."""
     query = "SELECT to_regnamespace('roir') IS NOT NULL AND to_regnamespace('roir_data') IS NULL"
@@ -73,18 +82,29 @@ def is_lost(connection: Connection) -> bool:
 def current(connection: Connection) -> str | None:
     """The database's revision of the control schema, None if there is none. Raises InvalidInput."""
     table = f"to_regclass('roir.{VERSION_TABLE}')"
-    found = execute(
-        connection, f"SELECT has_table_privilege({table}, 'SELECT') AS may, current_user::text AS role"
-    ).one()
-    if found.may is None:
+    may = execute(connection, f"SELECT has_table_privilege({table}, 'SELECT')").scalar_one()
+    if may is None:
         return None
-    if not found.may:
-        raise RightMissing(
-            f"role {quote(found.role)} has no rights on the control schema. Connect as the role that ran roir init, "
-            f"or make this role its member: GRANT … TO {quote(found.role)}"
-        )
+    if not may:
+        raise no_rights(connection)
     revision = execute(connection, f"SELECT version_num FROM roir.{VERSION_TABLE}").scalar()
     return None if revision is None else str(revision)
+
+
+def no_rights(connection: Connection) -> RightMissing:
+    """The error of a role without rights on the control schema, with what gives it these rights."""
+    found = execute(connection, OWNER).one()
+    role, owner = quote(found.role), quote(found.owner)
+    if found.super:
+        return RightMissing(
+            f"role {role} has no rights on the control schema, which the superuser {owner} owns. Connect as {owner}. "
+            f"Or, as long as there is no index, let {owner} run the SQL that a command prints, which hands the schema "
+            f"to this role: roir role-sql {argument(QualifiedName(None, found.role))}"
+        )
+    return RightMissing(
+        f"role {role} has no rights on the control schema. Connect as {owner}, which owns it, or make this role its "
+        f"member: GRANT {owner} TO {role}"
+    )
 
 
 def check_writable(connection: Connection) -> None:

@@ -6,7 +6,7 @@ They are there also while no operation runs; `details.progress` has the facts of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,6 +24,7 @@ from airflow_roir.engine.generation.feeds import TABLE_OF
 from airflow_roir.engine.health.in_passing import warnings_of_many
 from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.schema.schema import check_schema
+from airflow_roir.engine.snapshot.enforced import why_not_of_many
 from airflow_roir.engine.snapshot.querying import QUERIES
 from airflow_roir.engine.snapshot.shards import ShardLag, lags
 from airflow_roir.engine.snapshot.verified import Verified, verifications
@@ -136,7 +137,8 @@ class IndexFacts:
     announced_by: the side that announces the writes of shards (docs/shards.md#strict): `server` or `client`; null:
         neither.
     strict_problem: why an index over shards can't be read strictly; null if it can.
-    unique_since, unique_problem: since when a key is unique over shards, or why it isn't (docs/shards.md#unique).
+    unique_since, unique_problem: of a unique index: since when a key is unique over shards; why rows may share a key
+        now: the capture misses writes, or the last verification found such rows (docs/unique.md); null if none can.
     queries: the statements that read the index: its view, and whole rows of the table; … stands for a value.
     segments: the segments that readers see; `--segments` alone shows them.
     """
@@ -208,6 +210,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     asked = {row.id: (row.newest, str(operations.index_name(row))) for row in rows if row.newest is not None}
     faults = warnings_of_many(connection, asked, still_hidden)
     gone = _grouped(execute(connection, GONE, {"indexes": ids}).all())
+    unsure = why_not_of_many(connection, _unique(rows, generations), verified)
 
     def takes(generation: int) -> int:
         return sum(sizes[oid].total for oid in stores.get(generation, ()) if oid in sizes)
@@ -261,13 +264,24 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 operation=row.unfinished,
                 shards=tuple(behind[row.id]),
                 unique_since=active.unique_from if active and active.unique_problem is None else None,
-                unique_problem=active.unique_problem if active else None,
+                unique_problem=(active.unique_problem if active else None) or unsure.get(row.id),
                 announced_by=row.announced_by,
                 strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
                 queries=tuple(row.queries or ()) if active else (),
                 segments=parts,
             )
         )
+    return found
+
+
+def _unique(rows: Sequence[Row[Any]], generations: Mapping[int, Sequence[Row[Any]]]) -> dict[int, tuple[int, int, str]]:
+    """For each published unique index that isn't over shards: its generation, and its table's oid and name."""
+    found = {}
+    for row in rows:
+        active = next((g for g in generations[row.id] if g.status == "active"), None)
+        if active is not None and row.is_unique and row.table_apart is None and row.source_name:
+            table = QualifiedName(row.source_schema, row.source_name)
+            found[row.id] = (active.id, row.source_oid, table.sql)
     return found
 
 

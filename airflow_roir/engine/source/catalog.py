@@ -16,7 +16,8 @@ from airflow_roir.engine.source.source import Column, Source
 from airflow_roir.errors import NotFound, RoirError
 from airflow_roir.nearest import meant, nearest_qualified
 
-RELATION = """
+TREE, TREE_ALONE = "roir.partition_tree(c.oid) t", "pg_partition_tree(c.oid) t (relation)"
+RELATION = f"""
 SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::text AS persistence,
        c.relrowsecurity, c.relispartition,
        -- relhassubclass stays true when the last child has gone, until an ANALYZE.
@@ -24,7 +25,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::t
        pg_has_role(c.relowner, 'USAGE') AS owned,
        (SELECT pg_has_role(r.nspowner, c.relowner, 'USAGE') FROM pg_namespace r WHERE r.nspname = 'roir') AS by_builder,
        pg_get_userbyid(c.relowner) AS owner,
-       (SELECT t.relation::regclass::text FROM roir.partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relation
+       (SELECT t.relation::regclass::text FROM {TREE} JOIN pg_class l ON l.oid = t.relation
          WHERE l.relpersistence = 'u' LIMIT 1) AS unlogged
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 """
@@ -158,9 +159,9 @@ def how_to_name(meant_table: QualifiedName | None) -> str:
     return meant(meant_table) or "; check the name, and quote it if it has capitals"
 
 
-def _find(connection: Connection, name: QualifiedName) -> Row[Any]:
+def _find(connection: Connection, name: QualifiedName, query: str = FIND_RELATION) -> Row[Any]:
     schemas = [name.schema] if name.schema is not None else default_schemas(connection)
-    row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()
+    row = execute(connection, query, {"name": name.name, "schemas": schemas}).first()
     if row is None:
         listed = ", ".join(map(quote, schemas)) or "that search_path names (there is none)"
         where = f"schema {listed}" if name.schema else f"schemas {listed}"
@@ -189,6 +190,16 @@ def look(connection: Connection, name: QualifiedName) -> tuple[Source | None, li
     full = QualifiedName(row.nspname, row.relname)
     problems = [*refusals.relation_problems(full, row, row.owned), *refusals.key_problems(full, key)]
     return (_read(connection, row, key), problems) if row.kind in ("r", "p") else (None, problems[:1])
+
+
+def look_alone(connection: Connection, name: QualifiedName) -> tuple[QualifiedName, tuple[str, ...], list[RoirError]]:
+    """The full name and primary key of a relation, and why it can't be indexed, without roir's schema. Raises
+    NotFound."""
+    row = _find(connection, name, FIND_RELATION.replace(TREE, TREE_ALONE))
+    key = _primary_key(connection, row)
+    full = QualifiedName(row.nspname, row.relname)
+    problems = [*refusals.relation_problems(full, row, row.owned), *refusals.key_problems(full, key)]
+    return full, tuple(k.name for k in key), problems if row.kind in ("r", "p") else problems[:1]
 
 
 def _checked(connection: Connection, row: Row[Any], owned: bool) -> Source:

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, quote
 from airflow_roir.engine.database import execute, said, sqlstate
+from airflow_roir.engine.schema.schema import no_rights
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.catalog import identity_columns
 from airflow_roir.engine.source.source import Source
@@ -48,21 +49,18 @@ def check_rights(connection: Connection) -> None:
     """Raise InvalidInput if the role may not use the control schema. Does nothing without a control schema."""
     row = execute(
         connection,
-        "SELECT current_user::text AS role, bool_and(has_schema_privilege(oid, 'USAGE') "
+        "SELECT bool_and(has_schema_privilege(oid, 'USAGE') "
         "AND (nspname = 'roir' OR has_schema_privilege(oid, 'CREATE'))) AS may "
         "FROM pg_namespace WHERE nspname IN ('roir', 'roir_data')",
     ).one()
     if row.may is False:
-        raise RightMissing(
-            f"role {quote(row.role)} has no rights on the control schema. Connect as the role that ran roir init, "
-            f"or make this role its member: GRANT … TO {quote(row.role)}"
-        )
+        raise no_rights(connection)
 
 
 ROW_SECURITY = """
 SELECT c.relrowsecurity AS enabled, current_user AS role,
-       (SELECT string_agg(r.oid::regclass::text, ', ') FROM unnest(%(relations)s::oid[]) r (oid)
-         WHERE row_security_active(r.oid)) AS hidden
+       ARRAY(SELECT r.oid::regclass::text FROM unnest(%(relations)s::oid[]) r (oid)
+              WHERE row_security_active(r.oid)) AS hidden
   FROM pg_class c WHERE c.oid = %(oid)s
 """
 
@@ -82,8 +80,9 @@ def check_row_security(connection: Connection, source: Source, ignore: bool) -> 
         )
     if row.hidden:
         raise InvalidInput(
-            f"row-level security of {row.hidden} applies to role {quote(row.role)}, too, so a build would miss "
-            f"rows. Use ALTER TABLE … NO FORCE ROW LEVEL SECURITY, or ALTER ROLE {quote(row.role)} BYPASSRLS"
+            f"row-level security of {', '.join(row.hidden)} applies to role {quote(row.role)}, too, so a build would "
+            f"miss rows. Use {'; '.join(f'ALTER TABLE {one} NO FORCE ROW LEVEL SECURITY' for one in row.hidden)}, or "
+            f"ALTER ROLE {quote(row.role)} BYPASSRLS"
         )
 
 
@@ -252,6 +251,31 @@ def _check_width(source: Source, definition: IndexDefinition) -> None:
         )
 
 
+# Roles that read the source: its owner, by whose rights the capture reads, and ours.
+UNREADABLE = """
+SELECT r.rolname::text AS role, quote_ident(n.nspname) AS schema, has_schema_privilege(r.oid, n.oid, 'USAGE') AS reaches
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_roles r ON r.oid = c.relowner OR r.rolname = current_user
+ WHERE c.oid = %(oid)s
+   AND NOT (has_schema_privilege(r.oid, n.oid, 'USAGE') AND has_table_privilege(r.oid, c.oid, 'SELECT'))
+ ORDER BY r.oid = c.relowner DESC LIMIT 1
+"""
+
+
+def _unreadable(connection: Connection, source: Source, of: str) -> RightMissing:
+    """The error of a source that can't be read, with the statement that gives the role what it lacks."""
+    row = execute(connection, UNREADABLE, {"oid": source.oid}).first()
+    if row is None:
+        return RightMissing(f"{of}{source.sql} can't be read, though its owner and this role have the rights")
+    role = quote(row.role)
+    if not row.reaches:
+        return RightMissing(
+            f"{of}role {role} may not look into schema {row.schema}, where {source.sql} is; "
+            f"run: GRANT USAGE ON SCHEMA {row.schema} TO {role}"
+        )
+    return RightMissing(f"{of}role {role} may not read {source.sql}; run: GRANT SELECT ON {source.sql} TO {role}")
+
+
 def _check_order(connection: Connection, source: Source, definition: IndexDefinition, name: str) -> None:
     index = definition.name
     try:
@@ -260,9 +284,7 @@ def _check_order(connection: Connection, source: Source, definition: IndexDefini
             owner.rows(connection, source, query, "one int")
     except DBAPIError as error:
         if sqlstate(error) == "42501":
-            raise RightMissing(
-                f"index {index}: the role may not read {source.sql}; run: GRANT SELECT ON {source.sql} TO …"
-            ) from error
+            raise _unreadable(connection, source, f"index {index}: ") from error
         if sqlstate(error) != "42883":
             raise
         raise InvalidInput(

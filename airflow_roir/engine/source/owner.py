@@ -31,6 +31,7 @@ SELECT s.*, CASE WHEN s.trusted AND current_setting('restrict_nonsystem_relation
 """
 OWNED = """
 SELECT current_user::text AS role, pg_get_userbyid(p.proowner) = %(owner)s AS owned,
+       (SELECT o.rolsuper FROM pg_roles o WHERE o.rolname = %(owner)s) AS of_super,
        has_schema_privilege(%(owner)s, p.pronamespace, 'CREATE') OR u.rolsuper AS may_create,
        CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ' WITH SET TRUE' ELSE '' END AS options
   FROM pg_proc p, pg_roles u WHERE p.oid = to_regprocedure(%(function)s) AND u.rolname = current_user
@@ -220,6 +221,11 @@ def hand_over(connection: Connection, source: Source, function: str) -> None:
     except DBAPIError as error:
         if sqlstate(error) != "42501":
             raise
+        if row.of_super:
+            raise RightMissing(
+                f"table {source.name} belongs to the superuser {owner}, whose members are as mighty: give it to a role "
+                f"of its own: ALTER TABLE {source.sql} OWNER TO {quote(row.role)}"
+            ) from error
         raise RightMissing(
             f"table {source.name}: its capture must run as its owner, but role {quote(row.role)} can't become the "
             f"owner: GRANT {owner} TO {quote(row.role)}{row.options}"

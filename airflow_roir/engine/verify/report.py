@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.health import capture_faults
+from airflow_roir.engine.health.in_passing import looks_of_many
+from airflow_roir.engine.source import catalog
 from airflow_roir.engine.verify import record
 from airflow_roir.engine.verify.counts import KINDS, Counts, counted_in
 from airflow_roir.errors import NotFound
@@ -32,6 +36,7 @@ class VerifyReport(Counts):
 
     mended: discrepancies that were repaired, or that were right when the repair looked again. complete: False if a
     sample, a slice or a time limit left something out.
+    warnings: why the capture misses writes now, so that the index becomes wrong again, each with its remedy.
     """
 
     index: str
@@ -42,6 +47,7 @@ class VerifyReport(Counts):
     mended: int
     complete: bool
     first: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -84,12 +90,24 @@ def report(database: Database, verification_id: int) -> VerifyReport:
 
 
 def report_of(database: Database, operation_id: int) -> VerifyReport:
-    """The results of the newest verification of an operation. Raises NotFound."""
+    """The results of the newest verification of an operation, with the faults of the capture now. Raises NotFound."""
     with database.transaction() as connection:
         found = record.last(connection, operation_id)
-    if found is None:
-        raise NotFound(f"operation {operation_id} has no verification")
-    return report(database, found.id)
+        if found is None:
+            raise NotFound(f"operation {operation_id} has no verification")
+        now = looks_of_many(connection, {found.index_id: partial(_faults, index_id=found.index_id)}, locked=[])
+    return replace(report(database, found.id), warnings=tuple(now[found.index_id]))
+
+
+def _faults(connection: Connection, index_id: int) -> list[str]:
+    """The faults of an index's capture; none for an index over shards, which ships."""
+    row = operations.read_index(connection, index_id)
+    if row.shard_table is not None:
+        return []
+    source = catalog.source_if_there(connection, index_id)
+    if source is None:
+        return []
+    return capture_faults.capture_problems(connection, str(operations.index_name(row)), source)
 
 
 def described(one: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from psycopg2.extensions import encodings
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import quote
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.errors import RightMissing
 
@@ -36,13 +37,15 @@ END $roir$
 def hand_over(connection: Connection, values: Mapping[str, str | None]) -> None:
     """Gives the transaction's next statements values to read, in place of those that they had. Raises RightMissing."""
     try:
-        execute(connection, TABLE)
+        with connection.begin_nested():
+            execute(connection, TABLE)
     except DBAPIError as error:
         if sqlstate(error) != "42501":
             raise
+        row = execute(connection, "SELECT current_database()::text AS database, current_user::text AS role").one()
         raise RightMissing(
-            "roir hands the password to the server in a temporary table, which this role may not create. The owner of "
-            "the database can run: GRANT TEMPORARY ON DATABASE … TO …"
+            f"roir hands the password to the server in a temporary table, which role {quote(row.role)} may not create. "
+            f"The owner of the database can run: GRANT TEMPORARY ON DATABASE {quote(row.database)} TO {quote(row.role)}"
         ) from None
     execute(connection, "TRUNCATE pg_temp.roir_handed")
     raw: Any = connection.connection
