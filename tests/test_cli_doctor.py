@@ -115,7 +115,7 @@ def test_a_role_without_any_right_is_told_what_it_lacks_and_sees_the_rest(server
         found = {one.what: one for one in set_up.look(Database(make_dsn(dsn, user="visitor")), '"Or|ders"')}
         assert found["session"].verdict == found["lock_timeout"].verdict == found["encoding"].verdict == OK
         assert found["rights"].verdict == PROBLEM
-        assert found["rights"].remedy.startswith("GRANT ")
+        assert found["rights"].remedy.startswith("roir role-sql ")
         assert found['"Or|ders"'].verdict == PROBLEM
     finally:
         run_sql(server, "DROP ROLE visitor")
