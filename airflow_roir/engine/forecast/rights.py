@@ -90,12 +90,12 @@ def missing(connection: Connection, definition: IndexDefinition, schemas: list[s
             found.append(MissingRight(what, statement))
 
     if role.control is False and role.control_of_super:
-        schema = "" if definition.name.schema is None else f" --schema {argument(quoted(definition.name.schema))}"
+        where = "" if definition.name.schema is None else f" --schema {argument(quoted(definition.name.schema))}"
         tables = "" if definition.source is None else f" --tables {argument(definition.source)}"
         lack(
             f"role {who} has no rights on the control schema, which the superuser {quote(role.control_owner)} owns. "
             "As long as there is no index, a superuser hands it over by the SQL that a command prints",
-            f"roir role-sql {argument(quoted(role.name))}{schema}{tables}",
+            f"roir role-sql {argument(quoted(role.name))}{where}{tables}",
         )
     elif role.control is False:
         lack(

@@ -86,6 +86,7 @@ def report(database: Database, verification_id: int) -> VerifyReport:
             mended=row.mended,
             complete=bool(row.complete),
             first=tuple(_named(one, Entry.from_json(row.entry)) for one in first),
+            warnings=(),
         )
 
 
@@ -95,7 +96,8 @@ def report_of(database: Database, operation_id: int) -> VerifyReport:
         found = record.last(connection, operation_id)
         if found is None:
             raise NotFound(f"operation {operation_id} has no verification")
-        now = looks_of_many(connection, {found.index_id: partial(_faults, index_id=found.index_id)}, locked=[])
+        none: list[str] = []
+        now = looks_of_many(connection, {found.index_id: partial(_faults, index_id=found.index_id)}, none)
     return replace(report(database, found.id), warnings=tuple(now[found.index_id]))
 
 
