@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg2
 import psycopg2.extensions
@@ -38,11 +38,22 @@ CONNECT_TIMEOUT_S = 10
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
+class Kept(Protocol):
+    """Gives transactions one session after another that it keeps meanwhile."""
+
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """A session for one transaction, committed at the end of the block, rolled back on an error."""
+
+    def close(self) -> None:
+        """End the idle sessions."""
+
+
 class Database:
     """A PostgreSQL database, by DSN (`postgresql://…` or `host=… dbname=…`).
 
-    Every connection is a session of its own with pinned settings; none is kept after use, but by a KeptSession, so
-    that a paused operation holds none. A pooler in front must be in session mode; others are refused, by InvalidInput.
+    Every connection is a session of its own with pinned settings; none is kept after use, so that a paused operation
+    holds none. Only the transactions of a run share one (`kept_sessions`). A pooler in front must be in session mode;
+    others are refused, by InvalidInput.
     The DSN never appears in `repr`.
     limits: how long its sessions wait and how much they take at once. pool: arguments of SQLAlchemy's `create_engine`,
     to keep sessions after all. engine: SQLAlchemy's, to listen to its events.
@@ -54,6 +65,8 @@ class Database:
         self.limits = limits
         # Called with each new session before its first use: `server_timeline.one_history`.
         self.look: Callable[[Any], None] | None = None
+        # Opens the transactions of a run: `kept_session.kept_sessions`.
+        self.kept: Kept | None = None
         self.engine: Engine = create_engine(
             "postgresql+psycopg2://",
             creator=self._open,
@@ -128,7 +141,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A session for one transaction, committed at the end of the block, rolled back on an error."""
-        with self.engine.begin() as connection:
+        with self.engine.begin() if self.kept is None else self.kept.transaction() as connection:
             yield connection
 
     @contextmanager

@@ -13,7 +13,7 @@ there, in the phase that the operation's row names. A phase ends in one transact
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from airflow_roir.engine.forecast import forecast, objections
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.locks.table_lock import DENIED
-from airflow_roir.engine.sessions.kept_session import KeptSession
+from airflow_roir.engine.sessions.kept_session import kept_sessions
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
 from airflow_roir.engine.snapshot.throttle import lost_line
@@ -94,19 +94,20 @@ def drive(
     names), InvariantViolated, SourceChanged (failed), VerificationFailed, WorkerFailed, SparkFailed. Raises
     IllegalTransition if the operation is in an earlier phase than `phases`.
     """
-    run = start_run(database, index, owner, take_over, lift_pause, report, operation)
-    began(run)
-    try:
-        with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
-            run_phases(database, run, report, pools, phases)
-            if line := database.retry(lambda: lost_line(database, run.operation_id)):
-                report(line)
-    except WorkerFailed as error:
-        # If the worker was a thread of this process, its own error is raised.
-        if isinstance(error.__cause__, RoirError | DBAPIError):
-            raise error.__cause__ from error
-        raise
-    return database.retry(lambda: operation_status(database, run.operation_id))
+    with kept_sessions(database):
+        run = start_run(database, index, owner, take_over, lift_pause, report, operation)
+        began(run)
+        try:
+            with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
+                run_phases(database, run, report, pools, phases)
+                if line := database.retry(lambda: lost_line(database, run.operation_id)):
+                    report(line)
+        except WorkerFailed as error:
+            # If the worker was a thread of this process, its own error is raised.
+            if isinstance(error.__cause__, RoirError | DBAPIError):
+                raise error.__cause__ from error
+            raise
+        return database.retry(lambda: operation_status(database, run.operation_id))
 
 
 def run_phases(
@@ -120,10 +121,10 @@ def run_phases(
 
     Also raises OperationPaused.
     """
-    with ExitStack() as stack, closing(KeptSession(database)) as looks:
+    with ExitStack() as stack, kept_sessions(database):
         make_pool = None
         while True:
-            row = persist(database, run, lambda: read_now(looks, run), report)
+            row = persist(database, run, lambda: read_now(database, run), report)
             if row.status == Status.PAUSED:
                 raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
             if row.status != Status.RUNNING or row.phase not in PHASES:
@@ -141,26 +142,22 @@ def run_phases(
             phase = PHASES[Phase(row.phase)]
             pool = make_pool(phase)
             if phase.name in FINAL:
-                if not _final_phase(database, run, phase, pool, report, looks):
+                if not _final_phase(database, run, phase, pool, report):
                     return
             else:
-                PhaseDriver(looks, run, phase, pool, report).run()
+                PhaseDriver(database, run, phase, pool, report).run()
 
 
 @in_one_history
-def _final_phase(
-    database: Database, run: Run, phase: PhaseWork, pool: Pool, report: Report, looks: KeptSession
-) -> bool:
+def _final_phase(database: Database, run: Run, phase: PhaseWork, pool: Pool, report: Report) -> bool:
     """False if that ended the operation. If the server fails over meanwhile, the phase begins again on the new one."""
-    if persist(database, run, lambda: read_now(looks, run), report).phase != phase.name:
+    if persist(database, run, lambda: read_now(database, run), report).phase != phase.name:
         # The new server has lost the end of the phase before: a switch or a comparison would come too early.
         return True
-    persist(database, run, lambda: start_clock(looks, run), report)
-    # The phase's own steps open sessions, and an operation needs no more at once.
-    looks.close()
+    persist(database, run, lambda: start_clock(database, run), report)
     if not phase.before(database, run, report):
         return False
-    PhaseDriver(looks, run, phase, pool, report).run()
+    PhaseDriver(database, run, phase, pool, report).run()
     return True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from airflow_roir.engine import build
 from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.sessions.kept_session import KeptSession
+from airflow_roir.engine.sessions.kept_session import kept_sessions
 from airflow_roir.engine.work.driver import PhaseDriver
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.engine.work.worker import session_name
@@ -66,8 +65,8 @@ def workers(dsn: str) -> type[Workers]:
 
 
 def build_phase(workers: Any, database: Database, run: Run, said: list[str], spark: Any = SPARK) -> None:
-    with closing(KeptSession(database)) as looks:
-        PhaseDriver(looks, run, build.PHASE, workers(spark, database, run, build.PHASE), said.append).run()
+    with kept_sessions(database):
+        PhaseDriver(database, run, build.PHASE, workers(spark, database, run, build.PHASE), said.append).run()
     assert operations.find_operation(database, "ix").phase == "seal"
 
 

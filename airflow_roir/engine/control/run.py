@@ -19,7 +19,7 @@ from airflow_roir.engine.retry.patience import Patience, Saying
 from airflow_roir.engine.retry.repeat import meanwhile
 from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.engine.sessions.kept_session import KeptSession, Transactions
+from airflow_roir.engine.sessions.kept_session import KeptSession
 from airflow_roir.errors import (
     DuplicatesFound,
     Fenced,
@@ -179,7 +179,7 @@ def read_control(connection: Connection, run: Run) -> Row[Any]:
     return row
 
 
-def read_now(database: Transactions, run: Run) -> Row[Any]:
+def read_now(database: Database, run: Run) -> Row[Any]:
     """As `read_control`, in a transaction of its own."""
     with database.transaction() as connection:
         return read_control(connection, run)
@@ -230,7 +230,7 @@ def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
         execute(connection, SHOW_SPARK_UI, {"operation": run.operation_id, "epoch": run.epoch, "url": url})
 
 
-def start_clock(database: Transactions, run: Run) -> None:
+def start_clock(database: Database, run: Run) -> None:
     """Begins to count this run's time."""
     with database.transaction() as connection:
         sign_of_life.start_clock(connection, run.operation_id, run.epoch)

@@ -1,14 +1,15 @@
-"""One session for many short transactions: the looks of a driver, a run's heartbeats.
+"""Sessions for many short transactions: those of a run, its heartbeats.
 
-A new session takes some 9 ms, and a driver looks some thirty times per build.
+A new session takes some 9 ms, and a run has dozens of transactions. In a new one, the server also reads catalogs and
+plans statements again that a kept one remembers.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import psycopg2
 from sqlalchemy import Connection
@@ -19,13 +20,6 @@ from airflow_roir.engine.sessions import own_session
 
 # By a session that began on a standby, a run would follow that server although its primary is back.
 IS_PRIMARY = "SELECT NOT pg_catalog.pg_is_in_recovery()"
-
-
-class Transactions(Protocol):
-    """Gives a session for one transaction: a new one, as `Database` does, or the one of a KeptSession."""
-
-    def transaction(self) -> AbstractContextManager[Connection]:
-        """A session for one transaction, committed at the end of the block, rolled back on an error."""
 
 
 class KeptSession:
@@ -92,3 +86,55 @@ class KeptSession:
         except psycopg2.Error:
             return False
         return bool(is_primary)
+
+
+class _KeptSessions:
+    """Gives each transaction an idle session, if there is one, else a new one; keeps the last that became idle."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._idle: KeptSession | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A session for one transaction, as a KeptSession gives it; a second one within another transaction."""
+        session = self._swap(None) or KeptSession(self._database)
+        with session.transaction() as connection:
+            yield connection
+        if (other := session if self._ended else self._swap(session)) is not None:
+            other.close()
+
+    def close(self) -> None:
+        """End the idle session."""
+        if (idle := self._swap(None)) is not None:
+            idle.close()
+
+    def end(self) -> None:
+        """End all sessions: those in use, after their transactions."""
+        self._ended = True
+        self.close()
+
+    def _swap(self, session: KeptSession | None) -> KeptSession | None:
+        with self._lock:
+            before, self._idle = self._idle, session
+        return before
+
+
+@contextmanager
+def kept_sessions(database: Database) -> Iterator[None]:
+    """The transactions of the block, in any thread, take one kept session by turns. Blocks may be nested.
+
+    A transaction that begins while another is open has a session of its own, so no more are open at once than without
+    the block, but for an idle one.
+    """
+    if database.kept is not None:
+        yield
+        return
+    database.kept = kept = _KeptSessions(database)
+    try:
+        yield
+    finally:
+        database.kept = None
+        kept.end()

@@ -9,8 +9,8 @@ from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.control.run import Run, read_now, settle, start_clock
 from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.control.slow_options import slow
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.scan import sharing
-from airflow_roir.engine.sessions.kept_session import KeptSession
 from airflow_roir.engine.work import worker
 from airflow_roir.engine.work.phase_log import PhaseLog
 from airflow_roir.engine.work.phase_work import PhaseWork
@@ -28,23 +28,22 @@ WATCH_EVERY_S = 1.0
 class PhaseDriver:
     """Drives one phase of a run, with the workers of a pool.
 
-    looks: the session of its looks, which the caller closes. report: takes the lines of the log.
+    report: takes the lines of the log.
     """
 
     def __init__(
         self,
-        looks: KeptSession,
+        database: Database,
         run: Run,
         phase: PhaseWork,
         pool: Pool,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._looks = looks
-        self._database = looks.database
+        self._database = database
         self._run = run
         self._phase = phase
         self._pool = pool
-        self._log = PhaseLog(looks, run, phase, report)
+        self._log = PhaseLog(database, run, phase, report)
         self._report = report
         self._shares_scan_with: set[str] = set()
 
@@ -69,8 +68,6 @@ class PhaseDriver:
                 raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
             if row.status == Status.FAILED:
                 raise OperationFailed(f"index {self._run.index}: {row.error}")
-        # The phase's own steps open sessions, and an operation needs no more at once.
-        self._looks.close()
         try:
             self._persist(lambda: self._phase.finish(self._database, self._run, self._report))
         except DuplicatesFound:
@@ -143,7 +140,7 @@ class PhaseDriver:
             return
 
         def read() -> tuple[str, ...]:
-            with self._looks.transaction() as connection:
+            with self._database.transaction() as connection:
                 return sharing.others(connection, [self._run.operation_id]).get(self._run.operation_id, ())
 
         names = self._database.retry(read)
@@ -152,7 +149,7 @@ class PhaseDriver:
             self._log.say(sharing.told(names))
         if names and left.undone and not left.free and not self._pool.busy:
             # Workers of other operations work for this one: its clock runs.
-            self._database.retry(lambda: start_clock(self._looks, self._run))
+            self._database.retry(lambda: start_clock(self._database, self._run))
 
     def _leave(self, cause: BaseException | None) -> None:
         """Wait for the workers that are still at work; raise the first error of theirs, unless there is a `cause`."""
@@ -169,7 +166,6 @@ class PhaseDriver:
         return failures
 
     def _settle(self, error: BaseException) -> None:
-        self._looks.close()
         settle(self._database, self._run, error, fatal=False)
 
     @property
@@ -177,18 +173,18 @@ class PhaseDriver:
         return counted(len(self._pool.busy), "worker")
 
     def _control(self) -> Any:
-        return self._persist(lambda: read_now(self._looks, self._run))
+        return self._persist(lambda: read_now(self._database, self._run))
 
     def _persist(self, work: Callable[[], T]) -> T:
         return persist(self._database, self._run, work, self._log.say)
 
     def _at_work(self) -> set[int]:
-        with self._looks.transaction() as connection:
+        with self._database.transaction() as connection:
             return worker.workers_at_work(connection, self._run)
 
     def _work_left(self) -> WorkLeft:
         def read() -> WorkLeft:
-            with self._looks.transaction() as connection:
+            with self._database.transaction() as connection:
                 return self._phase.left(connection, self._run, self._pool.busy)
 
         return self._persist(read)

@@ -11,9 +11,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.control.run import Run
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.feeds import AWAY
-from airflow_roir.engine.sessions.kept_session import Transactions
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.errors import RoirError
@@ -45,10 +44,10 @@ def tells_of_pieces(line: str) -> bool:
 
 
 class PhaseLog:
-    """The log of one phase of a run. looks: the sessions by which it reads; say: takes a line."""
+    """The log of one phase of a run. say: takes a line."""
 
-    def __init__(self, looks: Transactions, run: Run, phase: PhaseWork, say: Callable[[str], None]) -> None:
-        self._looks = looks
+    def __init__(self, database: Database, run: Run, phase: PhaseWork, say: Callable[[str], None]) -> None:
+        self._database = database
         self._run = run
         self._work = phase
         self._phase = phase.name
@@ -148,7 +147,7 @@ class PhaseLog:
             return
         self._last_duplicate = (new and new[0].id) or self._last_duplicate
         try:
-            with self._looks.transaction() as connection:
+            with self._database.transaction() as connection:
                 found = duplicate_report.read(connection, self._run.operation_id)
                 listed = duplicate_report.groups(
                     connection, found, 0 if again else self._last_group, LISTED, rows_each=LISTED
@@ -173,7 +172,7 @@ class PhaseLog:
 
     def _read(self, query: str, **values: int) -> Sequence[Row[Any]]:
         try:
-            with self._looks.transaction() as connection:
+            with self._database.transaction() as connection:
                 sql = query.format(pieces=self._work.listed)
                 return execute(connection, sql, {"operation": self._run.operation_id, **values}).all()
         except DBAPIError:
