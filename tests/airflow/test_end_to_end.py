@@ -150,7 +150,7 @@ def in_state(airflow: StandaloneAirflow, run: str, task: str, *states: str) -> C
     return reached
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_build_that_is_paused_for_hours_looks_seldom_and_says_so_once_an_hour(
     airflow: StandaloneAirflow, shop: Any, warehouse: str
 ) -> None:
@@ -474,7 +474,7 @@ def test_a_corrupted_entry_is_found_mended_and_counted(airflow: StandaloneAirflo
     steps.assert_exact(shop.database, "item_by_kind")
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_night_compacts_what_has_aged(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
     prepared, engine_run = steps.begin(shop.database, "item_by_kind", "item", "kind", "price", segments=2)
     steps.finish_all(shop.database, engine_run)
@@ -505,7 +505,7 @@ def test_clean_up_runs(airflow: StandaloneAirflow, warehouse: str) -> None:
     assert set(airflow.xcoms("clean_up_indexes", run, "clean_up")["return_value"].values()) == {0}
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_run_whose_operation_is_unknown_fails_and_announces_nothing(
     airflow: StandaloneAirflow, shop: Any, warehouse: str
 ) -> None:
@@ -552,7 +552,7 @@ def test_a_run_with_a_misspelt_key_does_nothing(airflow: StandaloneAirflow, shop
     assert shop.run("SELECT count(*) FROM roir.operation") == [(0,)]
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_db_clean_while_a_build_is_paused_loses_nothing(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
     """`airflow db clean` deletes the XCom that names the operation: the run finds its own unfinished one."""
     conf = {"index": "item_by_kind", "table": "item", "keys": "kind", "batch_rows": 1000, "ranges": 4}

@@ -119,7 +119,7 @@ ENDS = [
 ]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("stopped", ["none", "driver", "java"])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_task_that_ends_leaves_nobody_behind(
@@ -184,7 +184,7 @@ def test_the_scheduler_is_killed(airflow: StandaloneAirflow, scene: Scene, phase
         finished(airflow, scene, run)
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", some(["build", "fold"], "build"))
 def test_a_scheduler_that_is_asked_to_end_leaves_the_work_and_goes_on_later(
     airflow: StandaloneAirflow, scene: Scene, phase: str
@@ -255,7 +255,7 @@ def is_scheduler(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", some(PHASES, "seal"))
 def test_the_whole_of_airflow_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)

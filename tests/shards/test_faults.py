@@ -30,7 +30,7 @@ def test_whatever_the_network_does_nothing_is_lost_and_no_read_lies(contrib_shar
     assert traffic.happened["answer lost"] + traffic.happened["cut"]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_nor_while_servers_die_and_the_index_is_verified_and_rebuilt(pg: int, by: str) -> None:
     traffic = _everything(pg, random.randrange(1_000_000), by, 10.0)

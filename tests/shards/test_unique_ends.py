@@ -110,6 +110,7 @@ def assert_nothing_is_left(made: Shards, generation_id: int) -> None:
     assert made.ask(LEFT, of, of) == []
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("shard", [None, "s1"])
 def test_an_abort_ends_that_of_its_own_generation(contrib_shards: Make, shard: str | None) -> None:
     made = contrib_shards(2, *TABLE)
@@ -150,7 +151,7 @@ def test_a_failure_ends_that_of_its_own_generation(contrib_shards: Make, shard: 
     assert problem(made, third) is None
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("shard", [None, "s0"])
 def test_a_clean_up_ends_that_of_what_it_drops(contrib_shards: Make, shard: str | None) -> None:
     made = contrib_shards(2, *TABLE)
@@ -168,7 +169,7 @@ def test_a_clean_up_ends_that_of_what_it_drops(contrib_shards: Make, shard: str 
     assert_keys_move(made, second)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_revert_ends_none_and_the_clean_up_after_it_that_of_the_other(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     first = enforced(made)
@@ -211,7 +212,7 @@ def test_a_clean_up_that_a_revert_was_faster_than_ends_none(contrib_shards: Make
     assert problem(made, first) is None
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("force", [False, True])
 def test_a_shard_that_is_removed_has_writers_as_before(contrib_shards: Make, force: bool) -> None:
     """The shard was out of reach when the generation over it was dropped."""

@@ -82,7 +82,7 @@ def test_a_shard_from_an_old_backup_whose_key_is_taken_is_listed_and_healed(
     assert (problem(made, generation_id), holders_of(made, generation_id)) == (None, ["s1"])
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_that_is_gone_for_good_keeps_the_rest_from_nothing(contrib_shards: Make) -> None:
     """The index was rebuilt without it; only the generation that a revert would show has it."""
     made = contrib_shards(3, TABLE)
@@ -111,7 +111,7 @@ def test_a_shard_that_is_gone_for_good_keeps_the_rest_from_nothing(contrib_shard
     assert problem(made, first) is not None
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make) -> None:
     """The new shard has a key of the others; those are enforced all the while."""
     made = contrib_shards(3, TABLE)
@@ -194,7 +194,7 @@ def primary(pg: int) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_replica_of_the_index_server_takes_over(contrib_shards: Make, primary: Server, lost: bool) -> None:
     """The replica has all commits, or lacks the last ones, by which keys were given up and taken."""

@@ -15,7 +15,7 @@ from tests.shards.test_unique import enforced, problem
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE DEFERRABLE, v int)",)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.usefixtures("deadlocks_meant")
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.sample(0)] if seed else []) for seed in range(6)]

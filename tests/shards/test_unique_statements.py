@@ -98,7 +98,7 @@ def run(made: Shards, shard: str, level: str, statement: str) -> None:
         connection.commit()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_statement_brings_a_key_of_another_shard(made: Shards, level: str) -> None:
     generation_id = enforced(made)
@@ -148,7 +148,7 @@ MOVES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_keys_move_about_in_their_shard(contrib_shards: Make) -> None:
     """As the shard's own deferrable constraint allows; the key is composite, with a NULL here and there."""
     made = contrib_shards(
