@@ -103,8 +103,10 @@ class _KeptSessions:
         session = self._swap(None) or KeptSession(self._database)
         with session.transaction() as connection:
             yield connection
-        if (other := session if self._ended else self._swap(session)) is not None:
+        if (other := self._swap(session)) is not None:
             other.close()
+        if self._ended:
+            self.close()
 
     def close(self) -> None:
         """End the idle session."""
