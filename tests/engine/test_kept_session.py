@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from sqlalchemy.exc import DBAPIError
@@ -14,7 +17,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.sessions import kept_session, server_timeline
-from airflow_roir.engine.sessions.kept_session import KeptSession
+from airflow_roir.engine.sessions.kept_session import KeptSession, kept_sessions
 from airflow_roir.engine.sessions.server_timeline import one_history
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.errors import HistoryChanged
@@ -192,3 +195,96 @@ def test_a_kept_session_passes_the_check_of_one_history_each_time(
             pid_of(kept)
     assert sessions.open == []
     pid_of(kept)
+
+
+def pid_in(database: Database) -> int:
+    """The pid of the session of one transaction, seen by it."""
+    with database.transaction() as connection:
+        return int(execute(connection, "SELECT pg_backend_pid()").scalar_one())
+
+
+def test_the_transactions_of_a_block_share_a_session_and_none_is_left(database: Database) -> None:
+    sessions = Sessions(database)
+    with kept_sessions(database):
+        with kept_sessions(database):
+            first = pid_in(database)
+        assert pid_in(database) == first
+        assert sessions.open == [first]
+    assert sessions.open == []
+    assert pid_in(database) != first
+    assert sessions.open == []
+
+
+def test_a_transaction_within_another_has_a_session_of_its_own(database: Database) -> None:
+    sessions = Sessions(database)
+    with kept_sessions(database):
+        with database.transaction() as outer:
+            execute(outer, "CREATE TABLE public.written ()")
+            assert pid_in(database) != execute(outer, "SELECT pg_backend_pid()").scalar_one()
+            assert pid_in(database) != execute(outer, "SELECT pg_backend_pid()").scalar_one()
+        assert len(sessions.open) == 1
+        with database.transaction() as connection:
+            assert execute(connection, "SELECT to_regclass('public.written')").scalar_one() is not None
+    assert sessions.open == []
+
+
+def test_a_session_in_use_as_the_block_ends_is_closed_after_its_transaction(database: Database) -> None:
+    sessions = Sessions(database)
+    with ExitStack() as block:
+        block.enter_context(kept_sessions(database))
+        with database.transaction() as connection:
+            execute(connection, "CREATE TABLE public.written ()")
+            block.close()
+            assert len(sessions.open) == 1
+    assert sessions.open == []
+    with database.transaction() as connection:
+        assert execute(connection, "SELECT to_regclass('public.written')").scalar_one() is not None
+
+
+def test_an_error_in_a_transaction_of_a_block_ends_its_session_alone(database: Database) -> None:
+    sessions = Sessions(database)
+    with kept_sessions(database):
+        first = pid_in(database)
+        with pytest.raises(DBAPIError), database.transaction() as connection:
+            execute(connection, "SELECT 1 / 0")
+        assert sessions.open == []
+        assert pid_in(database) != first
+
+
+def test_a_new_history_is_not_that_of_a_session_left_from_before(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A demoted server that nobody has fenced would decide it."""
+    with kept_sessions(database):
+        first = pid_in(database)
+        with one_history(database):
+            assert pid_in(database) != first
+            monkeypatch.setattr(server_timeline, "HISTORY", "SELECT 'another timeline'")
+            with pytest.raises(HistoryChanged):
+                pid_in(database)
+
+
+def test_threads_at_once_have_sessions_of_their_own(database: Database) -> None:
+    sessions = Sessions(database)
+    gate = threading.Barrier(4)
+
+    def work(_: int) -> int:
+        with database.transaction() as connection:
+            gate.wait()
+            return int(execute(connection, "SELECT pg_backend_pid()").scalar_one())
+
+    with kept_sessions(database), ThreadPoolExecutor(4) as threads:
+        for _ in range(3):
+            assert len(set(threads.map(work, range(4)))) == 4
+        assert len(sessions.open) == 1
+    assert sessions.open == []
+
+
+@pytest.mark.sample(0)
+def test_a_run_opens_few_sessions(database: Database) -> None:
+    """Found: three small builds opened 168 sessions, each of which read catalogs and planned anew; now 60."""
+    run = begun(database, "build")
+    sessions = Sessions(database)
+    lifecycle.run_phases(database, run)
+    assert sessions.opened <= 16
+    assert sessions.open == []
