@@ -191,7 +191,7 @@ def prepare(
     A refusal names all objections to the build.
     """
     try:
-        return preparing.prepare(database, definition, options, actor, report, forecast.lines)
+        return preparing.prepare(database, definition, options, actor, report, forecast.foresee)
     except (InvalidInput, NotFound) as refusal:
         raise objections.with_others(refusal, database, definition, options) from None
     except DBAPIError as error:

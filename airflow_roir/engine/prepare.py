@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -70,8 +70,15 @@ SELECT %(operation)s, r.ordinal, r.relation, r.lower, r.upper, r.filenode, r.sha
 """
 
 
-# The lines that say what a build will take, once its plan is known.
-Foresee = Callable[[Connection, DryRun, BuildOptions], Sequence[str]]
+@dataclass(frozen=True)
+class Foreseen:
+    """A look ahead at a planned build. lines: for the user; worth: whether the index will pay, in words."""
+
+    lines: Sequence[str] = ()
+    worth: str | None = None
+
+
+Foresee = Callable[[Connection, DryRun, BuildOptions], Foreseen]
 
 
 def prepare(
@@ -80,11 +87,11 @@ def prepare(
     options: BuildOptions,
     actor: str | None = None,
     report: Callable[[str], None] = lambda line: None,
-    foresee: Foresee = lambda connection, dry, options: (),
+    foresee: Foresee = lambda connection, dry, options: Foreseen(),
 ) -> BegunOperation:
     """Begin a build: a create, or a rebuild if the index exists. Idempotent.
 
-    foresee: returns lines for `report` about what the build will take; `lifecycle.prepare` gives it.
+    foresee: looks ahead, in the planning transaction, before writers are locked out; `lifecycle.prepare` gives it.
     An unfinished operation of the index is adopted with its own options; only those of LIVE_OPTIONS change. Raises
     InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed (an operation of the index failed
     and must be aborted first), SourceChanged (an operation of another index on the source must be aborted first).
@@ -142,7 +149,8 @@ def _new(
     report: Callable[[str], None],
     foresee: Foresee,
 ) -> BegunOperation:
-    lines: list[str] = []
+    # Each attempt for the lock looks; the last look counts.
+    seen: list[Foreseen] = []
     dry = dry_run.run(
         database,
         definition,
@@ -150,9 +158,10 @@ def _new(
         report,
         options.lock_patience_s,
         "prepare",
-        lambda connection, dry: lines.extend(foresee(connection, dry, options)),
+        lambda connection, dry: seen.append(foresee(connection, dry, options)),
     )
-    for line in lines:
+    foreseen = seen[-1]
+    for line in foreseen.lines:
         report(line)
     begun = time.monotonic()
     with telling_of_names():
@@ -160,10 +169,10 @@ def _new(
             with database.transaction() as connection:
                 # No other session knows the table that stands for the source: there is no writer to drain.
                 dry = apart().with_source(connection, dry)
-                prepared = _prepare(connection, lambda: None, dry, options, actor, begun)
+                prepared = _prepare(connection, lambda: None, dry, options, actor, begun, foreseen)
         else:
             prepared = _drain(database, dry, options).run(
-                lambda connection, lock: _prepare(connection, lock, dry, options, actor, begun), report
+                lambda connection, lock: _prepare(connection, lock, dry, options, actor, begun, foreseen), report
             )
     for line in slow(options, dry.plan.rows, dry.plan.ranges):
         report(line)
@@ -191,6 +200,7 @@ def _prepare(
     options: BuildOptions,
     actor: str,
     begun: float,
+    foreseen: Foreseen,
 ) -> BegunOperation:
     source, plan, name = dry.source, dry.plan, dry.index
     index_id = _index_row(connection, dry)
@@ -227,6 +237,7 @@ def _prepare(
         scan_of=shared.of if shared else None,
         rows_estimate=plan.rows,
         notice=" ".join(warnings) or None,
+        worth=foreseen.worth if dry.kind == Kind.CREATE and not options.census else None,
         phase_seconds=to_json({"prepare": round(time.monotonic() - begun, 3)}),
     )
     partition_changes.register(connection, source, generation_id)

@@ -75,6 +75,8 @@ SELECT clock_timestamp() AS now,
        q.actor AS ended_by, q.detail AS end_reason,
        -- The notice of a run that is gone is void.
        o.error, CASE WHEN b.abandoned_since IS NULL THEN o.notice END AS notice,
+       -- While the build can still be aborted.
+       CASE WHEN o.status IN ('running', 'paused') THEN o.worth END AS worth,
        i.is_unique AS unique,
        coalesce((o.options ->> 'census')::boolean, false) AS census,
        EXISTS (SELECT FROM roir.duplicate d WHERE d.operation_id = o.id) AS has_duplicates,

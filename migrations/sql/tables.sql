@@ -186,6 +186,7 @@ CREATE TABLE roir.operation (
     finished_at timestamptz,
     error text,
     notice text,
+    worth text,
     spark_ui text,
     granted double precision,
     granted_at timestamptz,

@@ -91,6 +91,7 @@ CONTRACT: dict[str, Any] = {
     "end_reason": MAYBE_TEXT,
     "error": MAYBE_TEXT,
     "notice": MAYBE_TEXT,
+    "worth": MAYBE_TEXT,
     "unique": bool,
     "census": bool,
     "has_duplicates": bool,
@@ -136,7 +137,6 @@ CONTRACT: dict[str, Any] = {
         }
     ],
     "queries": [str],
-    "worth": MAYBE_TEXT,
     **{name: (str if option.kind.is_text else int, OR_NONE) for name, option in LIVE.items()},
 }
 

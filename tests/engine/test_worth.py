@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.definition import IndexDefinition
+from airflow_roir.engine import lifecycle
+from airflow_roir.engine.control import requests
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.forecast import forecast, worth
 from airflow_roir.engine.forecast import query as queries
@@ -16,6 +19,7 @@ from airflow_roir.options import BuildOptions
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
+from tests.engine.test_many_indexes import statements
 
 COLUMNS = 'id bigint, day int, k bigint, code varchar(20), state text, total numeric, "AND" int, flag boolean'
 
@@ -211,20 +215,33 @@ def test_columns_of_joins_views_functions_and_hostile_names(sixty: Database, dsn
     assert (wrong.pays, "no condition on" in wrong.why) == ("no", True)
 
 
+def prepared(database: Database, index: str, source: str | None, keys: str | None, include: str | None = None) -> None:
+    lifecycle.prepare(database, IndexDefinition.parse(index, source, keys, include), BuildOptions(), "test")
+
+
 def test_a_first_build_says_on_its_page_whether_the_index_will_pay(database: Database, dsn: str) -> None:
-    """As the plan does, while it can be aborted; a rebuild, and an index that is there, say nothing."""
+    """As the plan does, while it can be aborted; a rebuild, and an index that is there, say nothing. The prepare has
+    recorded it: a look doesn't count the partitions.
+    """
     table(dsn, 12)
     for name, keys, include in (("by_k", "k", "state"), ("by_day", "day", None)):
-        _, run = steps.begin(database, name, "t", keys, include)
-        seen = details.progress(database, name).worth
-        assert seen == str(asked(database, None, keys, include))
-        steps.finish_all(database, run)
+        prepared(database, name, "t", keys, include)
+        seen: list[str | None] = []
+        sent = statements(database, lambda: seen.append(details.progress(database, name).worth))  # noqa: B023
+        assert seen == [str(asked(database, None, keys, include))]
+        assert [one for one in sent if "partition_tree" in one or "pg_partitioned_table" in one] == []
+        requests.pause(database, name, "test")
+        assert details.progress(database, name).worth == seen[0]
+        requests.resume(database, name, "test")
+        steps.finish_all(database, start_run(database, name, "test", take_over=True))
         assert details.progress(database, name).worth is None
-    steps.begin(database, "by_k", None, None)
+    prepared(database, "by_k", None, None)
     assert details.progress(database, "by_k").worth is None
     run_sql(dsn, "CREATE TABLE plain (id int PRIMARY KEY, k int)")
-    steps.begin(database, "of_plain", "plain", "k")
+    prepared(database, "of_plain", "plain", "k")
     assert str(details.progress(database, "of_plain").worth).startswith("no: the table has no partitions")
+    requests.request_abort(database, "of_plain", "test")
+    assert details.progress(database, "of_plain").worth is None
 
 
 def test_local_and_existing_indexes_are_named(sixty: Database, dsn: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from sqlalchemy import Connection
@@ -16,6 +15,7 @@ from airflow_roir.engine.forecast import worth as worths
 from airflow_roir.engine.forecast.expectation import Expectation, expect
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.forecast.worth import Worth
+from airflow_roir.engine.prepare import Foreseen
 from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.options import BuildOptions
 
@@ -55,13 +55,14 @@ def run(database: Database, definition: IndexDefinition, options: BuildOptions, 
     return Forecast(**found, expectation=expectation, trial=trial, worth=worth)
 
 
-def lines(connection: Connection, dry: DryRun, options: BuildOptions) -> Sequence[str]:
+def foresee(connection: Connection, dry: DryRun, options: BuildOptions) -> Foreseen:
     """The lines before a build begins: its time, whether it pays, and whether duplicates can't be found early."""
     untold = hashing.untold(connection, dry.entry)
     worth = worths.of_index(connection, dry)
     found = [f"expected: {_expected(connection, dry, options)}"]
     found += [] if worth is None else [f"will it pay: {worth}"]
-    return found + ([] if untold is None else [untold])
+    found += [] if untold is None else [untold]
+    return Foreseen(found, None if worth is None else str(worth))
 
 
 def _expected(connection: Connection, dry: DryRun, options: BuildOptions, trial: Trial | None = None) -> Expectation:

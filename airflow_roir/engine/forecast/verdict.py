@@ -25,14 +25,6 @@ SELECT DISTINCT a.attname::text AS name
   JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = ANY (p.partattrs) AND a.attnum > 0
  WHERE p.partrelid = ANY (%(relations)s::oid[]) ORDER BY 1
 """
-# The index of an operation, unless it is over shards: the leaves of its table, and all relations.
-OF_OPERATION = """
-SELECT i.key_columns AS key, i.is_unique, jsonb_array_length(i.included_columns) > 0 AS includes,
-       count(*) FILTER (WHERE t.leaf) AS partitions, array_agg(t.relation) || i.source_oid::oid AS relations
-  FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
-  LEFT JOIN LATERAL roir.partition_tree(i.source_oid::oid) t ON true
- WHERE o.id = %(operation)s AND i.shard_table IS NULL GROUP BY i.id
-"""
 
 
 @dataclass(frozen=True)
@@ -49,15 +41,6 @@ class Verdict:
 def partition_key(connection: Connection, relations: Sequence[int]) -> tuple[str, ...]:
     """The columns that a table is partitioned by, on all levels. relations: the table and its partitions."""
     return tuple(execute(connection, PARTITION_KEYS, {"relations": list(relations)}).scalars())
-
-
-def of_operation(connection: Connection, operation_id: int) -> Verdict | None:
-    """The verdict about an operation's index; None over shards, whose tables aren't here."""
-    row = execute(connection, OF_OPERATION, {"operation": operation_id}).first()
-    if row is None:
-        return None
-    by = partition_key(connection, [oid for oid in row.relations if oid is not None])
-    return in_general(row.partitions, by, row.key, row.is_unique, row.includes)
 
 
 def in_general(partitions: int, by: tuple[str, ...], key: Sequence[str], unique: bool, includes: bool) -> Verdict:

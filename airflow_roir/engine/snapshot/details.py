@@ -19,7 +19,6 @@ from airflow_roir.engine.compact.progress import standings
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.database import Database, execute, sqlstate
-from airflow_roir.engine.forecast.verdict import of_operation
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.side_by_side import AT_ONCE, side_by_side
@@ -67,8 +66,6 @@ SELECT to_regclass(%(delta)s) IS NOT NULL AS exists, pg_relation_size(to_regclas
 """
 DELTA = "SELECT state::text AS state, count(*) AS rows FROM {delta} {sample} GROUP BY state"
 
-
-ENDS = (Status.COMPLETED, Status.FAILED, Status.ABORTING, Status.ABORTED)
 
 # The beginning of a requested pause's text. If a run pauses the operation itself, the text is the error alone.
 HOW_FAR = re.compile(r"at [0-9.]+ %: ")
@@ -145,7 +142,6 @@ def look(connection: Connection, one: OperationStatus) -> OperationStatus:
         events=_events(connection, one.operation_id),
         queries=queries(connection, one.operation_id) if one.kind in BUILDS and one.status == Status.COMPLETED else (),
         shards=standing(connection, one.operation_id, one.generation_id, one.epoch),
-        worth=_worth(connection, one),
     )
 
 
@@ -171,14 +167,6 @@ def _at_work(connection: Connection, one: OperationStatus) -> OperationStatus:
         workers=work.workers,
         held_up=held_up(connection, one, work),
     )
-
-
-def _worth(connection: Connection, one: OperationStatus) -> str | None:
-    """Whether the index will pay, while its first build can still be aborted."""
-    if one.kind != Kind.CREATE or one.census or one.status in ENDS:
-        return None
-    verdict = of_operation(connection, one.operation_id)
-    return None if verdict is None else str(verdict)
 
 
 def _pieces(one: OperationStatus) -> tuple[str, int]:

@@ -128,6 +128,7 @@ class OperationStatus:
     end_reason: str | None
     error: str | None
     notice: str | None
+    worth: str | None
     unique: bool
     census: bool
     has_duplicates: bool
@@ -165,7 +166,7 @@ class OperationStatus:
     # Fields that `details.look` reads, which also changes `paused` to `pausing` until run and workers have left.
     # phases: `verify` is the comparison before a publish. governor: None without limits, lost time and samples.
     # samples: unix seconds, rows, percent. shards: of an index over shards. queries: how to query what a build has
-    # published. worth: whether the first build of an index will pay, as `roir plan` says it; None once it has ended.
+    # published.
     phases: tuple[PhaseOf, ...] = ()
     bars: Bars | None = None
     workers: Workers | None = None
@@ -178,7 +179,6 @@ class OperationStatus:
     events: tuple[Event, ...] = ()
     shards: tuple[ShardStanding, ...] = ()
     queries: tuple[str, ...] = ()
-    worth: str | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -206,7 +206,7 @@ NAMES = [one.name for one in fields(OperationStatus)]
 OF_ROW = NAMES[: NAMES.index("shares_scan_of")]
 INTERNAL = frozenset(OF_ROW[OF_ROW.index("generation_id") :])
 OF_LISTS = frozenset(["shares_scan_of", "long_pause", "warnings"])
-DETAILS = frozenset(["now", *NAMES[NAMES.index("phases") :]])
+DETAILS = frozenset(["now", "worth", *NAMES[NAMES.index("phases") :]])
 
 ROWS = f"""
 SELECT {", ".join(f's."{name}"' for name in OF_ROW)} FROM roir.shown_operation s
