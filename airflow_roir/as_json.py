@@ -7,11 +7,6 @@ from datetime import datetime
 from typing import Any
 
 
-def number(value: Any) -> float | None:
-    """A numeric of the database; None stays."""
-    return None if value is None else float(value)
-
-
 def plain(value: Any) -> Any:
     """A value for JSON. An object with the method `as_dict` is converted by that."""
     if isinstance(value, datetime):

@@ -44,7 +44,6 @@ class Window:
     is enough.
     """
 
-    cron: str
     length: timedelta
     zone: ZoneInfo
     minutes: tuple[int, ...]
@@ -154,7 +153,7 @@ def _window(text: str) -> Window:
     except (ZoneInfoNotFoundError, ValueError, OSError):
         near = meant(nearest(zone, available_timezones()))
         raise InvalidInput(f"windows: there is no time zone {zone!r}; {HINT}{near}") from None
-    window = Window(cron, _length(found["length"]), where, *_fields(cron))
+    window = Window(_length(found["length"]), where, *_fields(cron))
     if window.next_opening(datetime.now(timezone.utc)) is None:
         raise InvalidInput(f"windows: {cron!r} never comes; {HINT}")
     return window

@@ -38,7 +38,9 @@ work; `claims.py`: the one protocol of workers; `scan/`, `unique/`; `health/`; `
 `generation_state.py`, `scan_range.py`, `signals.py`, `errors.py` |
 
 `lifecycle.py` gives the core what is around it: early detection beside the build's workers, the comparison before the
-publish, the forecast that prepare says first. `shards/` is a package of its own.
+publish, the forecast that prepare says first. `shards/` is a package of its own. The core imports nothing of it, and
+asks it by hooks, whose implementation `generation/feeds.py` loads by its name. This one arrow goes up on purpose: with
+a registration, a process that forgets it would treat an index over shards as any other, and lose writes.
 """
 
 

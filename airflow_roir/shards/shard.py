@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.generation.feeds import AWAY, AWAY_S
+from airflow_roir.engine.generation.feeds import AWAY_S
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.nearest import meant_of
@@ -114,9 +114,7 @@ UPDATE roir.shard SET away_until = NULL, problem = NULL, problem_at = NULL
 
 def find(connection: Connection, name: str) -> Shard:
     """The live shard of that name. Raises NotFound."""
-    row = execute(
-        connection, "SELECT * FROM roir.shard WHERE name = %(name)s AND removed_at IS NULL", {"name": name}
-    ).first()
+    row = execute(connection, FIND, {"name": name}).first()
     if row is None:
         known = execute(connection, "SELECT name FROM roir.shard WHERE removed_at IS NULL").scalars()
         raise NotFound(
@@ -134,11 +132,6 @@ def feeds_of(connection: Connection, generation_id: int) -> list[Feed]:
     """The feeds of a generation, by their shards' names; none if its source is in this database."""
     found = execute(connection, FEEDS, {"generation": generation_id})
     return [Feed(row.feed, generation_id, _shard(row), row.outbox, row.source_oid) for row in found]
-
-
-def away(connection: Connection, operation_id: int) -> dict[str, str]:
-    """The shards of an operation that can't be read now, by name, with the reasons."""
-    return {row.name: row.problem for row in execute(connection, AWAY, {"operation": operation_id})}
 
 
 def set_away(connection: Connection, shard_id: int, problem: str) -> None:

@@ -2,10 +2,9 @@
 -- of it. Not described: ids, references, and the claim_… columns, which are alike in every table of claimed pieces.
 
 COMMENT ON TABLE roir.home IS
-    'One row: where this control schema is at home. Other oids show a restored dump or a pg_upgrade (restore.py).';
+    'One row: where this control schema is at home. Other oids show a restored dump or a pg_upgrade.';
 COMMENT ON COLUMN roir.home.tables IS 'the oids of some tables of this schema';
 COMMENT ON COLUMN roir.home.schema_oid IS 'the oid of the schema itself';
-COMMENT ON COLUMN roir.home.settled_at IS 'when both were written down';
 
 COMMENT ON TABLE roir.index IS
     'A definition of an index. A dropped index keeps its row for the history; its name is free again.';

@@ -10,7 +10,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT 1, jsonb_object_agg(c.relname, c.oid::bigint), min(n.oid::bigint)
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
      WHERE n.nspname = 'roir' AND c.relname IN ('index', 'generation', 'operation', 'source_partition', 'event')
-    ON CONFLICT (id) DO UPDATE SET tables = excluded.tables, schema_oid = excluded.schema_oid, settled_at = now()
+    ON CONFLICT (id) DO UPDATE SET tables = excluded.tables, schema_oid = excluded.schema_oid
 $$;
 
 -- The event since these oids were recorded: 'restored' from a dump, 'upgraded' by pg_upgrade, NULL: none.

@@ -10,8 +10,7 @@ REVOKE ALL ON TYPE roir.entry_state FROM PUBLIC;
 CREATE TABLE roir.home (
     id smallint PRIMARY KEY CONSTRAINT home_one CHECK (id = 1),
     tables jsonb NOT NULL,
-    schema_oid bigint NOT NULL,
-    settled_at timestamptz NOT NULL DEFAULT now()
+    schema_oid bigint NOT NULL
 );
 
 CREATE TABLE roir.index (

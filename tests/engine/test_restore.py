@@ -14,7 +14,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from airflow_roir.engine import abort, clean_up, drop, install
 from airflow_roir.engine.capture import trigger_gaps
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.health.faults import replaced, warnings
+from airflow_roir.engine.health.faults import warnings
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch
@@ -282,7 +282,7 @@ def test_a_single_table_that_was_restored_over_itself_is_not_adopted(
     install.init(database)
     with database.transaction() as connection:
         assert any("index public.ix:" in line and "roir drop" in line for line in warnings(connection))
-        assert [line for line in replaced(connection) if "t has taken its place" in line]
+        assert [line for line in warnings(connection) if "t has taken its place" in line]
         assert not any("ix_other" in line for line in warnings(connection))
     # The other index's commands go on, and users' writes too.
     status(database)

@@ -205,7 +205,7 @@ def late_acknowledgement(made: Shards, copies: Copies) -> Laid:
     assert new.claim()
     polled = new.poll()
     # The same token was given again: the shard's tick is beyond its polls.
-    assert not polled.fits
+    assert not polled.ended
     new.apply(polled)
     found = new.poll()
     old.acknowledge()

@@ -62,9 +62,9 @@ def _padding(at: float, alignment: int, varies: bool) -> float:
     return (padding + (alignment - 1) / 2) / 2 if varies else padding
 
 
-def aligned(size: int, alignment: int = 8) -> int:
-    """The size rounded up to a multiple of the alignment."""
-    return -(-size // alignment) * alignment
+def aligned(size: int) -> int:
+    """The size rounded up to a multiple of eight bytes."""
+    return -(-size // 8) * 8
 
 
 def heap_pages(rows: int, size: float, page: int, fillfactor: int) -> int:

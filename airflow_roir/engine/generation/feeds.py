@@ -3,7 +3,10 @@
 A generation of an index over shards has a feed (a row of `roir.feed`) for each of them. The feeds are in the control
 schema, so the core reads them, and whether their shards are out of reach, like any other rows. The package
 `airflow_roir.shards` does all work in shards, and on tables that only such an index has, behind `Ends` here and
-`engine.apart.Apart`. The core imports nothing of it: `implementation` finds it by its name.
+`engine.apart.Apart`. The core imports nothing of it: `implementation` loads it by its name, at the first call, when all
+modules of the core are complete. So each process has it: commands, tasks, pages, Spark's driver, and executors, which
+get the package's sources without the metadata that an entry point needs. With a registration at the start of each of
+them, one that forgot it would treat an index over shards as any other, and lose writes.
 """
 
 from __future__ import annotations

@@ -24,16 +24,16 @@ class Surroundings:
     query: str | None = None
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Surroundings:
+    def of_environment(cls) -> Surroundings:
         """From ROIR_REPLICAS, an object of names and DSNs in JSON, and ROIR_THROTTLE_QUERY. Raises InvalidInput."""
         try:
-            replicas = json.loads(environment.get(REPLICAS) or "{}")
+            replicas = json.loads(os.environ.get(REPLICAS) or "{}")
         except ValueError:
             replicas = None
         if not isinstance(replicas, dict) or not all(isinstance(dsn, str) for dsn in replicas.values()):
             # The error doesn't quote the text, which may contain passwords.
             raise InvalidInput(f'{REPLICAS} must be JSON as {{"r2": "host=… dbname=…"}}, names of replicas with DSNs')
-        return cls(replicas, environment.get(QUERY) or None)
+        return cls(replicas, os.environ.get(QUERY) or None)
 
     def as_environment(self) -> dict[str, str]:
         """The variables for the environment of a driver's process."""

@@ -140,11 +140,6 @@ def warnings_in(connection: Connection, of: Subject) -> list[str]:
     return [*dict.fromkeys(found), *map(_of_replaced, of.replaced)]
 
 
-def replaced(connection: Connection) -> list[str]:
-    """A line, with the remedy, for each index whose source was dropped and replaced by a table with its trigger."""
-    return list(map(_of_replaced, subject(connection, None).replaced))
-
-
 def _of_build(connection: Connection, row: Row[Any]) -> list[str]:
     # Any other fault stops the build.
     name = str(operations.index_name(row))

@@ -164,7 +164,7 @@ def _position(connection: Connection, joining_id: int, name: str) -> Any:
 
 
 def record_collisions(
-    database: Database, source: Source, generation_id: int, entry: Entry, relation: int, first: int = 3
+    database: Database, source: Source, generation_id: int, entry: Entry, relation: int
 ) -> tuple[int, int, list[str]]:
     """Writes down all groups of a new partition's rows that share a key with each other or with the source's rows.
 
@@ -177,7 +177,7 @@ def record_collisions(
             return 0, 0, []
         name = execute(connection, NAME, {"oid": relation}).scalar_one()
         unique_rows.record(connection, source, generation_id, entry, mode, relation, name)
-        return unique_rows.recorded(connection, generation_id, first)
+        return unique_rows.recorded(connection, generation_id)
 
 
 def _write(

@@ -124,7 +124,6 @@ class Poll:
     identities: tuple[tuple[str | None, ...], ...]
     last: int
     ended: bool
-    fits: bool
 
     @property
     def rows(self) -> int:
@@ -224,7 +223,6 @@ def read(
         identities=tuple(tuple(row.identity) for row in looked) if texts else (),
         last=versions[-1] if versions else after,
         ended=fits and len(versions) < limit and len(looked) == sum(row.entry is not None for row in rows),
-        fits=fits,
     )
 
 
