@@ -11,7 +11,7 @@ every snapshot. So the view hides these entries until no such snapshot can exist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -85,6 +85,29 @@ SELECT p.id, format('%%I.%%I', i.schema_name, i.name) AS view, p.name
    AND i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)
  ORDER BY p.removed_at
 """
+
+# The statements of a batch. No values are bound in them: the conditions may have literals with a per cent sign.
+# {within}: true if an entry `x` of the {store} is in the partition's bounds. {still}: 'AND …', true if it has no row
+# and may be removed; empty once the source's owner was asked.
+LOCK_STORE = "LOCK TABLE {store} IN ROW SHARE MODE"
+LOCK_IN_BLOCKS = """
+SELECT x.ctid::text FROM {store} x
+ WHERE x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {within} {still} FOR UPDATE
+"""
+IS_JOINING = """
+SELECT EXISTS (SELECT FROM {store} x WHERE x.ctid = ANY (ARRAY[{tids}]::tid[]) {still} AND {joining})
+"""
+REMOVE = "DELETE FROM {store} x WHERE x.ctid = ANY (ARRAY[{tids}]::tid[]) {still}"
+# In a delta an entry becomes antimatter, whether the base has an entry or not.
+REMOVE_FROM_DELTA = """
+UPDATE {store} x SET state = '{antimatter}' WHERE x.ctid = ANY (ARRAY[{tids}]::tid[]) {still}
+"""
+# For an untrusted owner the first two are sent as the owner, the last one as roir.
+FIND_IN_BLOCKS = """
+SELECT x.ctid FROM {store} x WHERE x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {within} {still}
+"""
+FIND_STILL = "SELECT x.ctid FROM {store} x WHERE x.ctid = ANY (ARRAY[{tids}]::tid[]) {still}"
+LOCK_FOUND = "SELECT x.ctid::text FROM {store} x WHERE x.ctid = ANY (ARRAY[{tids}]::tid[]) FOR UPDATE"
 
 STORES = """
 SELECT to_regclass(%(delta)s)::oid::bigint AS relation, to_regclass(%(delta)s)::text AS name, true AS delta
@@ -234,7 +257,6 @@ def _batch(connection: Connection, row: Row[Any], store: Row[Any], file: File, f
     only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
     if execute(connection, EXISTS, {"name": store.name}).scalar() is None:
         return 0
-    # No values are bound here: the conditions may have literals with a per cent sign.
     source = _source(connection, row)
     has_row = row.has_row
     if source is not None:
@@ -243,65 +265,67 @@ def _batch(connection: Connection, row: Row[Any], store: Row[Any], file: File, f
         asked = {"generation": row.generation_id, "source": source.oid}
         has_row = execute(connection, HAS_ROW, asked).scalar_one()
     # After the source, in the order of a TRUNCATE. A rewrite would make the entries' places meaningless.
-    execute(connection, f"LOCK TABLE {store.name} IN ROW SHARE MODE")
+    execute(connection, LOCK_STORE.format(store=store.name))
     now = _file(connection, store.name)
     if now is None or (now.relation, now.filenode) != (file.relation, file.filenode):
         return None
-    found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
+    parts = {
+        "store": store.name,
+        "first": first,
+        "end": end,
+        "within": row.within,
+        "still": f"AND NOT {has_row} {only}",
+    }
     if source is not None and not owner.is_trusted(connection, source):
-        removed = _step_as_owner(connection, row, source, store, found, f"NOT {has_row} {only}")
+        removed = _step_as_owner(connection, row, source, store, parts)
     else:
-        removed = _step(connection, row, store, found, f"NOT {has_row} {only}")
+        removed = _step(connection, row, store, parts)
     if source is not None and removed:
         check_name(connection, source.sql, source.oid)
     return removed
 
 
-def _step(connection: Connection, row: Row[Any], store: Row[Any], found: str, still: str) -> int:
-    locked = f"SELECT x.ctid::text FROM {store.name} x WHERE {found} FOR UPDATE"
-    tids = ", ".join(f"'{tid}'" for tid in execute(connection, locked).scalars())
-    return _take_away(connection, row, store, f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND {still}") if tids else 0
+def _step(connection: Connection, row: Row[Any], store: Row[Any], parts: Mapping[str, Any]) -> int:
+    tids = _listed(execute(connection, LOCK_IN_BLOCKS.strip().format(**parts)).scalars())
+    return _take_away(connection, row, store, {**parts, "tids": tids}) if tids else 0
 
 
-def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: str) -> int:
+def _take_away(connection: Connection, row: Row[Any], store: Row[Any], parts: Mapping[str, Any]) -> int:
     """Removes locked entries; returns how many. A copy of the same entries waits for that, and then writes them again.
 
     Raises LockNotAcquired if a table that is being attached has entries among them.
     """
     for joining in execute(connection, JOINING, {"generation": row.generation_id}).all():
-        query = f"SELECT EXISTS (SELECT FROM {store.name} x WHERE {where} AND {joining.within})"
-        if execute(connection, query).scalar_one():
+        if execute(connection, IS_JOINING.strip().format(**parts, joining=joining.within)).scalar_one():
             table = joining.name.replace("'", "''")
             raise LockNotAcquired(
                 f"entries of partition {row.name} can't be removed yet: {joining.name} is being attached with the same "
                 f"bounds. Run that roir attach-partition again, or cancel it: SELECT roir.cancel_attach('{table}'). "
                 "The next roir clean-up continues"
             )
-    # In a delta an entry becomes antimatter, whether the base has an entry or not.
-    change = (
-        f"UPDATE {store.name} x SET state = '{EntryState.ANTIMATTER.value}' WHERE {where}"
-        if store.delta
-        else f"DELETE FROM {store.name} x WHERE {where}"
-    )
-    return execute(connection, change).rowcount
+    change = REMOVE_FROM_DELTA if store.delta else REMOVE
+    return execute(connection, change.strip().format(**parts, antimatter=EntryState.ANTIMATTER.value)).rowcount
 
 
 def _step_as_owner(
-    connection: Connection, row: Row[Any], source: Source, store: Row[Any], found: str, still: str
+    connection: Connection, row: Row[Any], source: Source, store: Row[Any], parts: Mapping[str, Any]
 ) -> int:
     """As `_step`, for an untrusted owner: rows are read as the owner, entries locked and removed by their places."""
 
-    def these(tids: Sequence[str]) -> str:
-        places = ", ".join(f"'{tid}'" for tid in tids)
-        return f"x.ctid = ANY (ARRAY[{places}]::tid[])"
+    def asked(statement: str, **more: str) -> str:
+        query = statement.strip().format(**parts, **more)
+        return _listed(owner.rows(connection, source, query, "place tid").scalars())
 
-    def asked(where: str) -> Sequence[str]:
-        query = f"SELECT x.ctid FROM {store.name} x WHERE {where}"
-        return owner.rows(connection, source, query, "place tid").scalars().all()
+    lock = LOCK_FOUND.format(store=store.name, tids=asked(FIND_IN_BLOCKS))
+    held = _listed(execute(connection, lock).scalars())
+    if not held:
+        return 0
+    return _take_away(connection, row, store, {**parts, "tids": asked(FIND_STILL, tids=held), "still": ""})
 
-    taken = execute(connection, f"SELECT x.ctid::text FROM {store.name} x WHERE {these(asked(found))} FOR UPDATE")
-    held = taken.scalars().all()
-    return _take_away(connection, row, store, these(asked(f"{these(held)} AND {still}"))) if held else 0
+
+def _listed(tids: Iterable[str]) -> str:
+    """Addresses as the elements of an SQL array."""
+    return ", ".join(f"'{tid}'" for tid in tids)
 
 
 def _source(connection: Connection, row: Row[Any]) -> Source | None:
