@@ -188,8 +188,8 @@ def _reads(app: FastAPI) -> None:
             "progress": None,
         }
         if shown is None:
-            # If the run has ended, there may never be more to say.
-            if troubles and run.is_ours and not run.has_ended:
+            # If the run has ended, there may never be more to say. If a first task has failed, it says more.
+            if troubles and run.is_ours and not run.has_ended and (run.prepared or not failures):
                 raise NoAnswerYet(troubles[0])
             content["looked_in"] = [] if run.is_ours else await lookups.connections(looks)
             content["wanted"] = run.missed

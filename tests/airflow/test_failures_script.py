@@ -59,6 +59,17 @@ def test_a_run_that_failed_before_its_build_says_why_and_triggers_again(
     assert tab.get_by_role("row", name="table").count() == 0
 
 
+def test_a_first_task_that_is_tried_again_says_so_while_its_database_is_away(airflow: Airflow, tab: Any) -> None:
+    tried = FAILURE | {"text": "Try 1 of 7 of task prepare has failed", "again": "2026-01-31T10:06:00+00:00"}
+    airflow.run["state"] = "running"
+    away = "the database of connection c can't be reached"
+    airflow.more |= NOTHING | {"failures": [tried], "again": None, "wanted": None, "troubles": [away]}
+    tab.reload()
+    tab.get_by_text("Goes on by itself at the next try, about").wait_for()
+    tab.get_by_text(f"Not searched: {away}.").wait_for()
+    assert tab.locator(".failures pre").inner_text() == COMPLAINT
+
+
 def test_an_open_question_stays_while_the_page_asks_again(airflow: Airflow, tab: Any) -> None:
     fail(airflow)
     airflow.run["state"] = "running"

@@ -379,6 +379,11 @@ with create_session() as session:
         else:
             one.state = "upstream_failed"
 """
+RETRIED = (
+    FAILED.replace('run.state, run.end_date = "failed", timezone.utcnow()', 'run.state = "running"')
+    .replace('"failed", 7, 6', '"up_for_retry", 7, 13')
+    .replace('"upstream_failed"', "None")
+)
 PREPARED = """
 import sys
 from airflow.models.dagrun import DagRun
@@ -448,6 +453,13 @@ def test_the_message_of_a_failed_task_is_for_users_who_may_read_its_log(page: Pa
     assert seen["failures"][0]["message"] == said
     about["run_id"] = page.server.trigger(DAG, conf)
     assert page.ask("viewer", "GET", "/api/run", params=about).status_code == 503
+    # Found: this also hid that its first task would be tried again, and when.
+    page.server.run_python("-c", RETRIED, DAG, about["run_id"], "prepare", said)
+    [tried] = wait_until(
+        lambda: page.ask("user", "GET", "/api/run", params=about).json().get("failures"), 60, "the failed try"
+    )
+    assert (tried["text"], tried["message"]) == ("Try 7 of 14 of task prepare has failed", said)
+    assert tried["again"] > tried["at"]
     page.server.run_python("-c", SUCCEEDED, about["run_id"])
     assert troubled()["failures"] == []
 
