@@ -49,14 +49,17 @@ help:  ## List the targets
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 	  || { echo "Python 3.10 to 3.13 is needed; name one: make env PYTHON=python3.12" >&2; exit 1; }
+	@echo "make env: a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv --clear $(VENV) \
 	  || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 
 # Redone only when what it is made from has changed. Everything is pinned by constraints.txt, uv itself too.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e . --group dev
+	@echo "make env: installs the $$(grep -c == constraints.txt) pinned packages; PySpark alone is 440 MB"
+	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e . --group dev
 	@touch $@
+	@echo "make env: done"
 
 .PHONY: env
 env: $(STAMP)  ## Make .venv: the package (editable) and all development tools

@@ -94,12 +94,15 @@ class Option:
             return span_of_time.PATTERN_WITH_NONE if takes_none else span_of_time.PATTERN
         return {Kind.WINDOWS: windows.PATTERN, Kind.LIMITS: signals.PATTERN}.get(self.kind)
 
-    def check(self, value: Any, asked: bool = False) -> None:
-        """Raises InvalidInput for a value that can't be used. asked: a user has given it; None means not given."""
+    def check(self, value: Any, asked: bool = False, called: str | None = None) -> None:
+        """Raises InvalidInput for a value that can't be used. asked: a user has given it; None means not given.
+
+        called: the option's name in the error, by default its own.
+        """
         if value is None and (self.is_optional or asked):
             return
         if wanted := self._wanted(value, self.least_asked if asked else self.least):
-            raise InvalidInput(f"{self.name} is {value!r}; it must be {wanted}")
+            raise InvalidInput(f"{called or self.name} is {value!r}; it must be {wanted}")
         if self.kind is Kind.WINDOWS:
             parse_windows(value)
 

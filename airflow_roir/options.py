@@ -379,8 +379,9 @@ def checked(
     value_of: Callable[[Option], Any],
     asked: bool = True,
     complaints: Complaints | None = None,
+    called: Callable[[Option], str] = lambda option: option.name,
 ) -> dict[str, Any]:
-    """The values of options by name, each read by `value_of` and checked. asked: by a user.
+    """The values of options by name, each read by `value_of` and checked. asked: by a user. called: its name in errors.
 
     Raises one InvalidInput for all values that are wrong; or adds them to `complaints`, and returns the others.
     """
@@ -389,7 +390,7 @@ def checked(
     for one in options:
         with noting.noted():
             value = value_of(one)
-            one.check(value, asked=asked)
+            one.check(value, asked=asked, called=called(one))
             values[one.name] = value
     if complaints is None:
         noting.settle()

@@ -219,7 +219,10 @@ def test_pause_change_and_abort_from_other_processes(dsn: str) -> None:
     paused = operation(dsn)
     assert (paused["status"], paused["pause_reason"]) == ("paused", "lunch")
     changed = roir(dsn, "change", "ix", "--parallelism", "3", "--max-rows-per-second", "9000").stdout
-    assert changed == "changed: parallelism 2 -> 3, max_rows_per_second no limit -> 9000\n"
+    assert changed == "index ix: changed: --parallelism 2 -> 3, --max-rows-per-second no limit -> 9000\n"
+    # As the flags are called, also where the engine or the server speaks.
+    assert "--batch-rows is 5; it must" in here(dsn, "change", "ix", "--batch-rows", "5", code=2).stderr
+    assert "--max-duration is '400d'" in here(dsn, "change", "ix", "--max-duration", "400d", code=2).stderr
     assert "nothing to change" in here(dsn, "change", "ix", code=2).stderr
     assert "or 0 for no limit" in here(dsn, "change", "ix", "--max-rows-per-second", "5", code=2).stderr
     steps.finish_all(database, start_run(database, "ix", "test"))

@@ -8,14 +8,20 @@ from datetime import timedelta, timezone
 import pytest
 
 from airflow_roir.actor import Way, way_of
+from airflow_roir.cli.app import EXIT_CODES
+from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import expected, long_pause, operations, requests
 from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.snapshot.words import state_of
-from airflow_roir.errors import RoirError
+from airflow_roir.engine.work.phase_log import PhaseLog
+from airflow_roir.engine.work.pool import Ended, ThreadPool
+from airflow_roir.errors import Fenced, RoirError
+from airflow_roir.operation import Phase
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.test_cli import as_json, here
 from tests.test_cli_states import Terminal
 
 pytestmark = pytest.mark.sample(1)
@@ -159,3 +165,64 @@ def test_one_that_runs_again_has_no_way_on(database: Database, dsn: str) -> None
     steps.begin(database)
     _, one = Terminal(dsn).status()
     assert (one["status"], one["resume_with"]) == ("running", None)
+
+
+def test_a_second_pause_says_that_it_is_one(database: Database, dsn: str) -> None:
+    """Found: the second `roir pause` read like the first."""
+    steps.make_table(dsn, 100)
+    steps.begin(database)
+    assert here(dsn, "pause", "ix", "--reason", "noon").stdout.startswith("paused at 0 % by ")
+    run_sql(dsn, "UPDATE roir.operation SET paused_at = clock_timestamp() - interval '3 h'")
+    again = here(dsn, "pause", "ix", "--reason", "later").stdout
+    assert re.match(r"index ix is already paused at 0 %, for 3 h, by \S+: noon; resume with: roir resume", again)
+    [(said,)] = steps.sql(steps.session(dsn), "SELECT roir.pause('ix')")
+    assert re.match(r"already paused at 0.0 %, since \d{4}-\d\d-\d\d .*, by \S+: noon", said)
+
+
+def test_a_drop_beside_a_paused_operation_ends_as_documented(database: Database, dsn: str) -> None:
+    steps.make_table(dsn, 100)
+    steps.begin(database)
+    here(dsn, "pause", "ix")
+    said = here(dsn, "drop", "ix", code=4).stderr
+    assert "has an unfinished operation, create 1, which is paused; abort it first: roir abort ix" in said
+    assert "an unfinished one is in the way" in " ".join(EXIT_CODES.split())
+
+
+def test_the_status_of_some_indexes(database: Database, dsn: str) -> None:
+    """Found: `roir status a b` was refused as an unexpected argument."""
+    steps.make_table(dsn, 100)
+    for name in ("a", "b", "c"):
+        steps.make_index(database, name)
+    found = as_json(dsn, "status", "c", "a", "public.c")
+    assert [one["index"] for one in found["indexes"]] == ["public.c", "public.a"]
+    assert [one["index"] for one in found["operations"]] == ["public.c", "public.a"]
+    assert "there is no index nowhere" in here(dsn, "status", "a", "nowhere", code=2).stderr
+    assert "the name of one index" in here(dsn, "status", "a", "b", "--history", code=2).stderr
+    assert here(dsn, "status", "a", "b", "--watch").stdout.count("completed") == 4
+
+
+def test_an_aborted_run_says_so_and_not_that_it_lost_its_piece(database: Database, dsn: str) -> None:
+    steps.make_table(dsn, 100)
+    _, run = steps.begin(database)
+    lines: list[str] = []
+    log = PhaseLog(database, run, lifecycle.PHASES[Phase.BUILD], lines.append)
+    pool = ThreadPool(database, run, lifecycle.PHASES[Phase.BUILD])
+    lost = Ended(0, [], Fenced("fenced"))
+    assert pool.failure(lost, log, leaving=False) is None
+    here(dsn, "abort", "ix")
+    assert pool.failure(lost, log, leaving=False) is None
+    assert lines == [
+        "build: worker 0 stopped: it has lost its piece of the work",
+        "build: worker 0 stopped: the operation was aborted",
+    ]
+
+
+def test_the_comparison_before_the_publish_has_one_name_and_the_rows_of_the_table(database: Database, dsn: str) -> None:
+    """Found: `publish: 127 units done, 800,000 rows` of a table with 400,000, while status called it verify."""
+    steps.make_table(dsn, 100)
+    run = steps.folded(database)
+    lines: list[str] = []
+    lifecycle.run_phases(database, run, lines.append)
+    assert any(re.fullmatch(r"verify: (\d+) of \1 units done, 100 rows", line) for line in lines), lines
+    assert [line for line in lines if line.startswith("publish: ")] == [lines[-1]]
+    assert lines[-1].startswith("publish: done, worked ")

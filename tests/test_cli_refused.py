@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -202,6 +203,7 @@ def test_a_resume_that_may_not_drive_changes_no_option(shared: str, no_spark: No
     steps.begin(database, "driven")
     before = operations.find_operation(database, "driven")
     said = here(shared, "resume", "driven", "--parallelism", "7", "--throttle", "lock_waits=9", code=4).stderr
-    assert "is being driven by test" in said
+    assert "is being driven by test, whose last sign of life is " in said
+    assert re.search(r"If that run is dead, no --take-over is needed in \d", said)
     now = operations.find_operation(database, "driven")
     assert (now.parallelism, now.throttle) == (before.parallelism, before.throttle)

@@ -7,7 +7,7 @@ import pytest
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine.steps import begin, make_table
-from tests.test_cli import ended_here, here
+from tests.test_cli import as_json, ended_here, here
 
 
 @pytest.mark.sample(0)
@@ -28,3 +28,28 @@ def test_each_kind_of_operation_has_a_page(dsn: str, database: Database) -> None
     page = here(dsn, "report", "ix").stdout
     assert "a reason" in page
     assert here(dsn, "report", "ix", "--operation", "1", "--html").stdout.startswith("<!doctype html>")
+    # Found: "there is no operation 99. If it was there, the server has lost it, by a failover", for a mistyped number.
+    said = here(dsn, "report", "ix", "--operation", "99", code=2).stderr
+    assert said == "roir: index ix has no operation 99; its operations: roir status ix --history\n"
+    assert "there is no index nowhere" in here(dsn, "report", "nowhere", "--operation", "99", code=2).stderr
+
+
+@pytest.mark.sample(0)
+def test_a_verification_that_found_differences_is_not_titled_completed(dsn: str, database: Database) -> None:
+    """Found: `verify of …: Completed`, and status and page said the same, while index and table differed."""
+    make_table(dsn)
+    here(dsn, "build", "ix", "--table", "t", "--keys", "k", "--without-spark")
+    run_sql(
+        dsn, "ALTER TABLE t DISABLE TRIGGER USER", "DELETE FROM t WHERE id = 7", "ALTER TABLE t ENABLE TRIGGER USER"
+    )
+    here(dsn, "verify", "ix", "--without-spark", code=1)
+    assert here(dsn, "report", "ix").stdout.splitlines()[0].endswith(": Differs")
+    said = here(dsn, "status", "ix").stdout
+    assert "ago: 1 difference found; 99 rows compared" in said
+    assert "repair them with: roir verify public.ix --repair" in said
+    [one] = as_json(dsn, "status", "ix")["operations"]
+    assert (one["status"], one["differences"], one["differences_left"]) == ("completed", 1, 1)
+    here(dsn, "verify", "ix", "--repair", "--without-spark")
+    assert here(dsn, "report", "ix").stdout.splitlines()[0].endswith(": Repaired")
+    [one] = as_json(dsn, "status", "ix")["operations"]
+    assert (one["differences"], one["differences_left"]) == (1, 0)

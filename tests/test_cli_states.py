@@ -226,6 +226,7 @@ def test_the_columns_of_a_history_fit_the_longest_action(database: Database, dsn
     steps.begin(database)
     run_sql(dsn, "SELECT roir.change('ix', max_rows_per_second => 5000)", "SELECT roir.pause('ix', 'lunch')")
     lines = terminal.run("status", "ix", "--history").splitlines()
+    assert all("  operation 1  " in line for line in lines), "the number that roir report --operation takes"
     whos = {"create": "test", "change max_rows_per_second": "postgres", "pause": "postgres"}
     found = [line.index(f" {who}") for line in lines for action, who in whos.items() if f"  {action} " in line]
     assert len(found) == len(whos)

@@ -33,6 +33,7 @@ from airflow_roir.cli import (  # noqa: F401
     verify,
 )
 from airflow_roir.cli.app import EXIT_CODES, app, say
+from airflow_roir.cli.given import in_flags
 from airflow_roir.errors import IllegalTransition, InvalidInput, RoirError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _run() -> None:
     try:
         app()
     except RoirError as error:
-        say(str(error))
+        say(in_flags(str(error)))
         # A request that the operation's state doesn't allow has changed nothing, like a bad input.
         sys.exit(InvalidInput.exit_code if isinstance(error, IllegalTransition) else error.exit_code)
     except UnicodeEncodeError as error:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """
 Exit codes: 0 done; 1 failed, or verify found a difference, or rows share a key; 2 bad input, and nothing was changed,
-or the change was undone; 3 the operation is paused; 4 another run drives the operation, or it was aborted; 5 the
+or the change was undone; 3 the operation is paused; 4 another run drives the
+operation, or an unfinished one is in the way, or it was aborted; 5 the
 operation waits in the queue (spark-submit only); 130 Ctrl-C ended --watch, and nothing else; 141 the reader of the
 output has gone.
 """

@@ -31,7 +31,7 @@ from airflow_roir.cli.app import (
     say,
     show,
 )
-from airflow_roir.cli.given import Given, Wrong, is_live, settle, settle_of_index, takes
+from airflow_roir.cli.given import Given, Wrong, flag_of, is_live, settle, settle_of_index, takes
 from airflow_roir.definition import IndexDefinition, parse_beside
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import SOURCE, VERIFY_BEFORE, BuildOptions
@@ -146,9 +146,9 @@ def build(
             compare = options.for_comparison()
             begun = record.begin(database, index, compare, operations.default_actor(), "before", say)
             say(f"the index before its rebuild: {verify_before(database, begun.index, spark)}")
-        prepared = lifecycle.prepare(database, definition, options, report=say)
+        prepared = lifecycle.prepare(database, definition, options, report=say, on_spark=not without_spark)
         if prepared.adopted:
-            say(f"continuing unfinished operation {prepared.operation_id}")
+            say(f"index {prepared.index}: continuing unfinished operation {prepared.operation_id}")
         run_and_print(database, prepared.index, spark, as_json=as_json)
 
 
@@ -191,7 +191,7 @@ def resume(
     command_spark.check()
     if any(value is not None for value in given.values()):
         requests.change_options(database, index, actor=operations.default_actor(), **given)
-    say(f"operation {row.id} continues in phase {row.phase}")
+    say(f"index {index}: operation {row.id} continues in phase {row.phase}")
     with command_spark as spark:
         run_and_print(database, index, spark, take_over, as_json)
 
@@ -223,6 +223,6 @@ def change(
         actor=operations.default_actor(),
         **given,
     )
-    show(live_options.told(before, after))
+    show(f"index {index}: {live_options.told(before, after, flag_of)}")
     for line in slow_operation(database, after):
         say(line)

@@ -187,7 +187,8 @@ def _turns(
                 return
             taking_over = take_over or (turns > 0 and row.owner == owner)
             if beats and not taking_over:
-                raise sign_of_life.running_elsewhere(row, index)
+                with database.transaction() as connection:
+                    raise sign_of_life.running_elsewhere(row, index, connection)
             begun = True
             # Waits for a server that restarts, as a run does: a command that queues for hours meets a restart.
             wait = database.retry(partial(admission.ask, database, operation_id))

@@ -13,7 +13,14 @@ import typer
 
 from airflow_roir.errors import Complaints, InvalidInput, RoirError
 from airflow_roir.option import Kind, Option
-from airflow_roir.options import WorkOptions, checked, options_of
+from airflow_roir.options import (
+    BuildOptions,
+    CompactOptions,
+    VerifyOptions,
+    WorkOptions,
+    checked,
+    options_of,
+)
 from airflow_roir.span import seconds
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ def takes(
         @functools.wraps(command)
         def called(**values: Any) -> None:
             wrong = Complaints() if goes_on else None
-            given = checked(options, lambda one: _value(one, values.pop(_dest(one))), complaints=wrong)
+            given = checked(options, lambda one: _value(one, values.pop(_dest(one))), complaints=wrong, called=flag_of)
             command(given=given, **values, **({"wrong": wrong} if goes_on else {}))
 
         called.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
@@ -99,6 +106,19 @@ def flag_of(option: Option) -> str:
         return option.flag
     name = option.name.removesuffix("_s") if option.kind is Kind.SPAN else option.name
     return ("--no-" if option.default is True else "--") + name.replace("_", "-")
+
+
+@functools.cache
+def _flags() -> dict[str, str]:
+    """The flags of the options whose names are no words of English."""
+    every = (BuildOptions, VerifyOptions, CompactOptions)
+    return {one.name: flag_of(one) for of in every for one in options_of(of) if "_" in one.name and one.offered}
+
+
+def in_flags(text: str) -> str:
+    """A message of the engine with the flags of options in place of their names."""
+    names = "|".join(sorted(_flags(), key=len, reverse=True))
+    return re.sub(rf"(?<!set )(?<![\w.\"'-])({names})(?![\w\"'(])", lambda found: _flags()[found[1]], text)
 
 
 def help_of(option: Option, changes: bool = False) -> str:

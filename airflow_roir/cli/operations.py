@@ -15,12 +15,18 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index. Workers commit their open batch, then stop."""
     from airflow_roir.engine.control import operations, requests
     from airflow_roir.engine.snapshot.operation import operation_status
-    from airflow_roir.engine.snapshot.words import paused_by, way_on
+    from airflow_roir.engine.snapshot.words import already_paused, paused_by, way_on
+    from airflow_roir.operation import Status
     from airflow_roir.quantity import percent
 
     database = database_of(context)
+    before = operations.find_operation(database, index)
     row = requests.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
+    was = (before.id, before.paused_by, before.paused_at)
+    if before.status == Status.PAUSED and was == (row.id, row.paused_by, row.paused_at):
+        show(printable(f"index {index} is {already_paused(status)}"))
+        return
     # Another user may have paused it first.
     at = percent(status.percent_complete)
     if status.paused_by is None:
@@ -36,7 +42,7 @@ def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
     from airflow_roir.engine.control import operations
 
     row = aborts.abort(database_of(context), index, operations.default_actor(), reason, say)
-    show(f"operation {row.id} is {row.status}")
+    show(f"index {index}: operation {row.id} is {row.status}")
 
 
 @app.command()

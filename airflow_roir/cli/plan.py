@@ -77,7 +77,7 @@ def plan(
 
     if not 0 <= measure <= MOST_MEASURED_S:
         wrong.add(
-            InvalidInput(f"measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
+            InvalidInput(f"--measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
         )
     if run_query and query is None:
         wrong.add(InvalidInput("--run-query runs the query that --query names: give both"))

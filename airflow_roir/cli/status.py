@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 @app.command()
 def status(
     context: typer.Context,
-    index: Annotated[
-        str | None, typer.Argument(help="One index; by default all.", autocompletion=complete.indexes)
+    indexes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INDEX", help="Some indexes; by default all.", autocompletion=complete.indexes),
     ] = None,
     as_json: AsJson = False,
     watch: Annotated[
@@ -36,10 +37,12 @@ def status(
 ) -> None:
     """Show the indexes, and their latest operations."""
     database = database_of(context)
+    names = indexes or []
+    index = names[0] if len(names) == 1 else None
     of_one = {"--history": history, "--segments": segments, "--exact": exact}
     if index is None and any(of_one.values()):
         named = next(name for name, given in of_one.items() if given)
-        raise typer.BadParameter(f"{named} needs the name of an index")
+        raise typer.BadParameter(f"{named} needs the name of one index")
     if watch and any(of_one.values()):
         raise typer.BadParameter("--watch goes with neither --history nor --segments nor --exact")
     if history and segments:
@@ -51,12 +54,12 @@ def status(
     elif watch:
         from airflow_roir.cli.watch import watch as follow
 
-        raise typer.Exit(follow(database, index, as_json))
+        raise typer.Exit(follow(database, names, as_json))
     else:
         from airflow_roir.cli.overview import print_overview
-        from airflow_roir.engine.snapshot.overview import overview
+        from airflow_roir.engine.snapshot.overview import overview_of
 
-        print_overview(overview(database, index, exact), as_json)
+        print_overview(overview_of(database, names, exact), as_json)
 
 
 def print_segments(database: Database, index: str, exact: bool, as_json: bool) -> None:
@@ -92,6 +95,9 @@ def print_history(database: Database, index: str, as_json: bool) -> None:
         )
         return
     widest = max((len(e.action) for e in events), default=0)
+    widest_number = max((len(str(e.operation_id)) for e in events if e.operation_id), default=0)
     for e in events:
         who = printable(e.actor)
-        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:{widest}}  {who}  {printable(e.detail or '')}".rstrip())
+        number = f"operation {e.operation_id}" if e.operation_id else ""
+        number = f"{number:{len('operation ') + widest_number}}" if widest_number else ""
+        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {number}  {e.action:{widest}}  {who}  {printable(e.detail or '')}".rstrip())

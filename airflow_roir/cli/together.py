@@ -64,7 +64,9 @@ def build_together(
             try:
                 if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
                     _compare(database, name, options, without_spark, master, conf)
-                found = lifecycle.prepare(database, definition, options, report=_said_of(name))
+                found = lifecycle.prepare(
+                    database, definition, options, report=_said_of(name), on_spark=not without_spark
+                )
             except RoirError as error:
                 say(f"{name}: {error}")
                 codes.append(error.exit_code)

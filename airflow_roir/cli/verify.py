@@ -45,5 +45,5 @@ def verify_command(
         spark.start()
         begun = record.begin(database, index, options, operations.default_actor(), report=say)
         if begun.adopted:
-            say(f"continuing unfinished verification {begun.operation_id}, with the options that it has")
+            say(f"index {begun.index}: continuing unfinished verification {begun.operation_id}, with its options")
         run_and_print(database, begun.index, spark, as_json=as_json)

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +24,7 @@ from airflow_roir.cli.cells import printable
 from airflow_roir.cli.overview import operation_line, print_overview
 from airflow_roir.cli.silence import Silence
 from airflow_roir.engine.database import is_transient
-from airflow_roir.engine.snapshot.overview import Overview, overview
+from airflow_roir.engine.snapshot.overview import Overview, overview_of
 from airflow_roir.errors import NotFound
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ class View(Protocol):
         """Shows the last look, and whether the server has been silent since."""
 
 
-def watch(database: Database, index: str | None, as_json: bool) -> int:
+def watch(database: Database, names: Sequence[str], as_json: bool) -> int:
     """Shows operations until none runs; returns the exit code. Raises the errors of the first look."""
     live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "") not in DUMB
     try:
-        first = overview(database, index, deltas=True)
+        first = overview_of(database, names, deltas=True)
         if not first.moves:
             print_json_line(first.as_dict()) if as_json else print_overview(first, as_json=False)
             return 0
@@ -60,23 +60,24 @@ def watch(database: Database, index: str | None, as_json: bool) -> int:
                 from airflow_roir.cli.live import LiveView
 
                 with LiveView() as view:
-                    last = _follow(database, index, first, view)
+                    last = _follow(database, names, first, view)
             else:
-                last = _follow(database, index, first, Lines(as_json))
+                last = _follow(database, names, first, Lines(as_json))
     except KeyboardInterrupt:
         return INTERRUPTED
     if last is None:
         # A program that reads JSON sees that no line follows.
         if not as_json:
-            show(f"index {printable(index or '')} is gone: it was dropped, or its first build was aborted")
+            gone = ", ".join(map(printable, names))
+            show(f"index {gone} is gone: it was dropped, or its first build was aborted")
     elif live:
         print_overview(last, as_json=False)
     return 0
 
 
-def _follow(database: Database, index: str | None, first: Overview, view: View) -> Overview | None:
+def _follow(database: Database, names: Sequence[str], first: Overview, view: View) -> Overview | None:
     """Shows looks until no operation runs; returns the last one, None if the index is gone."""
-    seen, looker = first, Looker(lambda: overview(database, index, deltas=True))
+    seen, looker = first, Looker(lambda: overview_of(database, names, deltas=True))
     view.show(seen, None)
     silence: Silence | None = None
     while seen.moves:

@@ -37,9 +37,7 @@ def drop_index(
         found = operations.find_index(connection, parse_name(index, "index"))
         last = operations.newest_operation(connection, found.id)
         if last is not None and last.status in operations.LIVE:
-            raise OperationRunning(
-                f"index {index} has an unfinished operation; abort it first: roir abort {argument(index)}"
-            )
+            raise _unfinished(index, last)
 
     kept: list[str] = []
 
@@ -49,9 +47,7 @@ def drop_index(
         view.hold(connection, found.id)
         now = operations.newest_operation(connection, found.id)
         if now is not None and now.status in operations.LIVE:
-            raise OperationRunning(
-                f"index {index} has an unfinished operation; abort it first: roir abort {argument(index)}"
-            )
+            raise _unfinished(index, now)
         view.drop(connection, operations.index_name(found), found.id)
         ids = removal.generations_of(connection, found.id)
         if ids:
@@ -99,6 +95,13 @@ def finish_drop(
     removal.release_source(database, index_id, conclude, report, patience_s)
     for line in ends().release(database, index_id, patience_s, report):
         report(f"{line}; the next clean-up tries again")
+
+
+def _unfinished(index: str, row: operations.OperationRow) -> OperationRunning:
+    return OperationRunning(
+        f"index {index} has an unfinished operation, {row.kind} {row.id}, which is {row.status}; abort it first: "
+        f"roir abort {argument(index)}"
+    )
 
 
 HALF_DROPPED = """

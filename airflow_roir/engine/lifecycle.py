@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -185,13 +186,15 @@ def prepare(
     options: BuildOptions,
     actor: str | None = None,
     report: Report = lambda line: None,
+    on_spark: bool = True,
 ) -> BegunOperation:
-    """As `prepare.prepare`, but first says how long the build is expected to take, and how much space.
+    """As `prepare.prepare`, but first says how long the build is expected to take. on_spark: False for threads.
 
     A refusal names all objections to the build.
     """
     try:
-        return preparing.prepare(database, definition, options, actor, report, forecast.foresee)
+        said = partial(forecast.foresee, on_spark=on_spark)
+        return preparing.prepare(database, definition, options, actor, report, said)
     except (InvalidInput, NotFound) as refusal:
         raise objections.with_others(refusal, database, definition, options) from None
     except DBAPIError as error:

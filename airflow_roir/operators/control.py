@@ -36,7 +36,7 @@ class PauseIndexBuildOperator(RoirOperator):
         """Pauses the operation. Fails without a retry if none is running."""
         with failing_clearly():
             row = requests.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
-        self.log.info("Operation %s is %s", row.id, row.status)
+        self.log.info("Index %s: operation %s is %s", self.index, row.id, row.status)
         return int(row.id)
 
 
@@ -54,7 +54,9 @@ class ResumeIndexBuildOperator(OptionsOperator):
         """Resumes the operation. Fails without a retry if it isn't paused, or if an option is bad."""
         with failing_clearly():
             row = requests.resume(self.get_database(), self.index, owner_of(context["ti"]), **self.given_options())
-        self.log.info("Operation %s is %s again, with %s workers", row.id, row.status, row.parallelism)
+        self.log.info(
+            "Index %s: operation %s is %s again, with %s workers", self.index, row.id, row.status, row.parallelism
+        )
         return int(row.id)
 
 
@@ -78,7 +80,7 @@ class ChangeIndexBuildOperator(OptionsOperator):
                 actor=owner_of(context["ti"]),
                 **self.given_options(),
             )
-        self.log.info("Operation %s: %s", after.id, live_options.told(before, after))
+        self.log.info("Index %s: operation %s: %s", self.index, after.id, live_options.told(before, after))
         for line in slow_operation(database, after):
             self.log.warning("%s", line)
         return int(after.id)

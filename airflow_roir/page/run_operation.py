@@ -47,7 +47,8 @@ class Change:
         row = requests.pause(self.database, self._index(), self.actor, reason, self.operation)
         if (row.paused_by, row.pause_reason) != (self.actor, reason):
             # Another tab, another user or the switch has paused it: that reason stays.
-            return f"It is already paused by {row.paused_by}: {row.pause_reason}"
+            since = "" if row.paused_at is None else f" since {moment(row.paused_at)},"
+            return f"It is already paused{since} by {row.paused_by}: {row.pause_reason}"
         return "Paused. The workers finish their open batches."
 
     def resume(self) -> str:

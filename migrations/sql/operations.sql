@@ -138,7 +138,8 @@ BEGIN
         -- An operation that a user pauses no longer waits for a place.
         UPDATE roir.operation SET queued_at = NULL, queued_seen_at = NULL, notice = NULL
          WHERE id = o.id AND queued_at IS NOT NULL;
-        RETURN format('already paused at %s %% by %s: %s', percent, o.paused_by, o.pause_reason);
+        RETURN format('already paused at %s %%, since %s, by %s: %s', percent, date_trunc('second', o.paused_at),
+                      o.paused_by, o.pause_reason);
     END IF;
     IF o.status <> 'running' THEN
         RAISE object_not_in_prerequisite_state USING

@@ -80,7 +80,7 @@ SELECT clock_timestamp() AS now,
        i.is_unique AS unique,
        coalesce((o.options ->> 'census')::boolean, false) AS census,
        EXISTS (SELECT FROM roir.duplicate d WHERE d.operation_id = o.id) AS has_duplicates,
-       q.duplicate_keys, q.duplicate_rows,
+       q.duplicate_keys, q.duplicate_rows, q.differences, q.differences_left,
        q.throttled,
        CASE WHEN q.throttled IS NOT NULL THEN o.throttled_since END AS throttled_since,
        CASE WHEN o.status = 'running' THEN roir.granted(o) END AS granted,
@@ -127,6 +127,10 @@ SELECT clock_timestamp() AS now,
                 WHERE u.operation_id = o.id AND u.healed_at IS NULL AND i.is_unique) d
         CROSS JOIN (
               SELECT max(x.id) AS verification_id, bool_and(x.finished_at IS NOT NULL) AS is_compared,
+                     (array_agg(x.missing + x.extra + x.different + x.corrupt + x.damaged + x.duplicate
+                                ORDER BY x.id DESC) FILTER (WHERE x.finished_at IS NOT NULL))[1] AS differences,
+                     (array_agg(x.missing + x.extra + x.different + x.corrupt + x.damaged + x.duplicate - x.mended
+                                ORDER BY x.id DESC) FILTER (WHERE x.finished_at IS NOT NULL))[1] AS differences_left,
                      sum(extract(epoch FROM coalesce(x.finished_at, clock_timestamp()) - x.started_at))::float8
                          AS comparing
                 FROM roir.verification x WHERE x.operation_id = o.id) v

@@ -216,7 +216,7 @@ OPERATIONS: dict[str, Case] = {
     "census of an index": case(
         "but a census removes all that it builds", f"{BUILD} --unique --census", again="roir status", starts="unique"
     ),
-    "drop beside an operation": case("has an unfinished operation; abort it first", DROP, begin, ends=True),
+    "drop beside an operation": case("; abort it first: ", DROP, begin, ends=True),
     "drop of what others need": case(
         "can't be dropped: ",
         DROP,

@@ -178,8 +178,11 @@ def test_one_that_is_cancelled_while_it_runs_ends(dsn: str, beginning: str, at: 
 def test_what_does_not_fit_is_refused(database: Database, dsn: str, load: list[str], bounds: str, said: str) -> None:
     published(database, dsn)
     run_sql(dsn, *LOADED, *load)
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidInput, match=said) as refused:
         attach.attach_partition(database, "t", "t3", bounds, "test")
+    # Found: `partition "t3" would overlap partition "t2"`, of no index, and without a way on.
+    assert "can't be attached to public.t, the table of public.ix: " in str(refused.value)
+    assert "roir attach-partition public.t public.t3 '…'" in str(refused.value)
 
 
 def test_the_last_step_without_the_copy_is_refused(database: Database, dsn: str) -> None:

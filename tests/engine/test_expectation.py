@@ -146,3 +146,13 @@ def test_prepare_tells_the_same_first(database: Database, dsn: str) -> None:
     lines: list[str] = []
     lifecycle.prepare(database, IndexDefinition.parse("s100_by_k", "s100", "k"), BuildOptions(), report=lines.append)
     assert lines[0].startswith("expected: a few seconds of work, 4 s to 15 s of start on Spark (by ")
+
+
+def test_threads_of_the_command_start_no_spark(database: Database, dsn: str) -> None:
+    """Found: `roir build --without-spark` forecast Spark's start, and advised `--without-spark`."""
+    table(dsn, 100)
+    definition = IndexDefinition.parse("s100_by_k", "s100", "k")
+    lines: list[str] = []
+    lifecycle.prepare(database, definition, BuildOptions(), report=lines.append, on_spark=False)
+    assert lines[0].startswith("expected: a few seconds of work (by ")
+    assert "park" not in lines[0]

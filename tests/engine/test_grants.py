@@ -22,6 +22,7 @@ from airflow_roir.shards.announce.handed import hand_over
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_remedies_of_errors import texts
+from tests.test_cli import ended_here
 
 GRANT = re.compile(r"GRANT [^;]*? TO \S+?(?= WITH|[;.,]? |[;.]?$)(?: WITH \w+ TRUE(?:, \w+ TRUE)*)?")
 # Names of SQL, and lists of its words, which are no remedies.
@@ -106,3 +107,34 @@ def test_a_password_is_handed_over_after_the_grant(dsn: str, role: str) -> None:
     assert carry_out(dsn, str(refused.value)) == 1
     with database.transaction() as connection:
         hand_over(connection, {"name": "value"})
+
+
+QUERIES = {
+    "SELECT * FROM nowhere": 'relation "nowhere" does not exist. Name a table that exists, with its schema',
+    "SELEC 1": "Give one SELECT",
+    "SELECT 1; SELECT 2": "Give one SELECT",
+    "SELECT nope FROM t": 'column "nope" does not exist',
+}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_that_can_not_be_asked_about_gets_its_own_remedy(database: Database, dsn: str, query: str) -> None:
+    """Found: `relation "nowhere" does not exist. Give one SELECT`."""
+    steps.make_table(dsn)
+    plan = ("plan", "ix", "--table", "t", "--keys", "k", "--query", query)
+    assert ended_here(dsn, *plan).stderr.endswith(f"{QUERIES[query]}\n")
+
+
+def test_the_doctor_looks_at_a_table_before_roir_init(dsn: str, stranger: str) -> None:
+    """Found: `t: schema "roir" does not exist`."""
+    steps.make_table(dsn)
+    run_sql(dsn, "CREATE UNLOGGED TABLE u (id int)", "DROP SCHEMA roir, roir_data CASCADE")
+    found = set_up.look(Database(dsn), "t")
+    assert [one for one in found if "roir init" in one.remedy + one.says and one.verdict == set_up.PROBLEM] == [
+        one for one in found if one.what == "schema"
+    ]
+    assert found[-1].verdict == set_up.OK
+    assert any("no primary key" in one.says for one in set_up.look(Database(dsn), "u"))
+    named = [one for one in set_up.look(Database(stranger), "t") if one.what == "t"]
+    assert [one.remedy for one in named] == [f'ALTER TABLE t OWNER TO "{parse_dsn(stranger)["user"]}"']
+    assert "doesn't exist" in set_up.look(Database(dsn), "nowhere")[-1].says

@@ -211,7 +211,7 @@ WRONG = {
     ),
     "a resume": (
         "resume nowhere --batch-rows 5 --priority 999",
-        ("3 errors:", "there is no index", "batch_rows", "prio"),
+        ("3 errors:", "there is no index", "--batch-rows is 5", "--priority is 999"),
     ),
     "a verification": ("verify nowhere --sample x --slices 0", ("3 errors:", "no index", "--sample", "slices is 0")),
     "a compaction": (

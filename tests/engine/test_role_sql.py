@@ -66,6 +66,15 @@ def test_the_role_builds_a_table_of_others_and_is_none_of_the_mighty(empty: str,
         run_sql(empty, f"DROP OWNED BY {quoted} CASCADE", f"DROP ROLE {quoted}")
 
 
+def test_a_control_schema_of_a_superuser_that_has_indexes_is_not_handed_over(empty: str) -> None:
+    """Without an index it is: "schema of a superuser" in refusals.py."""
+    database = Database(empty)
+    install.init(database)
+    steps.make_index(database, "public.ix", TABLE.sql)
+    with pytest.raises(psycopg2.errors.RaiseException, match="the control schema of superuser postgres has indexes"):
+        run_sql(empty, role.role_sql(f"late {empty.rpartition('/')[2]}"))
+
+
 @pytest.mark.parametrize("name", ["public", "none", "pg_any"])
 def test_a_name_that_no_role_can_have_is_refused_at_once(name: str) -> None:
     with pytest.raises(InvalidInput, match=f"role {name}: PostgreSQL reserves"):

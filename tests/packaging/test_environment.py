@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import subprocess
 from importlib.metadata import Distribution, distribution, distributions, requires
 from pathlib import Path
 
@@ -94,3 +95,13 @@ def test_the_environment_follows_the_constraints() -> None:
     installed = {canonicalize_name(found.metadata["Name"]): found.version for found in distributions()}
     differing = {name: found for name, found in installed.items() if expected.get(name, found) != found}
     assert differing == {}
+
+
+def test_make_env_says_what_it_does() -> None:
+    """Found: minutes of silence."""
+    wanted = subprocess.run(
+        ["make", "--dry-run", "--always-make", "env"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout
+    assert 'echo "make env: a virtual environment in .venv"' in wanted
+    assert 'echo "make env: installs the ' in wanted
+    assert "uv pip install --python" in wanted, "without --quiet it shows each package"

@@ -5,7 +5,7 @@ Users change them by `requests.change_options` and `requests.resume`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,10 +80,14 @@ def _column(connection: Connection, option: Option, value: Any) -> Any:
     return value or None if option.zero else value
 
 
-def told(before: operations.OperationRow, after: operations.OperationRow) -> str:
-    """The changed options in words. before, after: two rows of the same operation."""
+def told(
+    before: operations.OperationRow,
+    after: operations.OperationRow,
+    called: Callable[[Option], str] = lambda option: option.name,
+) -> str:
+    """The changed options in words. before, after: two rows of the same operation. called: an option's name."""
     changes = [
-        f"{name} {_shown(option, getattr(before, name))} -> {_shown(option, getattr(after, name))}"
+        f"{called(option)} {_shown(option, getattr(before, name))} -> {_shown(option, getattr(after, name))}"
         for name, option in LIVE.items()
         if getattr(before, name) != getattr(after, name)
     ]

@@ -111,7 +111,7 @@ def begin_or_adopt(
         _refuse_ended(row, name)
         check(connection, row, index)
         if sign_of_life.heart_beats(row, connection):
-            raise sign_of_life.running_elsewhere(row, str(name))
+            raise sign_of_life.running_elsewhere(row, str(name), connection)
         live_options.adopt_options(connection, row, actor, options)
         operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
         return BegunOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)

@@ -144,7 +144,7 @@ def _start(
             f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
         )
     if sign_of_life.heart_beats(row, connection) and not take_over:
-        raise sign_of_life.running_elsewhere(row, index)
+        raise sign_of_life.running_elsewhere(row, index, connection)
     if (wait := admission.admit(connection, row)) is not None:
         return wait
     operations.move(

@@ -11,6 +11,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks.locks import WAITING
 from airflow_roir.errors import OperationRunning
 from airflow_roir.operation import Status
+from airflow_roir.quantity import duration
 
 # A run writes its heartbeat every few seconds; after this long without one it counts as dead, also in `roir.tick`.
 HEARTBEAT_FRESH_S = 30
@@ -44,11 +45,14 @@ def heart_beats(row: Row[Any], connection: Connection) -> bool:
     """True if the run that drives the operation has a recent heartbeat, by the server's clock."""
     if row.heartbeat_at is None or row.status != Status.RUNNING:
         return False
-    age = execute(
-        connection, "SELECT extract(epoch FROM clock_timestamp() - %(beat)s)", {"beat": row.heartbeat_at}
-    ).scalar_one()
     # A heartbeat from the future doesn't count: the server's clock was set back. A run that lives soon writes another.
-    return abs(float(age)) < HEARTBEAT_FRESH_S
+    return abs(_age(row, connection)) < HEARTBEAT_FRESH_S
+
+
+def _age(row: Row[Any], connection: Connection) -> float:
+    """The seconds since the last heartbeat, by the server's clock."""
+    query = "SELECT extract(epoch FROM clock_timestamp() - %(beat)s)"
+    return float(execute(connection, query, {"beat": row.heartbeat_at}).scalar_one())
 
 
 def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
@@ -57,11 +61,13 @@ def note_wait(connection: Connection, operation_id: int, epoch: int, line: str |
     execute(connection, END_OF_WAIT if line is None else NOTE_WAIT, values)
 
 
-def running_elsewhere(row: Row[Any], index: str) -> OperationRunning:
-    """The error that names the run which drives the operation."""
+def running_elsewhere(row: Row[Any], index: str, connection: Connection) -> OperationRunning:
+    """The error that names the run which drives the operation, its last sign of life, and when it counts as dead."""
+    age = max(0.0, _age(row, connection))
     return OperationRunning(
-        f"index {index}: operation {row.id} is being driven by {row.owner}; wait for it, pause it "
-        f"(roir pause {argument(index)}), or take over (--take-over)"
+        f"index {index}: operation {row.id} is being driven by {row.owner}, whose last sign of life is "
+        f"{duration(age)} old; wait for it, pause it (roir pause {argument(index)}), or take over (--take-over). If "
+        f"that run is dead, no --take-over is needed in {duration(max(0.0, HEARTBEAT_FRESH_S - age))}"
     )
 
 
@@ -69,4 +75,4 @@ def refuse_running(database: Database, row: Row[Any], index: str) -> None:
     """Raises OperationRunning if a run drives the operation."""
     with database.transaction() as connection:
         if heart_beats(row, connection):
-            raise running_elsewhere(row, index)
+            raise running_elsewhere(row, index, connection)

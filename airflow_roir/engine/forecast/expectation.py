@@ -80,14 +80,18 @@ class Span:
 
 @dataclass(frozen=True)
 class Expectation:
-    """work: of all phases, as `phase_seconds` counts it. start: of Spark, with all other time that isn't work."""
+    """work: of all phases, as `phase_seconds` counts it. start: of Spark, with all other time that isn't work; None if
+    threads of the command do the work.
+    """
 
     work: Span
-    start: Span
+    start: Span | None
     advice: str | None = None
 
     def __str__(self) -> str:
         """One sentence, with advice if the start takes most of the time."""
+        if self.start is None:
+            return f"{self.work} of work (by {self.work.by}); more on a busy server"
         by = f"by {self.work.by}" if self.work.by == self.start.by else f"by {self.work.by}; {self.start.by}"
         said = f"{self.work} of work, {self.start} of start on Spark ({by}); more on a busy server"
         return f"{said}. {self.advice}" if self.advice else said
@@ -99,9 +103,9 @@ class Expectation:
             "work_seconds_low": round(self.work.low, 1),
             "work_seconds_high": round(self.work.high, 1),
             "work_by": self.work.by,
-            "start_seconds_low": round(self.start.low, 1),
-            "start_seconds_high": round(self.start.high, 1),
-            "start_by": self.start.by,
+            "start_seconds_low": None if self.start is None else round(self.start.low, 1),
+            "start_seconds_high": None if self.start is None else round(self.start.high, 1),
+            "start_by": None if self.start is None else self.start.by,
             "advice": self.advice,
         }
 
@@ -113,8 +117,9 @@ def expect(
     options: BuildOptions,
     index_id: int | None,
     trial: Trial | None = None,
+    on_spark: bool = True,
 ) -> Expectation:
-    """The expected time of a plan's build. index_id: None if the index is new."""
+    """The expected time of a plan's build. index_id: None if the index is new. on_spark: False for threads."""
     earlier = execute(connection, EARLIER, {"index": index_id, "most": MOST_EARLIER}).all()
     work = _as_before(earlier, plan.rows, options.parallelism) or _as_others(earlier, source, plan, options)
     work = work or (by_trial(source, plan, options, trial) if trial is not None else None)
@@ -122,6 +127,8 @@ def expect(
     if options.max_rows_per_second:
         limited = plan.rows / options.max_rows_per_second
         work = replace(work, low=max(work.low, limited), high=max(work.high, limited * 1.2))
+    if not on_spark:
+        return Expectation(work, None)
     start = _start(earlier)
     return Expectation(work, start, _advice(work, start, source, options))
 

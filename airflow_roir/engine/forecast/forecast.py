@@ -55,15 +55,20 @@ def run(database: Database, definition: IndexDefinition, options: BuildOptions, 
     return Forecast(**found, expectation=expectation, trial=trial, worth=worth)
 
 
-def foresee(connection: Connection, dry: DryRun, options: BuildOptions) -> Foreseen:
-    """The lines before a build begins: its time, whether it pays, and whether duplicates can't be found early."""
+def foresee(connection: Connection, dry: DryRun, options: BuildOptions, on_spark: bool = True) -> Foreseen:
+    """The lines before a build begins: its time, whether it pays, and whether duplicates can't be found early.
+
+    on_spark: False if threads of the command do the work.
+    """
     untold = hashing.untold(connection, dry.entry)
     worth = worths.of_index(connection, dry)
-    found = [f"expected: {_expected(connection, dry, options)}"]
+    found = [f"expected: {_expected(connection, dry, options, on_spark=on_spark)}"]
     found += [] if worth is None else [f"will it pay: {worth}"]
     found += [] if untold is None else [untold]
     return Foreseen(found, None if worth is None else str(worth))
 
 
-def _expected(connection: Connection, dry: DryRun, options: BuildOptions, trial: Trial | None = None) -> Expectation:
-    return expect(connection, dry.source, dry.plan, options, dry.index_id, trial)
+def _expected(
+    connection: Connection, dry: DryRun, options: BuildOptions, trial: Trial | None = None, on_spark: bool = True
+) -> Expectation:
+    return expect(connection, dry.source, dry.plan, options, dry.index_id, trial, on_spark)

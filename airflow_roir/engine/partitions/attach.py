@@ -167,14 +167,17 @@ def _attach(
             raise
         # Bounds, columns or rows don't fit, or another error that would come again. An attach that has begun here is
         # cancelled. If none has, an earlier attach of this table may exist, and stays.
-        reason = said(error).removesuffix(".")
+        reason = (
+            f"{name} can't be attached to {parent}, the table of {', '.join(views)}: {said(error).removesuffix('.')}"
+        )
+        again = f"With other bounds, or another table: roir attach-partition {argument(parent)} {argument(name)} '…'"
         try:
             cancelled = bool(written) and _give_up(database, [*source.relations, oid], name.sql)
         except LockNotAcquired as busy:
             raise LockNotAcquired(f"{reason}. {busy}") from error
         if cancelled:
-            raise InvalidInput(f"{reason}. The attach was cancelled: {name} takes writes again") from error
-        raise InvalidInput(said(error)) from error
+            raise InvalidInput(f"{reason}. The attach was cancelled: {name} takes writes again. {again}") from error
+        raise InvalidInput(f"{reason}. {again}" if views else said(error)) from error
 
 
 def _left(database: Database, oid: int, name: QualifiedName) -> str:

@@ -88,6 +88,8 @@ class OperationStatus:
     shares_scan_of: the indexes that the same scan builds now.
     duplicate_keys, duplicate_rows: keys of a unique index that several rows share, and these rows, as far as they are
         found; healed ones aren't counted.
+    differences, differences_left: what its last comparison of index and table found, and what of that isn't repaired;
+        null until one has ended.
     has_duplicates: whether rows have shared a key, healed ones included.
     """
 
@@ -134,6 +136,8 @@ class OperationStatus:
     has_duplicates: bool
     duplicate_keys: int
     duplicate_rows: int
+    differences: int | None
+    differences_left: int | None
     throttled: str | None
     throttled_since: datetime | None
     granted: float | None

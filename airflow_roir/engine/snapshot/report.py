@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import argument, parse_name
+from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot import details
 from airflow_roir.engine.snapshot.operation import OperationStatus
@@ -28,10 +29,18 @@ Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
 def write(database: Database, index: str, operation_id: int | None = None, in_html: bool = False) -> str:
     """The page about an index's latest operation, or about the one with that id. Raises NotFound, InvalidInput."""
-    one = details.progress(database, index, operation_id)
+    listed = f"its operations: roir status {argument(index)} --history"
+    try:
+        one = details.progress(database, index, operation_id)
+    except NotFound:
+        if operation_id is None:
+            raise
+        # Raises if there is no such index.
+        operations.find_operation(database, index)
+        raise NotFound(f"index {index} has no operation {operation_id}; {listed}") from None
     named, its = parse_name(index, "index"), parse_name(one.index, "index")
     if named.name != its.name or named.schema not in (None, its.schema):
-        raise NotFound(f"operation {one.operation_id} is one of index {one.index}, not of {index}")
+        raise NotFound(f"operation {one.operation_id} is one of index {one.index}, not of {index}; {listed}")
     compared = report(database, one.verification_id) if one.is_compared and one.verification_id else None
     return (as_html if in_html else markdown)(one, compared)
 

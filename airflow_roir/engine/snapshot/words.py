@@ -10,7 +10,7 @@ from airflow_roir.definition import argument
 from airflow_roir.engine.control import remedies
 from airflow_roir.engine.snapshot.operation import ABANDONED, PAUSING, OperationStatus
 from airflow_roir.operation import PLACED, QUEUED, Kind, Status
-from airflow_roir.quantity import counted, duration, left, rate
+from airflow_roir.quantity import counted, duration, left, percent, rate
 
 OF_ROWS = tuple(phase.value for phase, one in PLACED.items() if one.copies)
 
@@ -98,7 +98,14 @@ def _ended(one: OperationStatus) -> State:
         verb = "compared" if one.kind == Kind.VERIFY else "copied"
         at = f", {rate(one.rows_per_second)} while it {verb}" if one.rows_per_second else ""
         text = f"{counted(one.rows, 'row')} {verb}{at}"
-    return State("completed", "Completed", "Done", f"completed{ago}: {text}")
+    if one.kind != Kind.VERIFY or not one.differences:
+        return State("completed", "Completed", "Done", f"completed{ago}: {text}")
+    found = f"completed{ago}: {counted(one.differences, 'difference')} found"
+    if not one.differences_left:
+        return State("completed", "Repaired", "All that differed is repaired", f"{found} and repaired; {text}")
+    remedy = f"repair them with: roir verify {argument(one.index)} --repair"
+    left = "" if one.differences_left == one.differences else f", {one.differences_left:,} not repaired"
+    return State("completed", "Differs", "Index and table differ", f"{found}{left}; {text}", remedy)
 
 
 def way_on(one: OperationStatus) -> str:
@@ -109,6 +116,12 @@ def way_on(one: OperationStatus) -> str:
 def paused_by(one: OperationStatus) -> str:
     """`paused by ann: month-end close`."""
     return f"paused {_by(one)}"
+
+
+def already_paused(one: OperationStatus) -> str:
+    """`already paused at 32.8 %, for 5 min, by ann: month-end close; resume with: …`."""
+    lasts = duration(one.seconds_since(one.paused_at))
+    return f"already paused at {percent(one.percent_complete)}, for {lasts}, {_by(one)}; {way_on(one)}"
 
 
 def _then(one: OperationStatus) -> str:

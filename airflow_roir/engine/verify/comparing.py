@@ -190,8 +190,12 @@ def phase(name: Phase, why: str) -> PhaseWork:
     return PhaseWork(name, UNITS, make_worker, finish, LISTED, why, values=named_in_units, has_stages=True)
 
 
+# Each row of the table counts once: neither the entries, nor a closer look at what differs.
 LISTED = """
-SELECT u.ordinal, u.rows, u.seconds, u.done FROM roir.verification_unit u
+SELECT u.ordinal, u.seconds, u.done,
+       CASE WHEN u.side IN ('source', 'heap') AND (u.stage = 'total' OR v.suspicious IS NULL AND u.stage = 'check')
+            THEN u.rows END AS rows
+  FROM roir.verification_unit u
   JOIN roir.verification v ON v.id = u.verification_id WHERE v.operation_id = %(operation)s
 """
 SUM = phase(Phase.SUM, "sums index and table, by buckets of keys where they differ")

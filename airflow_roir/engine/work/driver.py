@@ -77,7 +77,7 @@ class PhaseDriver:
         # A fold has several passes, a comparison several stages.
         if row.phase != self._phase.name:
             # The time that the status shows: the time of this stretch would include Spark's start.
-            self._log.say(f"done, worked {duration(row.phase_seconds.get(self._phase.name.value, 0))}")
+            self._log.over(f"done, worked {duration(row.phase_seconds.get(self._phase.name.value, 0))}")
 
     def _work(self) -> Any:
         """Work until nothing is left, or the operation isn't running; returns its row."""

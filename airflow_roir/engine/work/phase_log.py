@@ -16,7 +16,7 @@ from airflow_roir.engine.generation.feeds import AWAY
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.errors import RoirError
-from airflow_roir.operation import Phase
+from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import counted, shared
 
 # The most lines that a phase logs about its pieces: one for each, or, with more pieces, a count from time to time.
@@ -31,6 +31,7 @@ SELECT FROM roir.operation o JOIN roir.index i ON i.id = o.index_id WHERE o.id =
 LAST_DUPLICATE = "SELECT coalesce(max(id), 0) AS id FROM roir.duplicate"
 NEW_DUPLICATES = "SELECT max(id) AS id FROM roir.duplicate WHERE operation_id = %(operation)s AND id > %(after)s"
 COUNTS = "SELECT count(*) AS pieces, count(*) FILTER (WHERE done) AS done, sum(rows) AS rows FROM ({pieces}) p"
+STATE = "SELECT status, epoch FROM roir.operation WHERE id = %(operation)s"
 DONE = "SELECT ordinal, rows, seconds FROM ({pieces}) p WHERE done ORDER BY ordinal"
 
 
@@ -51,6 +52,8 @@ class PhaseLog:
         self._run = run
         self._work = phase
         self._phase = phase.name
+        # The comparison before a publish has the name that the status gives it.
+        self._shown = "verify" if phase.name == Phase.PUBLISH else phase.name.value
         self._say = say
         self._wanted = 0
         self._at_work = 0
@@ -65,7 +68,12 @@ class PhaseLog:
 
     def say(self, line: str) -> None:
         """Log a line of this phase."""
-        self._say(f"{self._phase.value}: {line}")
+        self._say(f"{self._shown}: {line}")
+
+    def over(self, line: str) -> None:
+        """Log the end of the phase."""
+        self._shown = self._phase.value
+        self.say(line)
 
     def begin(self, workers: int) -> None:
         """Log how many workers are wanted, and how many pieces earlier runs have done."""
@@ -81,7 +89,9 @@ class PhaseLog:
         self._done = counts.done
         if counts.done:
             self._told = {row.ordinal for row in self._finished()} if self._is_named else set()
-            self.say(f"{counts.done:,} of {counted(counts.pieces, self._work.noun)} done before")
+            # The stages of a comparison add units.
+            closer = "; a closer look at what differs adds the others" if self._work.has_stages else ""
+            self.say(f"{counts.done:,} of {counted(counts.pieces, self._work.noun)} done before{closer}")
 
     def workers(self, wanted: int) -> None:
         """Log how many workers are wanted, if that has changed."""
@@ -99,6 +109,15 @@ class PhaseLog:
     def all_began(self) -> bool:
         """True once as many workers were at work as are wanted now."""
         return self._at_work >= self._wanted
+
+    def why_fenced(self) -> str:
+        """Why a worker of this run may do no more, by the operation's row."""
+        found = self._read(STATE)
+        if found and found[0].status in (Status.ABORTING, Status.ABORTED):
+            return "the operation was aborted"
+        if found and found[0].epoch != self._run.epoch:
+            return "another run drives the operation now"
+        return "it has lost its piece of the work"
 
     def pieces(self, last: bool = False) -> None:
         """Log the pieces that were done since the last time. last: the phase is over, so nothing may be left out.

@@ -107,7 +107,7 @@ class Pool(ABC):
         leaving: all workers must leave. The log says why a worker may be started again.
         """
         if isinstance(ended.error, Fenced):
-            log.say(f"worker {ended.worker} stopped: it has lost its piece of the work")
+            log.say(f"worker {ended.worker} stopped: {log.why_fenced()}")
             return None
         return None if isinstance(ended.error, OperationPaused) else ended.error
 
