@@ -18,7 +18,7 @@ def status(
     context: typer.Context,
     indexes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INDEX", help="Some indexes; by default all.", autocompletion=complete.indexes),
+        typer.Argument(metavar="INDEX...", help="Some indexes; by default all.", autocompletion=complete.indexes),
     ] = None,
     as_json: AsJson = False,
     watch: Annotated[

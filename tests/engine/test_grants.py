@@ -136,5 +136,9 @@ def test_the_doctor_looks_at_a_table_before_roir_init(dsn: str, stranger: str) -
     assert found[-1].verdict == set_up.OK
     assert any("no primary key" in one.says for one in set_up.look(Database(dsn), "u"))
     named = [one for one in set_up.look(Database(stranger), "t") if one.what == "t"]
-    assert [one.remedy for one in named] == [f'ALTER TABLE t OWNER TO "{parse_dsn(stranger)["user"]}"']
+    worker = parse_dsn(stranger)["user"]
+    assert [one.remedy for one in named] == [
+        f'ALTER TABLE public.t OWNER TO "{worker}"',
+        f'GRANT CREATE ON SCHEMA "public" TO "{worker}"',
+    ]
     assert "doesn't exist" in set_up.look(Database(dsn), "nowhere")[-1].says
