@@ -32,8 +32,7 @@ name every room.
 `revert.py`; `dry_run.py`, `seal.py`, `fold.py`; `apply_delta.py`, `switch.py` |
 | what the phases stand on | `apart.py`: what is asked of indexes over shards; `work/`: a phase at \
 work; `claims.py`: the one protocol of workers; `scan/`, `unique/`; `health/`; `control/`; `capture/`, `readers/` |
-| foundation | `generation/`; `source/`; `locks/`, `schema/`; `database.py`, `retry/`, `sessions/`; \
-`side_by_side.py`: one look for many |
+| foundation | `generation/`; `source/`; `locks/`, `schema/`; `database.py`, `retry/`, `sessions/` |
 | what everything speaks of; no I/O | `definition.py`, `options.py`, `operation.py`, `entry_state.py`, \
 `generation_state.py`, `scan_range.py`, `signals.py`, `errors.py` |
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.metrics.reading import metrics
-from airflow_roir.engine.side_by_side import side_by_side
+from airflow_roir.engine.sessions.side_by_side import side_by_side
 from airflow_roir.engine.snapshot.index import IndexFacts, indexes, states
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.snapshot.overview import overview

@@ -30,7 +30,7 @@ from airflow_roir.engine.compact.pgstattuple import Measured, measure
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.side_by_side import side_by_side
+from airflow_roir.engine.sessions.side_by_side import side_by_side
 from airflow_roir.engine.source.relation_size import RelationSize, relation_sizes
 
 # Each segment with its unique index. In a unique index the segment of NULLs has two, and so two rows here. live: the

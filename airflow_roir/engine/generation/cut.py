@@ -14,7 +14,8 @@ from airflow_roir.definition import IndexDefinition, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
-from airflow_roir.engine.source.catalog import SourceSize, identity_columns, size_of
+from airflow_roir.engine.source.catalog import identity_columns
+from airflow_roir.engine.source.files import SourceSize, size_of
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.options import BuildOptions

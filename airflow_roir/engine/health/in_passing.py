@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import execute, has_vanished, sqlstate
 from airflow_roir.engine.health import faults
-from airflow_roir.engine.side_by_side import AT_ONCE, side_by_side
+from airflow_roir.engine.sessions.side_by_side import AT_ONCE, side_by_side
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from airflow_roir.engine.health import in_passing
 from airflow_roir.engine.locks.lock_waits import FRESH_S
 from airflow_roir.engine.metrics.families import FAMILIES, Samples
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.engine.side_by_side import AT_ONCE
+from airflow_roir.engine.sessions.side_by_side import AT_ONCE
 from airflow_roir.engine.snapshot import shards
 from airflow_roir.engine.snapshot.enforced import LOCKED, why_not_of_many
 from airflow_roir.engine.snapshot.index import GONE

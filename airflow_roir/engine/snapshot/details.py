@@ -21,7 +21,7 @@ from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.engine.side_by_side import AT_ONCE, side_by_side
+from airflow_roir.engine.sessions.side_by_side import AT_ONCE, side_by_side
 from airflow_roir.engine.snapshot.bars import bars
 from airflow_roir.engine.snapshot.bottleneck import at_work, held_up
 from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, cut, rows

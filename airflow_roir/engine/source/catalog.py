@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -99,20 +98,6 @@ SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname 
   LEFT JOIN pg_namespace onsp ON onsp.oid = o.oprnamespace
  WHERE i.indrelid = %(oid)s AND i.indisprimary
  ORDER BY k.position
-"""
-SIZE = """
-WITH leaf AS (
-    SELECT c.oid, c.reltuples, c.relpages, pg_relation_size(c.oid) AS bytes
-      FROM pg_class c
-     WHERE c.oid IN (SELECT relation FROM roir.partition_tree(%(oid)s)
-                     UNION ALL SELECT %(oid)s::oid) AND c.relkind = 'r')
-SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
-       CASE WHEN bool_and(relpages > 0 OR bytes = 0)
-            -- As the planner does: the density of the last ANALYZE, times the pages there are now.
-            THEN coalesce(sum(CASE WHEN relpages > 0
-                                   THEN reltuples / relpages * bytes / current_setting('block_size')::int
-                                   ELSE 0 END), 0)::bigint END AS rows
-  FROM leaf
 """
 PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) ORDER BY relation"
 
@@ -252,20 +237,6 @@ def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
         )
         for c in execute(connection, COLUMNS, {"oid": oid})
     }
-
-
-@dataclass(frozen=True)
-class SourceSize:
-    """The size of a source. bytes: of all leaves' heaps; rows: the planner's estimate, or None if there is none."""
-
-    bytes: int
-    rows: int | None
-
-
-def size_of(connection: Connection, source: Source) -> SourceSize:
-    """Measure a source. Takes an ACCESS SHARE lock on its leaves, so it waits behind an ALTER or TRUNCATE."""
-    size = execute(connection, SIZE, {"oid": source.oid}).one()
-    return SourceSize(size.bytes, None if size.rows is None or size.rows < 0 else size.rows)
 
 
 def hold(connection: Connection, source: Source) -> None:

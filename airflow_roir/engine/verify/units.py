@@ -15,7 +15,7 @@ from airflow_roir.engine.generation.cut import cut_source
 from airflow_roir.engine.generation.physical import segments_of
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog
-from airflow_roir.engine.source.files import File, cut, files_of
+from airflow_roir.engine.source.files import File, cut, files_of, size_of
 from airflow_roir.engine.source.source import Source
 from airflow_roir.options import VerifyOptions
 
@@ -45,7 +45,7 @@ def plan(
     with_delta: the generation isn't published yet. If a verification is one of several slices, it takes over the units
     that earlier slices left.
     """
-    size = catalog.size_of(connection, source)
+    size = size_of(connection, source)
     rows = size.rows or 0
     if not options.is_partial and 0 < rows <= limits_of(connection).snapshot_rows * options.parallelism:
         units = _heap_units(connection, source)
