@@ -126,7 +126,7 @@ def test_a_paused_compaction_is_shown_and_resumed(dsn: str, index: None, databas
     )
     assert [phase.name for phase in looked.phases] == ["compact"]
     assert (
-        "batch_rows: a compaction has no such option"
+        "--batch-rows: a compaction has no such option"
         in here(dsn, "change", "ix", "--batch-rows", "5000", code=2).stderr
     )
     assert "parallelism 1 -> 2" in here(dsn, "change", "ix", "--parallelism", "2").stdout

@@ -165,7 +165,7 @@ def test_the_plan_says_what_unique_means(database: Database, dsn: str) -> None:
     for more, said in (
         (("--nulls-not-distinct",), "give unique, too"),
         (("--census",), "give unique, too"),
-        (("--on-duplicate", "stop"), "leave on_duplicate out"),
+        (("--on-duplicate", "stop"), "leave --on-duplicate out"),
         (("--unique", "--on-duplicate", "drop"), "must be one of pause, stop"),
     ):
         assert said in here(dsn, *make, *more, code=2).stderr

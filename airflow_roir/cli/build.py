@@ -31,7 +31,7 @@ from airflow_roir.cli.app import (
     say,
     show,
 )
-from airflow_roir.cli.given import Given, Wrong, flag_of, is_live, settle, settle_of_index, takes
+from airflow_roir.cli.given import Given, Wrong, flag_of, in_flags, is_live, settle, settle_of_index, takes
 from airflow_roir.definition import IndexDefinition, parse_beside
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import SOURCE, VERIFY_BEFORE, BuildOptions
@@ -225,4 +225,4 @@ def change(
     )
     show(f"index {index}: {live_options.told(before, after, flag_of)}")
     for line in slow_operation(database, after):
-        say(line)
+        say(in_flags(line))

@@ -24,7 +24,7 @@ from airflow_roir.cli.app import (
     show,
     show_as_it_is,
 )
-from airflow_roir.cli.given import Given, Wrong, takes
+from airflow_roir.cli.given import Given, Wrong, in_flags, takes
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
@@ -100,7 +100,7 @@ def plan(
         for right in against.missing:
             say(f"missing: {right}")
         for refused in against.refused:
-            say(f"refused: {refused}")
+            say(in_flags(f"refused: {refused}"))
         raise typer.Exit(InvalidInput.exit_code)
     dry = forecast.run(database, definition, options, with_trial=not sql)
     if sql and dry.survey is not None:

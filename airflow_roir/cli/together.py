@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.ending import SIGNALS
+from airflow_roir.cli.given import in_flags
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import lifecycle, prepare
 from airflow_roir.engine.control import expected, operations
@@ -68,7 +69,7 @@ def build_together(
                     database, definition, options, report=_said_of(name), on_spark=not without_spark
                 )
             except RoirError as error:
-                say(f"{name}: {error}")
+                say(in_flags(f"{name}: {error}"))
                 codes.append(error.exit_code)
                 continue
             if found.adopted:
