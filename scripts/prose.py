@@ -92,7 +92,9 @@ class Finding:
 
 def sentences_of_page(text: str) -> Iterator[tuple[int, str]]:
     """The sentences of a page with their lines: paragraphs, items and cells; no code, no headings, no addresses."""
-    text = re.sub(r"<!--.*?-->|<picture>.*?</picture>", lambda m: "\n" * m[0].count("\n"), text, flags=re.DOTALL)
+    # Messages that `make pictures` has seen are checked as texts of the code.
+    no_prose = r"<!-- made: failures -->.*?<!-- end -->|<!--.*?-->|<picture>.*?</picture>"
+    text = re.sub(no_prose, lambda m: "\n" * m[0].count("\n"), text, flags=re.DOTALL)
     begin, block = 1, ""
     fenced = False
     for number, line in enumerate([*text.splitlines(), ""], 1):

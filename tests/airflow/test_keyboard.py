@@ -27,6 +27,7 @@ from tests.airflow.test_page_script import (
     playwright,
     tab,
 )
+from tests.airflow.test_setup_script import SET_UP
 
 __all__ = ["airflow", "tab"]
 pytestmark = [pytest.mark.by_hand("test-browser"), pytest.mark.timeout(300)]
@@ -149,8 +150,14 @@ def indexes(airflow: Airflow, may: bool) -> None:
     away = {"connection": "d", "indexes": [], "trouble": "the database of connection d refuses the login"}
     shown = [PUBLISHED, BUSY, ABANDONED_INDEX | {"index": "public.left", "continues": WISH if may else None}]
     database = {"connection": "c", "indexes": shown, "trouble": None}
-    content = {"databases": [database, away], "dags": NAMES, "may": dict.fromkeys(NAMES, may)}
+    content = {"databases": [database, away], "dags": NAMES, "may": dict.fromkeys([*NAMES, "begin"], may)}
     airflow.pages["api/indexes"] = content
+
+
+def no_index(airflow: Airflow, may: bool) -> None:
+    indexes(airflow, may)
+    airflow.pages["api/indexes"]["databases"] = [{"connection": "c", "indexes": [], "trouble": None}]
+    airflow.pages["api/set-up"] = SET_UP
 
 
 @dataclass(frozen=True)
@@ -227,12 +234,22 @@ STATES = {
         ],
         [
             *of("searchbox", "Filter by name or table"),
-            *buttons("Clean up", *(f"{verb} public.i" for verb in VERBS)),
+            *buttons("Check connection c for a first build", "Clean up", *(f"{verb} public.i" for verb in VERBS)),
             *LISTS,
             *of("link", "Watch it: public.busy"),
             *buttons(*(f"{verb} public.busy" for verb in VERBS)),
             *LISTS,
-            *buttons("Continue public.left", "Abort public.left"),
+            *buttons("Continue public.left", "Abort public.left", "Check connection d for a first build"),
+        ],
+        "indexes",
+    ),
+    "no index": State(
+        no_index,
+        "text=No index yet",
+        of("searchbox", "Filter by name or table"),
+        [
+            *of("searchbox", "Filter by name or table"),
+            *buttons("Check connection c for a first build", "Clean up"),
         ],
         "indexes",
     ),

@@ -1,7 +1,7 @@
 // All that a first build needs: the list of `roir doctor`, on demand, since a look may take seconds.
 
 import { keep } from "./draw.js";
-import { el, get, many, mark, put, say } from "./page.js";
+import { el, get, many, mark, off, put, say } from "./page.js";
 
 const WORDS = { ok: "OK", warning: "Warning", problem: "Problem", unknown: "Not known" };
 // The colours of chips.
@@ -33,7 +33,7 @@ export class SetUp {
   async look() {
     this.asked = true;
     this.node.hidden = false;
-    this.button.disabled = true;
+    off(this.button, true);
     mark(this.node, "aria-busy", "true");
     put(this.sum, "Looking …");
     try {
@@ -43,7 +43,7 @@ export class SetUp {
       put(this.sum, `Not checked: ${refusal.message}`);
       mark(this.sum, "data-wrong", "true");
     } finally {
-      this.button.disabled = false;
+      off(this.button, false);
       mark(this.node, "aria-busy", null);
       say(this.sum.textContent);
     }
