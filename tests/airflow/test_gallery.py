@@ -332,7 +332,7 @@ class Gallery:
         shown = [one for one in TABLE if one.what in self.rows]
         table += [self.rows[one.what] for one in shown]
         for one in shown:
-            table += ["", f"### {one.what}", "", f"![{one.what}](images/failed_{one.name}.png)"]
+            table += ["", f"## {one.what}", "", f"![{one.what}](images/failed_{one.name}.png)"]
         made = "\n".join(table)
         pattern = r"(<!-- made: failures -->\n\n).*?(\n<!-- end -->)"
         page = re.sub(pattern, lambda found: f"{found[1]}{made}\n{found[2]}", PAGE.read_text(), flags=re.DOTALL)
