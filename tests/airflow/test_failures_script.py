@@ -68,6 +68,10 @@ def test_a_first_task_that_is_tried_again_says_so_while_its_database_is_away(air
     tab.get_by_text("Goes on by itself at the next try, about").wait_for()
     tab.get_by_text(f"Not searched: {away}.").wait_for()
     assert tab.locator(".failures pre").inner_text() == COMPLAINT
+    airflow.more["failures"] = [tried | {"map_index": index} for index in (0, 1)]
+    tab.reload()
+    log = tab.get_by_role("link", name="Log of prepare [1]", exact=True).get_attribute("href")
+    assert log.endswith("/tasks/prepare/mapped/1?try_number=7")
 
 
 def test_an_open_question_stays_while_the_page_asks_again(airflow: Airflow, tab: Any) -> None:

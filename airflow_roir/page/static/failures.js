@@ -60,7 +60,7 @@ export class Failures {
     const parts = [
       one.again ? `Goes on by itself at the next try, about ${clock(one.again).slice(0, 5)}.` : "",
       one.at ? clock(one.at) : "",
-      one.task_id ? link(`Log of ${one.task_id}`, log) : "",
+      one.task_id ? link(`Log of ${one.task_id}${one.map_index >= 0 ? ` [${one.map_index}]` : ""}`, log) : "",
     ].filter(Boolean);
     node.replaceChildren(...parts.flatMap((text, n) => (n ? [" · ", text] : [text])));
   }
