@@ -141,7 +141,9 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A session for one transaction, committed at the end of the block, rolled back on an error."""
-        with self.engine.begin() if self.kept is None else self.kept.transaction() as connection:
+        # Read once: another thread may end the block that set it.
+        kept = self.kept
+        with self.engine.begin() if kept is None else kept.transaction() as connection:
             yield connection
 
     @contextmanager

@@ -108,7 +108,7 @@ def drive(
             if isinstance(error.__cause__, RoirError | DBAPIError):
                 raise error.__cause__ from error
             raise
-        return database.retry(lambda: operation_status(database, run.operation_id))
+    return database.retry(lambda: operation_status(database, run.operation_id))
 
 
 def run_phases(

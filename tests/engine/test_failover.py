@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, build, clean_up, lifecycle, seal
+from airflow_roir.engine import abort, build, clean_up, finalize, lifecycle, seal
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.control import operations, requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.partitions import attach
+from airflow_roir.engine.sessions import kept_session
 from airflow_roir.engine.sessions.kept_session import KeptSession
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.errors import Fenced, HistoryChanged
@@ -28,7 +30,7 @@ from tests.engine.interposed import before
 from tests.engine.looking import Looked, Sessions
 from tests.engine.pair import Pair, between, pair
 from tests.engine.steps import sql
-from tests.engine.test_replication import BOUNDS, PARTITIONED
+from tests.engine.test_replication import BOUNDS, PARTITIONED, replayed, wait_until
 from tests.engine.test_replication import dsn as dsn
 from tests.engine.test_replication import primary as primary
 
@@ -309,3 +311,41 @@ def test_no_session_on_a_standby_is_kept(both: Pair) -> None:
     both.is_over = False
     assert not is_standby()
     kept.close()
+
+
+@pytest.mark.parametrize("moves", ["between build and seal", "in publish"])
+def test_a_run_follows_the_address_though_the_demoted_server_still_answers(
+    both: Pair, monkeypatch: pytest.MonkeyPatch, moves: str
+) -> None:
+    """Found: the driver's session stayed on the demoted server. It waited for ever, or reported its publish there."""
+    database = Database(both.here)
+    monkeypatch.setattr(kept_session, "MOST_AGE_S", 0.2)
+
+    def move() -> None:
+        if database.dsn == both.here:
+            replayed(both.here, both.there)
+            both.promote()
+            wait_until(lambda: read(both, "SELECT NOT pg_is_in_recovery()") == [(True,)], "the promotion")
+            database.dsn = both.there
+
+    if moves == "in publish":
+        steps.folded(database, verify="before")
+        publish = finalize.publishing.publish
+
+        def moved(*of: Any) -> None:
+            move()
+            publish(*of)
+
+        monkeypatch.setattr(finalize.publishing, "publish", moved)
+    else:
+        steps.begin(database, ranges=2, segments=2, parallelism=1)
+
+        def finish(*of: Any) -> None:
+            build.PHASE.finish(*of)
+            move()
+
+        monkeypatch.setitem(lifecycle.PHASES, Phase.BUILD, replace(build.PHASE, finish=finish))
+    ended = lifecycle.drive(database, "ix", "again", take_over=True)
+    assert ended.status == "completed"
+    assert read(both, "SELECT status, phase FROM roir.operation") == [("completed", "done")]
+    steps.assert_exact(Database(both.there))

@@ -7,6 +7,7 @@ plans statements again that a kept one remembers.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,22 +18,33 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import CONNECT_TIMEOUT_S, Database
 from airflow_roir.engine.sessions import own_session
+from airflow_roir.engine.sessions.session import pin
+from airflow_roir.errors import InvalidInput
 
 # By a session that began on a standby, a run would follow that server although its primary is back.
 IS_PRIMARY = "SELECT NOT pg_catalog.pg_is_in_recovery()"
+# The seconds that a session lives. The address may lead to another server by now, while this one still answers: then
+# the run and its workers would be on two servers.
+MOST_AGE_S = 1.0
+# All of DISCARD ALL but the plans. Code of others, such as an event trigger, may have left something in the session.
+RESET = """
+CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; DEALLOCATE ALL; UNLISTEN *;
+SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES
+"""
 
 
 class KeptSession:
     """Keeps one session of a database for transactions that follow one another, in one thread.
 
-    Between two transactions the session is idle: it holds no lock and no snapshot. Each transaction finds what it would
-    find in a new session: before it, the session must answer, be on a primary, and pass the check of `one_history`.
-    Otherwise a new one replaces it, with all checks of new sessions. An error ends the session.
+    Between two transactions the session is idle: it holds no lock and no snapshot. Before each transaction it is reset,
+    and its settings are pinned, as in a new one. It must be young, answer, be on a primary, and pass the check of
+    `one_history`. Otherwise a new one replaces it, with all checks of new sessions. An error ends the session.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self._session: Connection | None = None
+        self._opened_at = 0.0
         self._used = threading.Lock()
 
     @contextmanager
@@ -67,23 +79,28 @@ class KeptSession:
             self._session.invalidate()
             self.close()
         if self._session is None:
+            self._opened_at = time.monotonic()
             self._session = self.database.engine.connect()
         return self._session
 
     def _is_as_new(self, session: Connection) -> bool:
         raw: Any = session.connection.dbapi_connection
         look = self.database.look
+        # The driver doesn't notice that a reset changes the encoding.
+        if time.monotonic() - self._opened_at > MOST_AGE_S or raw.get_parameter_status("server_encoding") != "UTF8":
+            return False
         try:
             # A server that hangs is found as soon as it would be by a new session.
             with own_session.answering(raw, CONNECT_TIMEOUT_S):
                 raw.autocommit = True
                 with raw.cursor() as cursor:
+                    cursor.execute(RESET)
                     cursor.execute(IS_PRIMARY)
                     [(is_primary,)] = cursor.fetchall()
-                raw.autocommit = False
+                pin(raw)
                 if look is not None:
                     look(raw)
-        except psycopg2.Error:
+        except (psycopg2.Error, InvalidInput):
             return False
         return bool(is_primary)
 
@@ -140,3 +157,10 @@ def kept_sessions(database: Database) -> Iterator[None]:
     finally:
         database.kept = None
         kept.end()
+
+
+def close_kept(database: Database) -> None:
+    """Let the next transaction open a session, for a step that decides something."""
+    kept = database.kept
+    if kept is not None:
+        kept.close()

@@ -77,9 +77,9 @@ def one_history(database: Database) -> Iterator[None]:
     if database.look is not None:
         yield
         return
-    if database.kept is not None:
+    if (kept := database.kept) is not None:
         # A session that is left from another history, on a server that still answers, must not decide this one.
-        database.kept.close()
+        kept.close()
     database.look = _Pin().look
     try:
         yield

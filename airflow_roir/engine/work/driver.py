@@ -11,6 +11,7 @@ from airflow_roir.engine.control.shortage import persist
 from airflow_roir.engine.control.slow_options import slow
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.scan import sharing
+from airflow_roir.engine.sessions.kept_session import close_kept
 from airflow_roir.engine.work import worker
 from airflow_roir.engine.work.phase_log import PhaseLog
 from airflow_roir.engine.work.phase_work import PhaseWork
@@ -68,11 +69,14 @@ class PhaseDriver:
                 raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
             if row.status == Status.FAILED:
                 raise OperationFailed(f"index {self._run.index}: {row.error}")
+        close_kept(self._database)
         try:
             self._persist(lambda: self._phase.finish(self._database, self._run, self._report))
         except DuplicatesFound:
             self._log.duplicates(again=True)
             raise
+        # The end of a phase is that of the server to which the address leads now.
+        close_kept(self._database)
         row = self._control()
         # A fold has several passes, a comparison several stages.
         if row.phase != self._phase.name:
