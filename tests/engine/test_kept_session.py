@@ -256,7 +256,7 @@ def test_an_error_in_a_transaction_of_a_block_ends_its_session_alone(database: D
 def test_a_new_history_is_not_that_of_a_session_left_from_before(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A demoted server that nobody has fenced would decide it."""
+    """A demoted server that still answers would decide it."""
     with kept_sessions(database):
         first = pid_in(database)
         with one_history(database):
@@ -284,7 +284,7 @@ def test_threads_at_once_have_sessions_of_their_own(database: Database) -> None:
 
 @pytest.mark.sample(0)
 def test_a_run_opens_few_sessions(database: Database) -> None:
-    """Found: three small builds opened 168 sessions, each of which read catalogs and planned anew; now 60."""
+    """Found: three small builds opened 168 sessions, each of which read catalogs and planned statements; now 60."""
     run = begun(database, "build")
     sessions = Sessions(database)
     lifecycle.run_phases(database, run)
@@ -335,7 +335,7 @@ def test_what_code_of_others_leaves_in_a_session_is_gone_in_the_next_transaction
 
 
 def test_a_session_lives_for_a_second_at_most(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found: a run stayed on a demoted server that nobody had fenced, and its workers went to the new one."""
+    """Found: a run stayed on a demoted server that still answered, and its workers went to the new one."""
     with kept_sessions(database):
         first = pid_in(database)
         monkeypatch.setattr(kept_session, "MOST_AGE_S", 0.0)
