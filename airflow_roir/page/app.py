@@ -25,7 +25,7 @@ from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page import access, databases, first_build, lookups, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
-from airflow_roir.page.continuing import continuation, wish
+from airflow_roir.page.continuing import continuation, options_text, wish
 from airflow_roir.page.listings import Listings
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
 from airflow_roir.page.targets import Found, read_run
@@ -227,12 +227,12 @@ def _reads(app: FastAPI) -> None:
         content["progress"] = {**progress, "held_up": {**held, "text": text}}
         content["continues"] = None
         if progress["status"] == ABANDONED or (left and progress["status"] == "paused"):
-            content["continues"] = await continues(user, one)
+            content["continues"] = await continues(user, one, progress)
         return answer(request, content)
 
-    async def continues(user: BaseUser, one: Found) -> dict[str, Any] | None:
+    async def continues(user: BaseUser, one: Found, progress: dict[str, Any]) -> dict[str, Any] | None:
         """The run that would continue an operation, if the user may trigger it."""
-        asked = (one.connection, one.index, one.kind, one.created_by)
+        asked = (one.connection, one.index, one.kind, one.created_by, options_text(progress))
         found = await looks.look(AIRFLOW, ("continues", *asked), lambda: continuation(*asked))
         may = found is not None and await run_in_threadpool(access.is_allowed, user, "POST", found["dag_id"])
         return found if may else None

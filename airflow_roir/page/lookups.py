@@ -17,7 +17,7 @@ from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
 from airflow_roir.operation import Status
 from airflow_roir.page import databases
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
-from airflow_roir.page.continuing import continuation
+from airflow_roir.page.continuing import continuation, options_text
 from airflow_roir.page.failures import Failure, failures_of, shown
 from airflow_roir.page.fates import settle_runs
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
@@ -154,7 +154,9 @@ def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dic
         one.operation_id: {
             "state_of_operation": shown_state(state_of(one))
             | {"kind": one.kind, "long_pause": warned.get(one.operation_id)},
-            "continues": continuation(connection_id, one.index, one.kind, by[one.operation_id])
+            "continues": continuation(
+                connection_id, one.index, one.kind, by[one.operation_id], options_text(one.options)
+            )
             if one.status == ABANDONED
             else None,
         }

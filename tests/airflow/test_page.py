@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, lifecycle, prepare
-from airflow_roir.engine.control import admission, operations
+from airflow_roir.engine.control import admission, operations, requests
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.forecast import set_up
 from airflow_roir.errors import DuplicatesFound, OperationQueued
@@ -128,7 +128,8 @@ def warehouse(page: Page, shop: Any) -> str:
 @pytest.fixture
 def build(page: Page, shop: Any, warehouse: str) -> tuple[str, dict[str, Any]]:
     """A run, and what a change of the operation that it drives names."""
-    run = page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": warehouse, "table": "public.item"})
+    conf = {"index": INDEX, "postgres_conn_id": warehouse, "table": "public.item", "max_rows_per_second": 7_000}
+    run = page.server.trigger(DAG, conf)
     definition = IndexDefinition.parse(INDEX, "public.item", ["price"])
     begun = prepare.prepare(shop.database, definition, BuildOptions(parallelism=2), f"airflow {DAG} {run}")
     return run, {"connection": warehouse, "operation": begun.operation_id}
@@ -242,6 +243,9 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
     # Between two tasks, or two stretches of one.
     shop.run("UPDATE roir.operation SET awaited_until = clock_timestamp() + interval '5 min', grace_s = 600")
 
+    # Found: the run that continued set the rate limit of the first run again, which had been lowered since.
+    wish_now = {"parallelism": 5, "max_rows_per_second": 600, "batch_rows": 5_000}
+    requests.change_options(shop.database, INDEX, actor="ann", **wish_now)
     looked: list[str] = []
 
     def shown(user: str = "user") -> dict[str, Any]:
@@ -279,10 +283,10 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
     else:
         server.call("PATCH", where, {"state": way if way != "clear" else "failed"})
     try:
-        conf = {"index": INDEX, "postgres_conn_id": named["connection"], "table": "public.item"}
+        conf = {"index": INDEX, "postgres_conn_id": named["connection"], "table": "public.item", **wish_now}
         if way == "deleted":
-            # Its first run is gone, and with it what it was triggered with.
-            del conf["table"]
+            # Its first run is gone, and with it what it was triggered with. An empty field keeps the operation's value.
+            del conf["table"], conf["max_rows_per_second"]
         wish = (DAG, conf)
         if way == "switch off":
             shown()

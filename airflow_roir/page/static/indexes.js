@@ -264,7 +264,7 @@ class Card {
       index.continues && {
         verb: "Continue",
         title: "Continue this operation?",
-        text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered with the values of the operation's first run, and continues after the last committed batch.`,
+        text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered with the operation’s present options, and continues after the last committed batch.`,
         yes: () => start(index.continues.dag_id, index.continues.conf),
       },
       may.control && abandoned && {

@@ -511,7 +511,7 @@ class Build {
     }
   }
 
-  /** Trigger a run that continues the operation, as its first one was triggered, by the user's own rights. */
+  /** Trigger a run that continues the operation with its present options, by the user's own rights. */
   async goOn() {
     const { continues: wish, progress: p } = this.content;
     if ((p.status === "paused" || p.status === "pausing") && !(await this.change("resume"))) return;
