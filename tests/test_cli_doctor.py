@@ -15,6 +15,7 @@ from psycopg2.extensions import make_dsn
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.forecast import set_up
 from airflow_roir.engine.forecast.set_up import OK, PROBLEM, WARNING
+from airflow_roir.options import BuildOptions
 from tests.conftest import database_dsn, run_sql
 from tests.test_cli import ROIR
 
@@ -106,6 +107,16 @@ def test_too_few_connections_are_warned_of(dsn: str, monkeypatch: pytest.MonkeyP
     (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]
     assert found.verdict == WARNING
     assert "max_connections" in found.remedy
+
+
+def test_the_connections_of_a_build_are_those_that_a_pool_must_have(dsn: str) -> None:
+    """A worker of the seal holds up to three sessions."""
+    (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]
+    most = 3 * BuildOptions().parallelism + 10
+    assert found.says.endswith(f"a build takes up to {most}")
+    page = (Path(__file__).parents[1] / "docs" / "pgbouncer.md").read_text()
+    assert "three sessions for each worker, and ten more" in page
+    assert int(page.partition("pool_size=")[2].split()[0]) >= most
 
 
 def test_a_role_without_any_right_is_told_what_it_lacks_and_sees_the_rest(server: str, dsn: str) -> None:

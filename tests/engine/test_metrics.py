@@ -421,6 +421,24 @@ def test_an_index_that_can_not_be_checked_hides_no_fault_of_others(dsn: str, dat
     assert len(seen.values("roir_capture_faults")) == len(seen.values("roir_problem")) == 2
 
 
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_time_out_names_its_index_and_hides_no_other(dsn: str, database: Database, table: None, unique: bool) -> None:
+    """Found: the time-out of one statement lost a whole group of indexes, with `index=""`."""
+    for name in ("a", "b", "slow", "c"):
+        run_sql(dsn, f"CREATE TABLE of_{name} (LIKE t INCLUDING ALL)")
+        steps.make_index(database, f"public.{name}", f"of_{name}", keys=("id",), unique=unique)
+    body = "BEGIN IF generation = 3 THEN RAISE query_canceled; END IF; RETURN 0; END"
+    settings = "LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp"
+    run_sql(
+        dsn, f"CREATE OR REPLACE FUNCTION roir.view_faults(generation bigint) RETURNS bigint {settings} AS '{body}'"
+    )
+    seen = Scrape(database)
+    for name in "abc":
+        assert seen.one("roir_capture_faults", index=f"public.{name}") == 0
+    assert seen.one("roir_problem", part="capture", reason="too slow", index="public.slow") == 1
+    assert seen.values("roir_problem", index="", part="capture") == []
+
+
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("held", ["t", "delta", "roir.operation", "roir.throttle_time"])
 def test_a_scrape_never_waits_behind_a_lock(dsn: str, database: Database, table: None, held: str) -> None:
@@ -454,6 +472,7 @@ def test_a_look_that_takes_too_long_leaves_the_rest_out(database: Database, tabl
     assert "roir_index_published" in names
     [problems] = [one for one in found if one.name == "roir_problem"]
     assert {one.labels["reason"] for one in problems.samples} == {"too slow"}
+    assert {one.labels["index"] for one in problems.samples if one.labels["part"] == "capture"} == {"public.ix"}
 
 
 def test_a_look_writes_nothing(dsn: str, database: Database, table: None) -> None:

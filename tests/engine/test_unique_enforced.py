@@ -6,6 +6,7 @@ import pytest
 
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -90,7 +91,7 @@ def test_a_duplicate_of_the_last_verification_is_said_until_a_verification_finds
     assert report.as_dict()["warnings"] == (warning,)
 
     run_sql(dsn, f"ALTER TABLE t ENABLE ALWAYS TRIGGER {row}")
-    assert problem(unique, dsn) == "the last verification found 1 row whose key another row has"
+    assert problem(unique, dsn) == "a verification found 1 row whose key another row has"
     run_sql(dsn, "DELETE FROM t WHERE id = 51")
     assert lifecycle.verify(unique, "ix").warnings == ()
     assert problem(unique, dsn) is None
@@ -100,3 +101,53 @@ def test_rows_without_entries_may_have_any_key(unique: Database, dsn: str) -> No
     run_sql(dsn, "DELETE FROM roir_data.g1 WHERE ctid = '(0,1)'")
     lifecycle.verify(unique, "ix")
     assert (problem(unique, dsn) or "").endswith("without an entry")
+
+
+PARTS = {"sample": VerifyOptions(sample=1.0), "slice": VerifyOptions(slices=2000)}
+
+
+@pytest.fixture
+def cut(dsn: str) -> Database:
+    """Tables in pieces that a partial verification may leave out, the row with k = 7 without its entry."""
+    database = Database(dsn, limits=Limits(unit_rows=500, unit_blocks=1))
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k int, v int)")
+    run_sql(dsn, "INSERT INTO t SELECT i, i, i FROM generate_series(1, 20000) i")
+    steps.make_index(database, unique=True)
+    run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c1 = 7")
+    return database
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_partial_verification_that_finds_nothing_changes_nothing(cut: Database, dsn: str, part: str) -> None:
+    """Found: after a full verification with a finding, one of a part that found nothing said `enforced` again."""
+    found = "a verification found 1 row without an entry"
+    assert lifecycle.verify(cut, "ix").missing == 1
+    for _ in range(2):
+        assert not lifecycle.verify(cut, "ix", PARTS[part]).complete
+        assert problem(cut, dsn) == found
+    assert lifecycle.verify(cut, "ix", VerifyOptions(repair=True)).mended == 1
+    assert problem(cut, dsn) is None
+
+
+def test_a_partial_verification_ends_it_by_its_repair(cut: Database, dsn: str) -> None:
+    lifecycle.verify(cut, "ix")
+    while problem(cut, dsn) is not None:
+        lifecycle.verify(cut, "ix", VerifyOptions(slices=3, repair=True))
+    assert lifecycle.verify(cut, "ix").is_exact
+    assert problem(cut, dsn) is None
+
+
+def test_a_finding_of_a_part_is_said_until_a_complete_verification(cut: Database, dsn: str) -> None:
+    while not lifecycle.verify(cut, "ix", VerifyOptions(slices=3)).missing:
+        assert problem(cut, dsn) is None
+    lifecycle.verify(cut, "ix", VerifyOptions(slices=3))
+    assert problem(cut, dsn) == "a verification found 1 row without an entry"
+    run_sql(dsn, "DELETE FROM t WHERE k = 7")
+    assert lifecycle.verify(cut, "ix").is_exact
+    assert problem(cut, dsn) is None
+
+
+def test_an_index_of_a_dropped_table_is_not_enforced(unique: Database, dsn: str) -> None:
+    """Found: the status said that it is enforced, and the metric that it isn't."""
+    run_sql(dsn, "SELECT roir.unguard()", "DROP TABLE t CASCADE")
+    assert problem(unique, dsn) == "the table is gone"

@@ -24,7 +24,9 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 # For looks from another machine than the one that counts.
 UNKNOWN = "unknown"
 # A build's own sessions beside its workers: its driver, the governor, looks.
-BESIDE_WORKERS = 4
+BESIDE_WORKERS = 10
+# The most sessions of a worker: in the seal, one indexes a segment, one watches it, and one looks at the operation.
+OF_WORKER = 3
 SETTINGS = """
 SELECT current_setting('server_version') AS version, current_setting('server_encoding') AS encoding,
        current_setting('wal_level') AS wal_level, current_setting('max_locks_per_transaction') AS locks,
@@ -135,7 +137,7 @@ def _guard(connection: Connection) -> Finding:
 
 
 def _connections(most: int, used: int, options: BuildOptions) -> Finding:
-    needed = options.parallelism + BESIDE_WORKERS
+    needed = OF_WORKER * options.parallelism + BESIDE_WORKERS
     says = f"{used} of {most} are used, and a build takes up to {needed}"
     if used + needed <= most:
         return Finding("max_connections", OK, says)

@@ -53,7 +53,8 @@ SELECT clock_timestamp() AS now, i.id, i.schema_name, i.name AS bare_name,
        extract(epoch FROM clock_timestamp() - g.published_at)::float8 AS age,
        CASE WHEN g.unique_mode IS NOT NULL THEN roir.unique_problem(g.id) IS NULL END AS enforced,
        CASE WHEN i.is_unique AND i.shard_table IS NULL THEN g.id END AS refuses, i.source_oid::bigint AS source_oid,
-       i.source_oid::oid::regclass::text AS source,
+       (SELECT c.oid::regclass::text FROM pg_class c
+         WHERE c.oid = i.source_oid::oid AND c.relkind IN ('r', 'p')) AS source,
        (SELECT count(*) FROM roir.generation x WHERE x.index_id = i.id AND x.status <> 'dropped') AS generations,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest
   FROM roir.index i LEFT JOIN roir.generation g ON g.index_id = i.id AND g.status = 'active'
@@ -169,8 +170,8 @@ class _Look:
         self._part("compactions", lambda: self._compactions(indexes))
         self._part("lock waits", self._lock_waits)
         self._part("shards", self._shards)
-        self._part("capture", lambda: self._captures(indexes))
-        self._part("unique", lambda: self._unique(indexes))
+        self._parts("capture", [row for row in indexes if row.newest is not None], self._capture)
+        self._parts("unique", [row for row in indexes if row.refuses is not None], self._unique)
 
     def _part(self, part: str, look: Callable[[], None], index: str = "") -> None:
         """Look at a part. If that fails, the other parts are still read, and `roir_problem` names this one."""
@@ -187,6 +188,33 @@ class _Look:
             self._samples.add("roir_problem", 1, index, part, _reason(error))
         else:
             savepoint.commit()
+
+    def _parts(self, part: str, some: Sequence[Row[Any]], look: Callable[[Sequence[Row[Any]]], None]) -> None:
+        """Look at a part of many indexes at once. If that fails, at each half of them, so that none hides the others.
+
+        look: adds nothing if it fails. `roir_problem` names each index that isn't read.
+        """
+        if len(some) > AT_ONCE:
+            self._halves(part, some, look)
+        elif len(some) == 1 or self._elapsed() > LOOK_S:
+            for row in some:
+                self._part(part, partial(look, [row]), _index_name(row))
+        elif some:
+            savepoint = self._connection.begin_nested()
+            try:
+                look(some)
+            except (DBAPIError, RoirError) as error:
+                if isinstance(error, DBAPIError) and error.connection_invalidated:
+                    raise
+                savepoint.rollback()
+                self._halves(part, some, look)
+            else:
+                savepoint.commit()
+
+    def _halves(self, part: str, some: Sequence[Row[Any]], look: Callable[[Sequence[Row[Any]]], None]) -> None:
+        half = len(some) // 2
+        self._parts(part, some[:half], look)
+        self._parts(part, some[half:], look)
 
     def _index(self, row: Row[Any]) -> None:
         index = _index_name(row)
@@ -241,25 +269,12 @@ class _Look:
         waits = execute(self._connection, LOCK_WAITS, {"fresh": FRESH_S}).scalar_one()
         self._samples.add("roir_lock_waits", waits)
 
-    def _captures(self, indexes: Sequence[Row[Any]]) -> None:
+    def _capture(self, some: Sequence[Row[Any]]) -> None:
         """Count the warnings of `roir status`. Leaves out an index whose table another session locks."""
         gone: dict[int, int] = defaultdict(int)
-        for lost in execute(self._connection, GONE, {"indexes": [row.id for row in indexes]}):
+        for lost in execute(self._connection, GONE, {"indexes": [row.id for row in some]}):
             gone[lost.index_id] += 1
-        looked_at = [row for row in indexes if row.newest is not None]
-        for first in range(0, len(looked_at), AT_ONCE):
-            some = looked_at[first : first + AT_ONCE]
-            self._part("capture", partial(self._capture, some, gone))
-
-    def _capture(self, some: Sequence[Row[Any]], gone: Mapping[int, int]) -> None:
-        try:
-            found = in_passing.at_once(self._connection, {row.id: row.newest for row in some})
-        except DBAPIError as error:
-            if len(some) == 1 or error.connection_invalidated or sqlstate(error) == CANCELLED:
-                raise
-            for row in some:
-                self._part("capture", partial(self._capture, [row], gone), _index_name(row))
-            return
+        found = in_passing.at_once(self._connection, {row.id: row.newest for row in some})
         for row in some:
             lines, index = found[row.id], _index_name(row)
             if lines is None:
@@ -267,12 +282,13 @@ class _Look:
             else:
                 self._samples.add("roir_capture_faults", len(lines) + gone[row.id], index)
 
-    def _unique(self, indexes: Sequence[Row[Any]]) -> None:
+    def _unique(self, some: Sequence[Row[Any]]) -> None:
         """Whether unique indexes that aren't over shards refuse duplicates. Leaves out those that are locked."""
-        asked = {row.id: (row.refuses, row.source_oid, row.source) for row in indexes if row.refuses is not None}
-        problems = why_not_of_many(self._connection, asked, verifications(self._connection, list(asked)))
-        for row in indexes:
-            if row.refuses is not None and problems[row.id] != LOCKED:
+        problems = why_not_of_many(
+            self._connection, {row.id: (row.refuses, row.source_oid, row.source) for row in some}
+        )
+        for row in some:
+            if problems[row.id] != LOCKED:
                 self._samples.add("roir_index_unique_enforced", problems[row.id] is None, _index_name(row))
 
     def _operations(self) -> None:

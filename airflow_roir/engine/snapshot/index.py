@@ -138,7 +138,7 @@ class IndexFacts:
         neither.
     strict_problem: why an index over shards can't be read strictly; null if it can.
     unique_since, unique_problem: of a unique index: since when a key is unique over shards; why rows may share a key
-        now: the capture misses writes, or the last verification found such rows (docs/unique.md); null if none can.
+        now: the capture misses writes, or a verification found such rows (docs/unique.md); null if none can.
     queries: the statements that read the index: its view, and whole rows of the table; … stands for a value.
     segments: the segments that readers see; `--segments` alone shows them.
     """
@@ -210,7 +210,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     asked = {row.id: (row.newest, str(operations.index_name(row))) for row in rows if row.newest is not None}
     faults = warnings_of_many(connection, asked, still_hidden)
     gone = _grouped(execute(connection, GONE, {"indexes": ids}).all())
-    unsure = why_not_of_many(connection, _unique(rows, generations), verified)
+    unsure = why_not_of_many(connection, _unique(rows, generations))
 
     def takes(generation: int) -> int:
         return sum(sizes[oid].total for oid in stores.get(generation, ()) if oid in sizes)
@@ -274,14 +274,16 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     return found
 
 
-def _unique(rows: Sequence[Row[Any]], generations: Mapping[int, Sequence[Row[Any]]]) -> dict[int, tuple[int, int, str]]:
+def _unique(
+    rows: Sequence[Row[Any]], generations: Mapping[int, Sequence[Row[Any]]]
+) -> dict[int, tuple[int, int, str | None]]:
     """For each published unique index that isn't over shards: its generation, and its table's oid and name."""
-    found = {}
+    found: dict[int, tuple[int, int, str | None]] = {}
     for row in rows:
         active = next((g for g in generations[row.id] if g.status == "active"), None)
-        if active is not None and row.is_unique and row.table_apart is None and row.source_name:
-            table = QualifiedName(row.source_schema, row.source_name)
-            found[row.id] = (active.id, row.source_oid, table.sql)
+        if active is not None and row.is_unique and row.table_apart is None:
+            table = QualifiedName(row.source_schema, row.source_name).sql if row.source_name else None
+            found[row.id] = (active.id, row.source_oid, table)
     return found
 
 
