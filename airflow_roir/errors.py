@@ -92,9 +92,16 @@ class SchemaMissing(SchemaVersionMismatch):
 
 
 class OperationRunning(RoirError):
-    """Another run drives the operation; the message names it."""
+    """Another run drives the operation; the message names it.
+
+    by: what is waited for, in the same words at each look; the message may have figures.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, by: str | None = None) -> None:
+        super().__init__(message)
+        self.by = by or message
 
 
 class OperationPaused(RoirError):

@@ -122,7 +122,7 @@ class PrepareIndexBuildOperator(RoirOperator):
                 self._end_verification(database, owner_of(ti))
                 prepared = lifecycle.prepare(database, definition, options, owner_of(ti), report=self.log.info)
             except OperationRunning as reason:
-                waited = waits.waits(str(reason), f"Waiting: {reason}")
+                waited = waits.waits(reason.by, f"Waiting: {reason}")
                 look_at_others(database, self.index, ti, self.log)
                 raise leave(look_again_s(waited)) from None
             waits.over()

@@ -70,7 +70,7 @@ class WholeOperationOperator(SparkDrivingOperator):
 
     def waiting(self, context: Context, database: Database, reason: OperationRunning) -> AirflowRescheduleException:
         """Logs the reason why the task waits before it can begin; returns the exception to raise."""
-        waited = wait_log(context, self.log).waits(str(reason), f"Waiting: {reason}")
+        waited = wait_log(context, self.log).waits(reason.by, f"Waiting: {reason}")
         look_at_others(database, self.index, context["ti"], self.log)
         return leave(look_again_s(waited))
 

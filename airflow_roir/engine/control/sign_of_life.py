@@ -67,7 +67,8 @@ def running_elsewhere(row: Row[Any], index: str, connection: Connection) -> Oper
     return OperationRunning(
         f"index {index}: operation {row.id} is being driven by {row.owner}, whose last sign of life is "
         f"{duration(age)} old; wait for it, pause it (roir pause {argument(index)}), or take over (--take-over). If "
-        f"that run is dead, no --take-over is needed in {duration(max(0.0, HEARTBEAT_FRESH_S - age))}"
+        f"that run is dead, no --take-over is needed in {duration(max(0.0, HEARTBEAT_FRESH_S - age))}",
+        by=f"operation {row.id} is being driven by {row.owner}",
     )
 
 
