@@ -163,7 +163,14 @@ class SparkFailed(RoirError):
 
 
 class WorkerFailed(RoirError):
-    """A worker met an error that a retry can't help; the operation holds the reason."""
+    """A worker met an error that its own patience couldn't help; the operation holds the reason.
+
+    permanent: every other try would meet the error again.
+    """
+
+    def __init__(self, message: str, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
 
 
 class OperationFailed(RoirError):

@@ -38,7 +38,7 @@ from airflow_roir.engine.snapshot.words import done, paused_by, speed, time_left
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
 from airflow_roir.operation import BUILDS, BY_DUPLICATES, BY_WINDOW, FINAL, LONG, Kind, Status
-from airflow_roir.spark.driver_process import SETTLE_S, Driver
+from airflow_roir.spark.driver_process import PERMANENT, SETTLE_S, Driver
 
 # The time between two looks for a pause while Spark starts, and between two moves of the progress bar.
 LOOK_EVERY_S = 0.5
@@ -238,7 +238,7 @@ def _on_spark(
     )
     # An operation that has to queue again takes another turn.
     if code not in (0, OperationPaused.exit_code, OperationQueued.exit_code):
-        raise typer.Exit(code)
+        raise typer.Exit(1 if code == PERMANENT else code)
     return code
 
 

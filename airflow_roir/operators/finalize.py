@@ -10,6 +10,7 @@ from airflow_roir.assets import index_asset, published_alias
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.run import leave_run
+from airflow_roir.engine.retry.trouble import is_permanent
 from airflow_roir.engine.snapshot.querying import lines, queries
 from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.verify.report import report_of
@@ -21,7 +22,7 @@ from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
 from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator, is_last_try
 from airflow_roir.task.published import claim_announcement, has_event, published_facts
-from airflow_roir.task.roir_operator import HOPELESS, failing_clearly, owner_of
+from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.ui_requests import Watcher
 from airflow_roir.task.wait_for_job import Background
 from airflow_roir.task.wrong_rows import log_report, push_duplicates
@@ -93,7 +94,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 except Exception as error:
                     if isinstance(error, VerificationFailed):
                         log_report(self.log, report_of(database, row.id))
-                    if is_last_try(ti) or isinstance(error, HOPELESS):
+                    if is_last_try(ti) or is_permanent(error):
                         self.give_up(database, ti)
                     raise
                 if ended.status != Status.COMPLETED and not ended.census:

@@ -27,7 +27,7 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import LONG, Status
 from airflow_roir.spark import guard
-from airflow_roir.spark.driver_process import ENDED
+from airflow_roir.spark.driver_process import ENDED, INTERRUPTED, PERMANENT
 from airflow_roir.spark.log_file import SparkLog, diverted
 from airflow_roir.spark.options import SparkOptions
 from airflow_roir.spark.start_timings import mark, turn_on
@@ -43,7 +43,7 @@ GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code, OperationQu
 
 def main(arguments: list[str] | None = None) -> int:
     """The driver's main function. Exit codes: 0 done, 3 paused, 4 another run drives the operation, 5 it waits in the
-    queue, 2 bad input, 1 any other error."""
+    queue, 2 bad input, 6 another error that every other try would meet, 1 any other error."""
     guard.begin()
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(given)
@@ -148,7 +148,7 @@ def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, v
 
     from airflow_roir.engine import lifecycle
     from airflow_roir.engine.control.operations import default_actor
-    from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
+    from airflow_roir.engine.retry.trouble import Trouble, is_permanent, reason_of, trouble_of
     from airflow_roir.spark.pool import SparkPools
 
     try:
@@ -164,13 +164,14 @@ def _drive(database: Database, options: argparse.Namespace, spark: SparkStart, v
             phases=LONG,
         )
     except RoirError as error:
-        return say(str(error), error.exit_code, voice)
+        return say(str(error), PERMANENT if error.exit_code == 1 and is_permanent(error) else error.exit_code, voice)
     except DBAPIError as error:
         gone = "; nothing can be written there now. What is committed stays: resume once the server is back"
-        return say(f"{reason_of(error)}{gone if trouble_of(error) is Trouble.LOST else ''}", 1, voice)
+        code = PERMANENT if is_permanent(error) else 1
+        return say(f"{reason_of(error)}{gone if trouble_of(error) is Trouble.LOST else ''}", code, voice)
     except KeyboardInterrupt:
         # It isn't known here whether the pause was committed.
-        more = f"interrupted; continue with: roir resume {argument(options.index)}"
+        more = f"{INTERRUPTED}; continue with: roir resume {argument(options.index)}"
         return say(more, OperationPaused.exit_code, voice)
     except Exception as error:
         # A defect: its stack goes to Spark's log, but the user must learn of it here, too.

@@ -31,6 +31,10 @@ _AIRFLOW_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW")
 SPARK_IS_UP = "Spark is up"
 # The line that a driver that waits for orders logs after each; the exit code of a driver for one order follows.
 ENDED = "ended with exit code "
+# The exit code of a driver whose error every other try would meet, for Airflow; a command's is that of the error.
+PERMANENT = 6
+# The beginning of a driver's last line if it was interrupted; the advice of a command follows.
+INTERRUPTED = "interrupted"
 _PROGRAM = (sys.executable, "-m", "airflow_roir.spark")
 # Airflow sends SIGKILL five seconds after SIGTERM; the task needs the rest to leave.
 TERMINATE_S = 2.0

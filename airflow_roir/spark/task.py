@@ -18,6 +18,7 @@ from airflow_roir.operation import Phase
 
 # The beginning of the error of a worker whose place another one has taken.
 FENCED = "fenced: "
+PERMANENT = "permanent: "
 
 
 def worker_job(database: Database, run: Run, phase: str) -> Callable[[Iterator[int]], Iterator[WorkerMetrics]]:
@@ -41,7 +42,7 @@ def work(
     except Fenced as error:
         yield WorkerMetrics(number, phase, error=f"{FENCED}{error}")
     except WorkerFailed as error:
-        yield WorkerMetrics(number, phase, error=str(error))
+        yield WorkerMetrics(number, phase, error=f"{PERMANENT if error.permanent else ''}{error}")
 
 
 def error_of(rows: list[WorkerMetrics]) -> RoirError | None:
@@ -49,4 +50,6 @@ def error_of(rows: list[WorkerMetrics]) -> RoirError | None:
     said = next((row.error for row in rows if row.error is not None), None)
     if said is None:
         return None
-    return Fenced(said.removeprefix(FENCED)) if said.startswith(FENCED) else WorkerFailed(said)
+    if said.startswith(FENCED):
+        return Fenced(said.removeprefix(FENCED))
+    return WorkerFailed(said.removeprefix(PERMANENT), permanent=said.startswith(PERMANENT))

@@ -70,7 +70,7 @@ def expect(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInst
 
 def leaves(
     database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol, within_s: int
-) -> str | None:
+) -> Cause | None:
     """As `expect`, for a task that Airflow ends. If its run has ended, too, or the task was marked, writes that no task
     will look again. Returns why Airflow ends the task, None if it isn't known: as at a shutdown, it comes back.
     """
@@ -82,7 +82,7 @@ def leaves(
         expected.has_ended(database, operation_id, owner_of(ti))
     else:
         expect(database, operation_id, task, ti, within_s)
-    return None if cause is None else cause.text
+    return cause
 
 
 @dataclass(frozen=True)

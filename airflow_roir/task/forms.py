@@ -87,8 +87,10 @@ def _description(option: Option, changes: bool, is_empty: bool) -> str:
         said.append("d, h, min or s; a number alone is seconds")
     elif option.kind.is_text:
         said[0] += f": {option.example}"
-    if option.asked is not None:
-        said.append(f"At least {option.asked:,}")
+    if option.kind is Kind.NUMBER:
+        said.append(f"{option.least_asked:,} to {option.most:,}")
+    elif option.kind is Kind.SHARE:
+        said.append("More than 0, at most 100")
     if option.zero is not None and (changes or option.zero != option.empty):
         said.append(f"{'off' if option.kind.is_text else 0}: {option.zero}")
     if is_empty:

@@ -14,6 +14,9 @@ from airflow_roir.options import Declared, WorkOptions, checked, options_of
 from airflow_roir.span import seconds
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
 
+# The fields of operators that say, besides the index, on which things the operation works.
+WHAT = ("table", "keys", "include", "unique", "nulls_not_distinct", "shards", "shard_column", "mode", "budget")
+
 Initializer = Callable[..., None]
 
 
@@ -50,15 +53,27 @@ def takes(names: Sequence[str]) -> Callable[[Initializer], Initializer]:
 def given_to(operator: Any, declared: type[Declared], complaints: Complaints | None = None) -> Declared:
     """The options that an operator's rendered fields give, defaults for empty ones.
 
-    Logs those that are given, since Airflow's form moves numbers to a field's bounds and says nothing.
+    Logs what differs from the defaults, since Airflow's form moves numbers to a field's bounds and says nothing.
     Raises one InvalidInput for all values that are wrong; or adds them to `complaints`.
     """
-    offered = [one for one in options_of(declared) if one.offered]
-    values = checked(offered, lambda one: value_of(one, getattr(operator, one.name)), complaints=complaints)
-    given = [f"{name}={one_line(str(value))}" for name, value in values.items() if value is not None]
-    if given:
-        operator.log.info("Options given: %s", " ".join(given))
+    found = {one.name: one for one in options_of(declared) if one.offered}
+    values = checked(found.values(), lambda one: value_of(one, getattr(operator, one.name)), complaints=complaints)
+    about = {name: getattr(operator, name, None) for name in WHAT}
+    given = {name: value for name, value in about.items() if value and value not in ("None", "False")}
+    given |= {name: value for name, value in values.items() if not _is_default(found[name], value)}
+    said = " ".join(f"{name}={_shown(value)}" for name, value in given.items())
+    operator.log.info("Options given: %s", f"{said}; the rest by default" if said else "none")
     return declared.asked(**values)
+
+
+def _is_default(option: Option, value: Any) -> bool:
+    """True if the value, as it was read, says no more than an empty field."""
+    is_zero = option.default is None and value == 0 and option.zero == option.empty
+    return value is None or value == option.default or is_zero or str(value) == option.empty
+
+
+def _shown(value: Any) -> str:
+    return one_line(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
 def value_of(option: Option, value: Any) -> Any:

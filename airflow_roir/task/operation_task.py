@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import admission, expected, operations, requests, sign_of_life
 from airflow_roir.engine.control.expected import SWITCHED_OFF
 from airflow_roir.engine.database import is_transient
@@ -19,11 +19,11 @@ from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.buttons import IndexBuildLink, show_link
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind, Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
-from airflow_roir.task.fates import START_S, expect, leaves
+from airflow_roir.task.fates import START_S, Cause, expect, leaves
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.next_step import Done, Fail, Go, Wait, decide, was_aborted
 from airflow_roir.task.open_database import open_database
-from airflow_roir.task.roir_operator import owner_of
+from airflow_roir.task.roir_operator import NO_RETRY, owner_of
 from airflow_roir.task.ui_requests import Watcher
 from airflow_roir.task.wait_for_job import Background, Interrupted, follow
 from airflow_roir.task.waiting_operator import WaitingOperator
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 WINDOW_S = 300
 # The seconds that a task which Airflow ends may take to write whether it comes back.
 SAID_S = 0.5
+# The reasons for which Airflow ends a task, if it isn't known in time which one it is.
+ENDS = "a shutdown, a mark, a clear, or the end of its time"
 
 
 class DrivingOperator(WaitingOperator):
@@ -257,20 +259,27 @@ class DrivingOperator(WaitingOperator):
         except Interrupted:
             if not self._killed:
                 raise
-            # If the task was marked or cleared, its state is no longer `running`: Airflow's server then refuses this,
-            # and the user's choice stays. A shutdown finds the state unchanged.
-            self.log.info(
-                "Airflow has ended this task: the work leaves, and keeps all that is committed. Unless somebody marked "
-                "or cleared the task, it continues by itself when Airflow is up"
-            )
-            self._say_whether_it_returns(database, ti)
+            cause = self._say_whether_it_returns(database, ti)
+            way = f"clear it with those that follow it (Downstream), or: roir resume {argument(self.index)}"
+            if cause is None:
+                why, on = ENDS, f"it continues by itself; if it was marked, {way}"
+            else:
+                why, on = cause.text, "it continues by itself" if cause.comes_back else f"to continue, {way}"
+            self.log.info("Airflow has ended this task (%s). Everything committed stays; %s", why, on)
+            if cause is not None and not cause.comes_back:
+                # Airflow's server has the task's end already, and refuses any other: this one logs no error.
+                raise AirflowSkipException(cause.text) from None
+            # If the task was marked all the same, Airflow's server refuses this, and the user's choice stays.
             raise leave(LEAVE_S) from None
 
-    def _say_whether_it_returns(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
-        """Writes that this run looks again, or that it has ended; soon, since Airflow sends SIGKILL next."""
+    def _say_whether_it_returns(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> Cause | None:
+        """Writes that this run looks again, or that it has ended; soon, since Airflow sends SIGKILL next.
+
+        Returns why Airflow ends the task, if that is known in time."""
         said = Background(lambda: leaves(database, self._known(), self, ti, LEAVE_S))
-        if said.wait(SAID_S):
-            self._cause = said.result()
+        cause = said.result() if said.wait(SAID_S) else None
+        self._cause = None if cause is None else cause.text
+        return cause
 
     def _known(self) -> int:
         operation = whole_number("operation_id", self.operation_id)
@@ -289,11 +298,17 @@ class DrivingOperator(WaitingOperator):
             Background(lambda: expected.note_cause(database, self._known(), owner_of(ti), cause)).wait(SAID_S)
 
     def leave_or_fail(
-        self, database: Database, ti: RuntimeTaskInstanceProtocol, failure: str, asked_to: bool
+        self,
+        database: Database,
+        ti: RuntimeTaskInstanceProtocol,
+        failure: str,
+        asked_to: bool,
+        permanent: bool = False,
     ) -> NoReturn:
         """Ends a stretch whose job ended before its work was done.
 
         failure: the message if the job failed; raised as AirflowException, so that the next try continues.
+        permanent: every other try would fail in the same way, so that it is raised as AirflowFailException.
         asked_to: the job ended because the operation was paused, or because another run drives it.
         """
         row = self.read(database)
@@ -313,9 +328,12 @@ class DrivingOperator(WaitingOperator):
             case Go() | Done() if asked_to:
                 # The reason is gone again, or the heartbeat is of a try that was killed moments ago.
                 self.wait_for(database, "trying again shortly", most=LOOK_AGAIN_S)
-        if is_last_try(ti):
+        if permanent or is_last_try(ti):
             self.give_up(database, ti)
-        raise AirflowException(f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}")
+        said = f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}"
+        if permanent:
+            raise AirflowFailException(f"{said}. {NO_RETRY}")
+        raise AirflowException(said)
 
 
 def is_last_try(ti: RuntimeTaskInstanceProtocol) -> bool:

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_roir.errors import (
-    IllegalTransition,
-    InvalidInput,
-    NotFound,
-    OperationFailed,
-    SchemaVersionMismatch,
-    SourceChanged,
-    VerificationFailed,
-)
+from airflow_roir.engine.retry.trouble import is_permanent
+from airflow_roir.errors import RoirError
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.one_line import one_line
 from airflow_roir.options import LIVE, LIVE_OPTIONS
+from airflow_roir.task.failure import message_of
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.given import takes, value_of
 from airflow_roir.task.open_database import open_database
@@ -31,16 +25,7 @@ if TYPE_CHECKING:
 
     from airflow_roir.engine.database import Database
 
-# Errors that a retry would meet again.
-HOPELESS = (
-    InvalidInput,
-    NotFound,
-    SchemaVersionMismatch,
-    SourceChanged,
-    OperationFailed,
-    IllegalTransition,
-    VerificationFailed,
-)
+NO_RETRY = "A retry can't help: remove the cause, then clear the task"
 
 
 class RoirOperator(BaseOperator):
@@ -87,11 +72,14 @@ def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:
 
 @contextmanager
 def failing_clearly() -> Iterator[None]:
-    """Fails the task without a retry if none can help; any other error counts as a try."""
+    """Fails the task without a retry if none can help (`is_permanent`); any other error counts as a try."""
     try:
         yield
-    except HOPELESS as error:
-        raise AirflowFailException(str(error)) from error
+    except Exception as error:
+        if not is_permanent(error):
+            raise
+        way = "" if isinstance(error, RoirError) else f". {NO_RETRY}"
+        raise AirflowFailException(f"{message_of(error)}{way}") from error
 
 
 class OptionsOperator(RoirOperator):

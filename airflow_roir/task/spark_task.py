@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.control import live_options, operations, requests
 from airflow_roir.engine.control.slow_options import slow_operation
 from airflow_roir.engine.database import is_transient
+from airflow_roir.engine.retry.trouble import is_permanent
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
@@ -22,14 +23,22 @@ from airflow_roir.links.buttons import IndexBuildLink, LiveOptionsLink
 from airflow_roir.operation import Status
 from airflow_roir.options import VerifyOptions, options_of
 from airflow_roir.signals import throttle_text
-from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order
+from airflow_roir.spark.driver_process import (
+    INTERRUPTED,
+    PERMANENT,
+    Driver,
+    driver_command,
+    driver_environment,
+    driver_order,
+)
 from airflow_roir.spark.log_file import spark_log
+from airflow_roir.task.failure import message_of
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.live_options import IN_EFFECT, OFF, TEXTS, Apply, LiveOptions, write
 from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator
 from airflow_roir.task.progress import Progress
-from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.roir_operator import NO_RETRY, failing_clearly, owner_of
 from airflow_roir.task.ui_requests import Watcher
 
 if TYPE_CHECKING:
@@ -118,6 +127,7 @@ class SparkDrivingOperator(DrivingOperator):
         texts = {"throttle": throttle_text(row.throttle), "windows": row.windows}
         return shown | {key: texts[key] or OFF for key in self.live_options if key in TEXTS}
 
+    @failing_clearly()
     def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
         """Drives the operation, as `take_turn` returned it, until the driver's phases are done, or leaves it.
 
@@ -134,12 +144,13 @@ class SparkDrivingOperator(DrivingOperator):
             # A fresh heartbeat under our own name is of a try that was killed moments ago.
             take_over, log = row.owner == owner, spark_log(row.id, log_folder_of(ti))
             wish: dict[str, Any] = {"take_over": take_over, "lift_pause": False, "log": log, "operation": row.id}
+            before = operation_status(database, row.id)
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
         command = driver_command(target, driver_order(self.index, owner, **wish))
         self._driver = Driver(command, driver_environment(dsn, surroundings=known), forward=self._tell)
         try:
-            progress = Progress(lambda: operation_status(database, row.id), self.log.info)
+            progress = Progress(lambda: operation_status(database, row.id), self.log.info, before=before)
             with (
                 sending(database, row.id, ti) as send,
                 Watcher(ti, store, (*self.live_options, IN_EFFECT)) as watcher,
@@ -150,6 +161,16 @@ class SparkDrivingOperator(DrivingOperator):
                     send()
 
                 self.drive(self._driver_ended, database, ti, watcher, turn)
+        except AirflowException:
+            raise
+        except Exception as error:
+            # Before the driver's last lines, which say only that it was interrupted.
+            permanent = is_permanent(error)
+            way = NO_RETRY if permanent else "The next try continues"
+            self.log.error("The task ends: %s. Everything committed stays. %s", message_of(error), way)
+            if permanent:
+                self.give_up(database, ti)
+            raise
         finally:
             self._driver.kill()
             if not self._left_early:
@@ -163,7 +184,7 @@ class SparkDrivingOperator(DrivingOperator):
             if code != DONE:
                 asked = (OperationPaused.exit_code, OperationRunning.exit_code, OperationQueued.exit_code)
                 asked_to = self._left_early or code in asked
-                self.leave_or_fail(database, ti, self._ending(), asked_to)
+                self.leave_or_fail(database, ti, self._ending(), asked_to, permanent=code == PERMANENT)
             now = self.read(database)
             if now.status == Status.RUNNING and now.phase not in self.done_phases:
                 self.log.warning("The server has lost its last commits, by a failover or a restore; this run continues")
@@ -176,7 +197,9 @@ class SparkDrivingOperator(DrivingOperator):
             self._driver.terminate()
 
     def _tell(self, line: str) -> None:
-        self.log.info("%s", line.removeprefix("roir: "))
+        said = line.removeprefix("roir: ")
+        # A command's advice: in Airflow the task's own end says how to continue.
+        self.log.info("%s", "Spark's driver was interrupted" if said.startswith(f"{INTERRUPTED}; ") else said)
 
     def _driver_ended(self, seconds: float) -> bool:
         assert self._driver is not None

@@ -36,7 +36,8 @@ class WholeOperationOperator(SparkDrivingOperator):
         """Drives the operation to its end, or leaves it; returns its result."""
         store = context["task_state_store"]
         try:
-            result = self.carry_out(context)
+            with failing_clearly():
+                result = self.carry_out(context)
         except AirflowFailException:
             # The task has reported its result: if it is cleared, it begins another operation.
             store.delete(OPERATION)

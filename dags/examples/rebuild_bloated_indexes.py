@@ -31,15 +31,16 @@ with DAG(
             exclusiveMinimum=0,
             maximum=100,
             title="Least win, per cent",
-            description="Rebuild an index if at least this share of its size would go.",
+            description="Rebuild an index if at least this share of its size would go. More than 0, at most 100.",
         ),
         "most": Param(
             5,
             type="integer",
             minimum=1,
+            maximum=1_000,
             title="Most indexes",
             description="Those that would win most come first; the others wait for the next night. All of them are "
-            "prepared at once, and from then on writes to their tables cost more.",
+            "prepared at once, and from then on writes to their tables cost more. 1 to 1,000.",
         ),
         **fields_of(BuildOptions, ("parallelism",)),
         "spark": Param(

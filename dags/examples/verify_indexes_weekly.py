@@ -30,7 +30,7 @@ with DAG(
             minimum=1,
             maximum=10_000,
             title="Slices",
-            description="In how many runs all of an index is compared: 7 nights are a week.",
+            description="In how many runs all of an index is compared: 7 nights are a week. 1 to 10,000.",
         ),
         **fields_of(VerifyOptions, ("repair",)),
         "spark": Param(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import Param
 from airflow.sdk.exceptions import ParamValidationError
 
@@ -115,6 +117,40 @@ def test_the_bounds_of_each_number_are_those_of_its_option() -> None:
             assert schema.get("pattern") == option.pattern, name
             if option.kind is Kind.SPAN:
                 assert str(option.example) in schema["title"], name
+
+
+def test_each_number_field_says_its_bounds() -> None:
+    """Found: Parallelism and Ranges refused a number without ever having named their bounds."""
+    seen = 0
+    for declared, about in FORMS.values():
+        options = {one.name: one for one in options_of(declared)}
+        for name, field in fields_of(declared, **about).items():
+            if options[name].kind is Kind.NUMBER:
+                least, most = options[name].least_asked, options[name].most
+                assert f". {least:,} to {most:,}." in str(field.description), name
+                seen += 1
+    assert seen > 10
+
+
+def test_each_number_field_of_each_dag_says_its_bounds(dags_folder: Path) -> None:
+    """Also those that a DAG's file declares."""
+    bag = DagBag(dag_folder=str(dags_folder), load_op_links=False, collect_dags=True)
+    seen = 0
+    for dag in bag.dags.values():
+        for name, value in dag.params.items():
+            field = dag.params.get_param(name)
+            schema, types = field.schema, field.schema.get("type", ())
+            kinds = {types} if isinstance(types, str) else set(types)
+            if "string" in kinds or not kinds & {"integer", "number"}:
+                continue
+            most = f"{schema['maximum']:,}"
+            ends = (f"{schema['minimum']:,} to {most}",) if "minimum" in schema else ("More than 0", f"at most {most}")
+            if name in LIVE_OPTIONS and "null" in kinds and schema.get("minimum") == 0:
+                # The form's 0 has its own sentence.
+                ends = (f"to {most}", "0: ")
+            assert all(end in str(field.description) for end in ends), (dag.dag_id, name, value, field.description)
+            seen += 1
+    assert seen > 10
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ from airflow_roir.operators.control import AbortIndexBuildOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
-from airflow_roir.options import VerifyOptions
+from airflow_roir.options import BuildOptions, VerifyOptions, options_of
 from airflow_roir.task.dag_switch import actor_of_switch
+from airflow_roir.task.given import names_of
 from tests.engine import steps
 
 pytestmark = pytest.mark.sample(2)
@@ -721,3 +722,14 @@ def test_no_verification_begins_that_has_no_spark(
         with pytest.raises(AirflowFailException, match=r"no_such_spark|deploy mode"):
             verify.execute(context)  # type: ignore[arg-type]
     assert operations.find_operation(shop.database, INDEX).id == before
+
+
+def test_the_log_names_what_was_given_and_no_default(context: dict[str, Any], capsys: Any) -> None:
+    """Found: the line had every default that the form sends, but neither the table nor the keys."""
+    form = {one.name: "" if one.default is None else str(one.default) for one in options_of(BuildOptions)}
+    form = {name: form[name] for name in names_of(BuildOptions)}
+    given = {"batch_rows": "2000", "warn_after_s": "never", "max_rows_per_second": "0", "priority": "0"}
+    prepare(context, **form | given)
+    [line] = [one for one in "".join(capsys.readouterr()).splitlines() if "Options given" in one]
+    said = "table=item keys=kind include=price batch_rows=2000 warn_after_s=0; the rest by default"
+    assert f"Options given: {said}" in line

@@ -36,6 +36,21 @@ def test_a_line_says_what_is_known() -> None:
     assert progress_line(held) == "build: 43.4 %, 1 row, throttled: a commit takes 30 ms, limit 20 ms"  # type: ignore[arg-type]
 
 
+def test_the_rate_of_before_is_not_said_until_this_run_has_committed_something() -> None:
+    """Found: while Spark started after a resume, each line had the rate and the time left of the former run."""
+    lines: list[str] = []
+    now, found = [0.0], [STATUS]
+    progress = Progress(lambda: found[0], lines.append, lambda: now[0], before=STATUS)
+    for moved in ({}, {"rows": 120_001}, {"percent_complete": 43.5}, {"phase": "seal"}):
+        found[0] = SimpleNamespace(**vars(STATUS) | moved)
+        now[0] += EVERY_S
+        progress.turn()
+    still, *others = lines
+    assert still == "build: 43.4 %, 120,000 of about 300,000 rows, nothing committed yet since this run began"
+    assert len(others) == 3
+    assert all("1,785 rows/s, about 12 s left" in line for line in others)
+
+
 def test_it_is_said_now_and_then_and_again_after_a_failure() -> None:
     now, lines, reads = [0.0], [], [0]
 

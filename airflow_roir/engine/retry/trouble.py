@@ -6,9 +6,19 @@ import re
 from enum import Enum
 
 import psycopg2
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, CompileError, DBAPIError, InvalidRequestError
 
-from airflow_roir.errors import HistoryChanged
+from airflow_roir.errors import (
+    HistoryChanged,
+    IllegalTransition,
+    InvalidInput,
+    NotFound,
+    OperationFailed,
+    SchemaVersionMismatch,
+    SourceChanged,
+    VerificationFailed,
+    WorkerFailed,
+)
 
 
 class Trouble(str, Enum):
@@ -37,6 +47,22 @@ SHORT_OF = {
     "53300": "no connection left",
     "53400": "a limit that is reached",
 }
+# Errors of ours that the same work would meet again.
+HOPELESS = (
+    InvalidInput,
+    NotFound,
+    SchemaVersionMismatch,
+    SourceChanged,
+    OperationFailed,
+    IllegalTransition,
+    VerificationFailed,
+)
+# Classes of SQLSTATE: a value that can't be used; a feature that the server lacks; a schema, table, column, function or
+# right that is missing.
+HOPELESS_CLASSES = ("0A", "22", "3F", "42")
+# The same from the driver and SQLAlchemy themselves, without an SQLSTATE.
+MISUSED = (ArgumentError, CompileError, InvalidRequestError)
+MISUSED_DRIVER = (psycopg2.ProgrammingError, psycopg2.DataError, psycopg2.NotSupportedError)
 
 
 def sqlstate(error: DBAPIError) -> str:
@@ -85,6 +111,21 @@ def trouble_of(error: BaseException) -> Trouble | None:
 def is_transient(error: DBAPIError) -> bool:
     """True if the same transaction may succeed when it is tried again, sooner or later."""
     return trouble_of(error) is not None
+
+
+def is_permanent(error: BaseException) -> bool:
+    """True if the same work would meet the error again, until a user has mended its cause."""
+    if isinstance(error, WorkerFailed):
+        return error.permanent
+    if isinstance(error, DBAPIError):
+        if is_transient(error):
+            return False
+        state = sqlstate(error)
+        return state[:2] in HOPELESS_CLASSES or (not state and isinstance(error.orig, MISUSED_DRIVER))
+    if isinstance(error, psycopg2.Error):
+        # A driver's own, as from a hook in a user's task.
+        return is_permanent(DBAPIError(None, None, error))
+    return isinstance(error, (*HOPELESS, *MISUSED))
 
 
 def reason_of(error: BaseException) -> str:

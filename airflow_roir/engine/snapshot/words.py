@@ -158,8 +158,15 @@ def speed(one: OperationStatus) -> str:
     return f"{rate(one.rows_per_second)} until now" if one.rows_per_second and one.phase in OF_ROWS else ""
 
 
-def figures(one: OperationStatus) -> list[str]:
-    """The figures of its progress: rows, rate, time left."""
+# The figures that move when a run commits anything.
+MOVES = ("phase", "percent_complete", "rows")
+
+
+def figures(one: OperationStatus, before: OperationStatus | None = None) -> list[str]:
+    """The figures of its progress: rows, rate, time left. before: the status when this run began; if nothing has moved
+    since, that is said instead of a rate."""
+    if before is not None and all(getattr(one, name) == getattr(before, name) for name in MOVES):
+        return [done(one), "nothing committed yet since this run began"]
     found = [done(one), speed(one)]
     if one.status == Status.RUNNING and one.seconds_left is not None:
         found.append(time_left(one))

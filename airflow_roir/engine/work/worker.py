@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.control.run import FATAL, Run, settle
 from airflow_roir.engine.control.shortage import patience_of
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.retry.trouble import reason_of
+from airflow_roir.engine.retry.trouble import is_permanent, reason_of
 from airflow_roir.engine.sessions.server_timeline import one_history
 from airflow_roir.engine.work.phase_work import PhaseWork, WorkerMetrics
 from airflow_roir.errors import DuplicatesFound, Fenced, OperationFailed, OperationPaused, RoirError, WorkerFailed
@@ -77,4 +77,4 @@ def work(
 def worker_failed(number: int, error: BaseException | str) -> WorkerFailed:
     """The error of a worker, as the operation, its events and the log show it; without a statement's values."""
     said = reason_of(error) if isinstance(error, BaseException) else error.strip().split("\n", 1)[0]
-    return WorkerFailed(f"worker {number}: {said}")
+    return WorkerFailed(f"worker {number}: {said}", isinstance(error, BaseException) and is_permanent(error))
