@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from airflow_roir import __version__
 from airflow_roir.cli import complete
-from airflow_roir.errors import InvalidInput
+from airflow_roir.errors import InvalidInput, RoirError
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
@@ -174,6 +176,20 @@ def show_as_it_is(text: str) -> None:
     except UnicodeEncodeError as error:
         raise InvalidInput(f"{error}; set PYTHONIOENCODING=utf-8") from None
     _write(sys.stdout, text)
+
+
+@contextmanager
+def last_look(done: str, look: str) -> Iterator[None]:
+    """Says that a command's last look failed, after its work, instead of an error. done: what is done, as a clause."""
+    from sqlalchemy.exc import DBAPIError
+
+    from airflow_roir.engine.database import said
+
+    try:
+        yield
+    except (DBAPIError, RoirError) as error:
+        why = said(error) if isinstance(error, DBAPIError) else str(error)
+        say(f"warning: {done}; a last look at it failed: {why}. Look again: {look}")
 
 
 def say(text: str) -> None:

@@ -28,11 +28,12 @@ from airflow_roir.cli.app import (
     app,
     database_of,
     dsn_of,
+    last_look,
     say,
     show,
 )
 from airflow_roir.cli.given import Given, Wrong, flag_of, in_flags, is_live, settle, settle_of_index, takes
-from airflow_roir.definition import IndexDefinition, parse_beside
+from airflow_roir.definition import IndexDefinition, argument, parse_beside
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import SOURCE, VERIFY_BEFORE, BuildOptions
 from airflow_roir.windows import parse_windows
@@ -54,7 +55,7 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
             # A subscriber to all tables would stop at the control schema's first row.
             replication.check_publications(connection, ignore_publications)
     show(f"the control schema roir is at version {install.init(database, say)}")
-    with database.transaction() as connection:
+    with last_look("the control schema is made", "roir doctor"), database.transaction() as connection:
         if untried := checks.untried_server(connection):
             say(untried)
         if not schema.is_guarded(connection):
@@ -224,5 +225,6 @@ def change(
         **given,
     )
     show(f"index {index}: {live_options.told(before, after, flag_of)}")
-    for line in slow_operation(database, after):
-        say(in_flags(line))
+    with last_look(f"index {index}: operation {after.id} is changed", f"roir status {argument(index)}"):
+        for line in slow_operation(database, after):
+            say(in_flags(line))

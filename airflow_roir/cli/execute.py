@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 import typer
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from airflow_roir.cli.app import print_json, say, show
+from airflow_roir.cli.app import last_look, print_json, say, show
 from airflow_roir.cli.cells import printable
 from airflow_roir.cli.overview import print_overview
 from airflow_roir.cli.spark import CommandSpark, NoSpark, tell
@@ -58,7 +58,22 @@ def run_and_print(
     OperationAborted.
     """
     row = operations.find_operation(database, index)
-    ended = _to_end(database, row.id, index, spark, take_over, as_json)
+    try:
+        ended = _to_end(database, row.id, index, spark, take_over, as_json)
+        _print_result(database, row, ended, index, as_json)
+    except (DBAPIError, RoirError):
+        # The operation's end counts, whether or not it can be shown.
+        now, _ = _now(database, row.id)
+        if now.status != Status.COMPLETED:
+            raise
+        with last_look(f"index {index}: {now.kind} {now.id} is done", f"roir status {argument(index)}"):
+            raise
+        # Its result isn't known.
+        if now.kind == Kind.VERIFY:
+            raise typer.Exit(1) from None
+
+
+def _print_result(database: Database, row: OperationRow, ended: OperationStatus, index: str, as_json: bool) -> None:
     if row.kind in BUILDS:
         if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
             print_census(database, row.id, as_json)

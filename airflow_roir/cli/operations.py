@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, print_json, say, show
+from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, last_look, print_json, say, show
 from airflow_roir.cli.cells import printable
+from airflow_roir.definition import argument
 
 
 @app.command()
@@ -22,17 +23,18 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     database = database_of(context)
     before = operations.find_operation(database, index)
     row = requests.pause(database, index, operations.default_actor(), reason)
-    status = operation_status(database, row.id)
-    was = (before.id, before.paused_by, before.paused_at)
-    if before.status == Status.PAUSED and was == (row.id, row.paused_by, row.paused_at):
-        show(printable(f"index {index} is {already_paused(status)}"))
-        return
-    # Another user may have paused it first.
-    at = percent(status.percent_complete)
-    if status.paused_by is None:
-        show(f"paused at {at}, and resumed since")
-        return
-    show(f"paused at {at} {printable(paused_by(status)).removeprefix('paused ')}; {printable(way_on(status))}")
+    with last_look(f"index {index}: operation {row.id} is paused", f"roir status {argument(index)}"):
+        status = operation_status(database, row.id)
+        was = (before.id, before.paused_by, before.paused_at)
+        if before.status == Status.PAUSED and was == (row.id, row.paused_by, row.paused_at):
+            show(printable(f"index {index} is {already_paused(status)}"))
+            return
+        # Another user may have paused it first.
+        at = percent(status.percent_complete)
+        if status.paused_by is None:
+            show(f"paused at {at}, and resumed since")
+            return
+        show(f"paused at {at} {printable(paused_by(status)).removeprefix('paused ')}; {printable(way_on(status))}")
 
 
 @app.command()
