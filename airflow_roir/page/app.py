@@ -27,6 +27,7 @@ from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.continuing import continuation, options_text, wish
 from airflow_roir.page.listings import Listings
+from airflow_roir.page.next_task import next_task
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
 from airflow_roir.page.targets import Found, read_run
 
@@ -196,13 +197,16 @@ def _reads(app: FastAPI) -> None:
             return answer(request, content)
         one = shown
         content["task"] = run.task_of(one)
+        coming = await looks.look(AIRFLOW, ("next", run.dag_id, run.run_id, one.operation), lambda: next_task(run, one))
         content["clean_up"] = settings.CLEAN_UP_DAG
         content["may_clean_up"] = one.status in LIVE and await run_in_threadpool(
             access.is_allowed, user, "POST", settings.CLEAN_UP_DAG
         )
         try:
             content["progress"] = await looks.look(
-                one.connection, ("progress", one.operation), lambda: lookups.progress_of(one.connection, one.operation)
+                one.connection,
+                ("progress", one.operation, coming),
+                lambda: lookups.progress_of(one.connection, one.operation, coming),
             )
         except (DBAPIError, NoAnswer) as error:
             reason = str(error) if isinstance(error, NoAnswer) else databases.trouble(one.connection, error)
@@ -331,7 +335,7 @@ def _changes(app: FastAPI) -> None:
 
         def work() -> str:
             database = databases.open_database(connection, user.get_name())
-            return act(Change(database, connection, about, body.operation, user.get_name()))
+            return act(Change(database, connection, about, body.operation, user.get_name(), next_task))
 
         looks: Looks = app.state.looks
         try:

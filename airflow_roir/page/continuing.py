@@ -67,7 +67,7 @@ def _with_options(dag_id: str, conf: dict[str, Any], now: Mapping[str, Any]) -> 
 
 
 def _defaults(dag_id: str) -> dict[str, Any]:
-    """What the fields of a DAG's form have at first; nothing for a DAG that is gone."""
+    """The first values of a DAG form's fields; none for a DAG that is gone."""
     with create_session() as session:
         dag = DBDagBag(load_op_links=False).get_latest_version_of_dag(dag_id, session=session)
         return {} if dag is None else dict(dag.params.dump())

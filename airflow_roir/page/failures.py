@@ -149,7 +149,7 @@ def _of_tasks(session: Session, run: DagRun, wrong: Sequence[TaskInstance]) -> I
             map_index=one.map_index,
             try_number=one.try_number,
             at=one.end_date,
-            again=_next_try(session, run, one) if one.state == "up_for_retry" else None,
+            again=next_try(session, run, one) if one.state == "up_for_retry" else None,
         )
 
 
@@ -259,7 +259,7 @@ def _names_failed(event: Any) -> bool:
     return '"failed"' in (event.extra or "")
 
 
-def _next_try(session: Session, run: DagRun, one: TaskInstance) -> datetime | None:
+def next_try(session: Session, run: DagRun, one: TaskInstance) -> datetime | None:
     """The moment of a task's next try, as the scheduler counts it; None if its DAG's file has changed."""
     dag = DBDagBag(load_op_links=False).get_dag_for_run(run, session)
     if dag is None or not dag.has_task(one.task_id):

@@ -12,6 +12,7 @@ from airflow_roir.engine.compact.segment import Segment, worst_first
 from airflow_roir.engine.control.long_pause import long_pauses
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
+from airflow_roir.engine.snapshot.parts import NextTask
 from airflow_roir.engine.snapshot.words import State, state_of
 from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
 from airflow_roir.operation import Status
@@ -83,12 +84,12 @@ def choose(found: list[Found], kind: str, connection: str | None, operation: int
     return next(iter(of_kind or found), None)
 
 
-def progress_of(connection_id: str, operation: int) -> dict[str, Any]:
-    """An operation's progress and state, for JSON."""
+def progress_of(connection_id: str, operation: int, task: NextTask | None = None) -> dict[str, Any]:
+    """An operation's progress and state, for JSON. task: the one that will drive it."""
     from airflow_roir.engine.snapshot.details import progress
 
     with databases.reading(connection_id) as database:
-        one = progress(database, operation_id=operation)
+        one = progress(database, operation_id=operation, next_task=task)
         warned = warnings_of(database, [one])
     return one.as_dict(whole=True) | {"state": shown_state(state_of(one)), "long_pause": warned.get(operation)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_roir.actor import PAGE
@@ -10,6 +11,7 @@ from airflow_roir.engine.control.remedies import moment
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.operation import operation_soon
+from airflow_roir.engine.snapshot.parts import NextTask
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION
@@ -27,7 +29,7 @@ class Change:
     """A change of the operation that a run drives.
 
     user: of Airflow, named in the operation's events. operation: the one that the user saw. If another one has begun
-    since, nothing is changed.
+    since, nothing is changed. next_task: finds the task that will drive it.
     """
 
     database: Database
@@ -35,6 +37,7 @@ class Change:
     run: Run
     operation: int
     user: str
+    next_task: Callable[[Run, Found], NextTask | None] = lambda *_: None
 
     @property
     def actor(self) -> str:
@@ -59,10 +62,12 @@ class Change:
             return f"Resumed. {self.run.how_to_go_on(one)}."
         if self.run.switch_off:
             return f"Resumed. Turn the switch of {self.run.dag_id} on: until then Airflow starts no task of it."
-        return f"Resumed. The task continues by itself{self._when()}."
+        return f"Resumed. The task continues by itself{self._when(one)}."
 
-    def _when(self) -> str:
-        expected = operation_soon(self.database, self.operation).expected_at
+    def _when(self, one: Found) -> str:
+        """The time that the page shows, too."""
+        task = self.next_task(self.run, one)
+        expected = operation_soon(self.database, self.operation).expected_at if task is None else task.at
         return f", at the latest about {moment(expected)}" if expected is not None else " within a minute"
 
     def abort(self, reason: str) -> str:

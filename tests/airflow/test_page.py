@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -12,10 +13,12 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
+from sqlalchemy import NullPool, create_engine
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, lifecycle, prepare
 from airflow_roir.engine.control import admission, operations, requests
+from airflow_roir.engine.control.remedies import moment
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.forecast import set_up
 from airflow_roir.errors import DuplicatesFound, OperationQueued
@@ -320,6 +323,72 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
         if way == "renamed":
             server.run_python("-c", STALE, "fresh")
         server.unpause(DAG)
+
+
+# Faster than Airflow's own models in a process for each.
+STATE_OF = """
+UPDATE dag_run SET state = 'running' WHERE run_id = %(run)s;
+UPDATE task_instance
+   SET state = %(state)s, try_number = 1, max_tries = 6, start_date = now(), end_date = now() + interval '3 d'
+ WHERE run_id = %(run)s AND task_id = %(task)s;
+INSERT INTO task_reschedule (ti_id, start_date, end_date, duration, reschedule_date)
+SELECT id, now(), now(), 0, now() + interval '3 d' FROM task_instance
+ WHERE run_id = %(run)s AND task_id = %(task)s AND state = 'up_for_reschedule'
+"""
+
+
+def put_task(server: ApiServer, run: str, task: str, state: str | None) -> None:
+    """Gives a task of a run a state in Airflow's database."""
+    engine = create_engine(server.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(STATE_OF, {"run": run, "task": task, "state": state})
+
+
+@pytest.mark.sample(0, 2)
+def test_the_task_that_drives_the_operation_next_is_told_as_airflow_knows_it(
+    page: Page, shop: Any, build: tuple[str, dict[str, Any]]
+) -> None:
+    """Found: between two tasks of a healthy run *Not driven*, with the command to resume; and two times for one try."""
+    run, named = build
+    page.server.run_python("-c", PREPARED, DAG, run, str(named["operation"]))
+    # Its task `prepare` has ended.
+    shop.run("UPDATE roir.operation SET heartbeat_at = NULL, awaited_by = created_by, awaited_until = 'infinity'")
+
+    def shown(task: str, state: str | None, note: str) -> dict[str, Any]:
+        put_task(page.server, run, task, state)
+
+        def found() -> dict[str, Any]:
+            seen: dict[str, Any] = page.ask("user", "GET", "/api/run", params={"dag_id": DAG, "run_id": run}).json()
+            return seen if note in seen["progress"]["state"]["note"] else {}
+
+        return wait_until(found, 30, f"the note: {note}")
+
+    for state in (None, "scheduled", "queued"):
+        progress = shown("build", state, "Waiting for Airflow to start task build")["progress"]
+        assert progress["state"]["word"] == "Waiting"
+        assert (progress["held_up"]["by"], progress["expected_at"]) == ("starting", None)
+        assert "roir resume" not in f"{progress['held_up']} {progress['state']}"
+    assert shown("build", "running", "Task build is starting")["progress"]["state"]["word"] == "Starting"
+    shown("build", "success", "Waiting for Airflow to start task finalize")
+    seen = shown("build", "up_for_retry", "Task build is tried again about ")
+    again, expects = (seen["failures"][0]["again"], seen["progress"]["expected_at"])
+    assert datetime.fromisoformat(again) == datetime.fromisoformat(expects)
+    assert f"about {moment(datetime.fromisoformat(again))}" in seen["progress"]["held_up"]["text"]
+
+    shown("build", "up_for_reschedule", "Task build looks again about ")
+    # Another time, by which the task's silence is bounded.
+    shop.run("UPDATE roir.operation SET awaited_until = clock_timestamp() + interval '100 min', grace_s = 1000")
+    assert page.change("user", "pause", run, named).status_code == 200
+    shop.run("UPDATE roir.operation SET heartbeat_at = NULL")
+    paused = shown("build", "up_for_reschedule", "Paused; nothing is lost; its run looks again about ")["progress"]
+    said = page.change("user", "resume", run, named).json()["said"]
+    about = moment(datetime.fromisoformat(paused["expected_at"]))
+    assert paused["state"]["note"].endswith(f"about {about}")
+    assert said == f"Resumed. The task continues by itself, at the latest about {about}."
+    put_task(page.server, run, "build", "queued")
+    assert page.change("user", "pause", run, named).status_code == 200
+    said = page.change("user", "resume", run, named).json()["said"]
+    assert said == "Resumed. The task continues by itself within a minute."
 
 
 @pytest.mark.sample(0)

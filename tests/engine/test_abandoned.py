@@ -285,7 +285,9 @@ def test_one_that_waits_for_its_turn_is_abandoned_by_the_end_of_its_run_alone(da
         expected.settle_runs(database, fates(a=fate))
         assert promised(dsn) == "infinity"
     assert is_now(database, prepared.operation_id) == "running"
-    assert "its run's task begins when its turn comes" in str(state_of(operation_status(database, 1)))
+    state = state_of(operation_status(database, 1))
+    assert (state.word, state.note) == ("Waiting", "Its run's task begins when its turn comes; nothing is lost")
+    assert "roir resume" not in str(state)
     expected.settle_runs(database, fates(a=ENDED))
     found = operation_status(database, prepared.operation_id)
     # Its nine hours of waiting were nobody's fault.

@@ -25,7 +25,7 @@ from airflow_roir.engine.sessions.side_by_side import AT_ONCE, side_by_side
 from airflow_roir.engine.snapshot.bars import bars
 from airflow_roir.engine.snapshot.bottleneck import at_work, held_up
 from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, cut, rows
-from airflow_roir.engine.snapshot.parts import Delta, Error, Event, Pause, PhaseOf
+from airflow_roir.engine.snapshot.parts import Delta, Error, Event, NextTask, Pause, PhaseOf
 from airflow_roir.engine.snapshot.querying import queries
 from airflow_roir.engine.snapshot.shards import standing
 from airflow_roir.engine.snapshot.throttle import read_throttle
@@ -71,9 +71,12 @@ DELTA = "SELECT state::text AS state, count(*) AS rows FROM {delta} {sample} GRO
 HOW_FAR = re.compile(r"at [0-9.]+ %: ")
 
 
-def progress(database: Database, index: str | None = None, operation_id: int | None = None) -> OperationStatus:
+def progress(
+    database: Database, index: str | None = None, operation_id: int | None = None, next_task: NextTask | None = None
+) -> OperationStatus:
     """The status of an index's latest operation, or of the operation with that id; with neither, of the newest of all.
 
+    next_task: what Airflow knows of the task that will drive it.
     It has all details, but not those of a list of operations: warnings, long pauses, and the indexes that share its
     scan. One short transaction, which changes nothing. Raises NotFound, SchemaVersionMismatch.
     """
@@ -86,7 +89,17 @@ def progress(database: Database, index: str | None = None, operation_id: int | N
         if not found:
             raise operations.no_operation(connection, operation_id)
         swapped = standings(connection, [operation_id]) if found[0].kind == Kind.COMPACT else {}
-        return look(connection, replace(found[0], compaction=swapped.get(operation_id)))
+        one = replace(found[0], compaction=swapped.get(operation_id))
+        return look(connection, one if next_task is None else with_task(one, next_task))
+
+
+def with_task(one: OperationStatus, task: NextTask) -> OperationStatus:
+    """The operation with the task that will drive it, and the time that Airflow knows; as it is if a run drives it."""
+    waits = not one.driven and one.status in (Status.RUNNING, Status.PAUSED)
+    if not waits or (task.runs and one.heartbeat_age is not None):
+        # A task whose process has died runs for a while, as Airflow sees it.
+        return one
+    return replace(one, next_task=task, expected_at=task.at)
 
 
 def _newest(connection: Connection, index: str | None) -> int:

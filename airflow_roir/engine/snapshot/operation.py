@@ -23,7 +23,7 @@ from airflow_roir.engine.partitions.remove_entries import still_hidden
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.bars import Bars
-from airflow_roir.engine.snapshot.parts import Delta, Error, Event, HeldUp, Pause, PhaseOf, Throttle, Workers
+from airflow_roir.engine.snapshot.parts import Delta, Error, Event, HeldUp, NextTask, Pause, PhaseOf, Throttle, Workers
 from airflow_roir.engine.snapshot.shards import ShardStanding
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import Kind, Phase, Status
@@ -167,6 +167,9 @@ class OperationStatus:
     compaction: Standing | None = None
     warnings: tuple[str, ...] = ()
 
+    # Given by a page, which can ask Airflow.
+    next_task: NextTask | None = None
+
     # Fields that `details.look` reads, which also changes `paused` to `pausing` until run and workers have left.
     # phases: `verify` is the comparison before a publish. governor: None without limits, lost time and samples.
     # samples: unix seconds, rows, percent. shards: of an index over shards. queries: how to query what a build has
@@ -208,7 +211,7 @@ class OperationStatus:
 
 NAMES = [one.name for one in fields(OperationStatus)]
 OF_ROW = NAMES[: NAMES.index("shares_scan_of")]
-INTERNAL = frozenset(OF_ROW[OF_ROW.index("generation_id") :])
+INTERNAL = frozenset([*OF_ROW[OF_ROW.index("generation_id") :], "next_task"])
 OF_LISTS = frozenset(["shares_scan_of", "long_pause", "warnings"])
 DETAILS = frozenset(["now", "worth", *NAMES[NAMES.index("phases") :]])
 

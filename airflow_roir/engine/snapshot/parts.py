@@ -79,6 +79,20 @@ class Workers:
 
 
 @dataclass(frozen=True)
+class NextTask:
+    """The task that drives an operation next, as Airflow knows it.
+
+    runs: it has begun, but doesn't drive the operation yet. retries: it has failed, and is tried again. at: when it
+    looks or is tried again; None if Airflow is about to start it.
+    """
+
+    name: str
+    runs: bool
+    retries: bool
+    at: datetime | None
+
+
+@dataclass(frozen=True)
 class HeldUp:
     """The cause that holds an operation up. text: the cause in words.
 

@@ -9,6 +9,7 @@ from airflow_roir.actor import Way, way_of
 from airflow_roir.definition import argument
 from airflow_roir.engine.control import remedies
 from airflow_roir.engine.snapshot.operation import ABANDONED, PAUSING, OperationStatus
+from airflow_roir.engine.snapshot.parts import NextTask
 from airflow_roir.operation import PLACED, QUEUED, Kind, Status
 from airflow_roir.quantity import counted, duration, left, percent, rate
 
@@ -65,6 +66,10 @@ def _running(one: OperationStatus, name: str) -> State:
     if one.notice is not None and one.notice.startswith(QUEUED):
         note = "It begins once others have ended"
         return State("queued", "Waiting", note, "waits for its turn", "roir queue shows all that do")
+    if one.next_task is not None:
+        word = "Starting" if one.next_task.runs else "Waiting"
+        then = coming(one.next_task)
+        return State("undriven", word, f"{then[0].upper()}{then[1:]}; nothing is lost", then)
     if one.expected_at is not None:
         again = "at the next try, " if one.heartbeat_age is not None else ""
         left = ", if one is left" if one.heartbeat_age is not None else ""
@@ -73,11 +78,11 @@ def _running(one: OperationStatus, name: str) -> State:
         text = f"{first}; no run has driven it for {duration(one.silent_seconds or 0)}"
         return State("undriven", "Not driven", note, text, f"or: roir resume {name}")
     if one.heartbeat_age is None:
-        text, who = "running, but no run drives it yet", "its run's task begins when its turn comes"
-    else:
-        text = f"running, but no run has driven it for {duration(one.silent_seconds or 0)}"
-        who = "its task's next try will"
-    remedy = f"{who}, or: roir resume {name}"
+        begins = "its run's task begins when its turn comes"
+        note = f"{begins[0].upper()}{begins[1:]}; nothing is lost"
+        return State("undriven", "Waiting", note, "running, but no run drives it yet", begins)
+    text = f"running, but no run has driven it for {duration(one.silent_seconds or 0)}"
+    remedy = f"its task's next try will, or: roir resume {name}"
     return State("undriven", "Not driven", "No run drives it; nothing is lost", text, remedy)
 
 
@@ -108,8 +113,19 @@ def _ended(one: OperationStatus) -> State:
     return State("completed", "Differs", "Index and table differ", f"{found}{left}; {text}", remedy)
 
 
+def coming(task: NextTask) -> str:
+    """The next step of the task that will drive an operation, in words."""
+    if task.runs:
+        return f"task {task.name} is starting"
+    if task.at is None:
+        return f"waiting for Airflow to start task {task.name}"
+    return f"task {task.name} {'is tried' if task.retries else 'looks'} again about {remedies.moment(task.at)}"
+
+
 def way_on(one: OperationStatus) -> str:
     """What to do to resume a paused operation: first by the way by which it was paused."""
+    if one.next_task is not None and way_of(one.paused_by or "", one.owner) is Way.RUN:
+        return f"goes on by itself: {coming(one.next_task)}"
     return remedies.way_on(one.index, one.paused_by or "", one.owner, one.expected_at)
 
 
