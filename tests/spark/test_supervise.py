@@ -18,7 +18,7 @@ import pytest
 from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot.operation import operation_status
-from airflow_roir.spark.driver_process import driver_command, driver_environment, driver_order
+from airflow_roir.spark.driver_process import PERMANENT, driver_command, driver_environment, driver_order
 from airflow_roir.spark.options import SparkOptions, with_task_failures
 from tests.conftest import run_sql
 from tests.crash import gate
@@ -125,7 +125,7 @@ def test_an_altered_source_fails_the_operation_with_the_reason(database: Databas
     operation = prepared(database)
     run_sql(dsn, "ALTER TABLE t ENABLE ROW LEVEL SECURITY")
     driver = Running(database)
-    assert driver.wait() == 1
+    assert driver.wait() == PERMANENT
     assert "altered" in driver.last_told
     failed = operation_status(database, operation.operation_id)
     assert failed.status == "failed"
