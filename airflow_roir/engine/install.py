@@ -16,11 +16,14 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import rights
 from airflow_roir.engine.schema.schema import (
     RESTORED,
+    build_of_code,
+    check_build,
     check_known,
     check_writable,
     current,
     head,
     is_lost,
+    made_by,
     migrations_folder,
 )
 from airflow_roir.engine.sessions.limits import limits_of
@@ -56,7 +59,7 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
     (`adopt`). If schema `roir_data` was dropped, drops its indexes, too (`give_up`), with a line to `report` for each.
 
     Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
-    SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
+    SchemaVersionMismatch if the schema is newer than the code, older than the first release, or made by another build.
     """
     from alembic import command
 
@@ -68,6 +71,8 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
         present = current(connection)
         if present is not None:
             check_known(connection, present)
+        if present == head():
+            check_build(made_by(connection))
         may_create = execute(
             connection,
             "SELECT has_database_privilege(current_database(), 'CREATE') "
@@ -84,6 +89,8 @@ def init(database: Database, report: Callable[[str], object] = lambda line: None
         # Before the upgrade, which may create the schema.
         lost = is_lost(connection)
         command.upgrade(alembic_config(connection), "head")
+        if present != head():
+            execute(connection, "UPDATE roir.home SET made_by = %(build)s", {"build": build_of_code()})
         if lost:
             for line in give_up(connection, operations.default_actor()):
                 report(line)

@@ -5,6 +5,8 @@ COMMENT ON TABLE roir.home IS
     'One row: where this control schema is at home. Other oids show a restored dump or a pg_upgrade.';
 COMMENT ON COLUMN roir.home.tables IS 'the oids of some tables of this schema';
 COMMENT ON COLUMN roir.home.schema_oid IS 'the oid of the schema itself';
+COMMENT ON COLUMN roir.home.made_by IS
+    'a checksum of the SQL that made this schema: code with other SQL of the same version refuses it';
 
 COMMENT ON TABLE roir.index IS
     'A definition of an index. A dropped index keeps its row for the history; its name is free again.';

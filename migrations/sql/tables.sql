@@ -10,7 +10,8 @@ REVOKE ALL ON TYPE roir.entry_state FROM PUBLIC;
 CREATE TABLE roir.home (
     id smallint PRIMARY KEY CONSTRAINT home_one CHECK (id = 1),
     tables jsonb NOT NULL,
-    schema_oid bigint NOT NULL
+    schema_oid bigint NOT NULL,
+    made_by text
 );
 
 CREATE TABLE roir.index (

@@ -175,6 +175,9 @@ INIT: dict[str, Case] = {
     "schema before the first release": case(
         "from before 0.1.0, the first release", BUILD, "ALTER TABLE roir.home RENAME TO other", found=2
     ),
+    "schema of another build": case(
+        "was made by another build of airflow-roir", BUILD, "UPDATE roir.home SET made_by = 'another'", found=2
+    ),
     "rows of roir's own tables lost": case(
         "the database was restored without the rows of roir",
         f"SELECT * FROM {IX}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from enum import Enum
+from pathlib import Path
 
 import pytest
 from alembic import command
@@ -12,6 +14,7 @@ from alembic.script import ScriptDirectory
 from airflow_roir.definition import Scan
 from airflow_roir.engine import install
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.forecast import set_up
 from airflow_roir.engine.schema import schema
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.entry_state import EntryState
@@ -95,6 +98,37 @@ def test_a_newer_schema_is_refused(database: Database) -> None:
     for call in (lambda: status(database), lambda: install.init(database)):
         with pytest.raises(SchemaVersionMismatch, match=r"newer than this code .+\. Upgrade"):
             call()
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["UPDATE roir.home SET made_by = 'another'", "ALTER TABLE roir.home DROP COLUMN made_by"],
+)
+def test_a_schema_of_the_same_version_by_other_sql_is_refused(database: Database, dsn: str, change: str) -> None:
+    """Found: a migration was edited in place; init said that all is well, and the status missed a column."""
+    run_sql(dsn, *TABLE)
+    steps.finish_all(database, steps.begin(database)[1])
+    run_sql(dsn, change)
+    for call in (lambda: status(database), lambda: install.init(database), lambda: steps.begin(database)):
+        with pytest.raises(SchemaVersionMismatch, match=r"another build of airflow-roir: its version is 0001.* init$"):
+            call()
+    found = {one.what: one for one in set_up.look(database)}["schema"]
+    assert (found.verdict, "another build of airflow-roir" in found.says) == (set_up.PROBLEM, True)
+    run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE")
+    install.init(database)
+    assert status(database) == []
+
+
+def test_comments_and_blanks_make_no_other_build(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = schema.build_of_code()
+    shutil.copytree(schema.migrations_folder(), tmp_path / "migrations")
+    monkeypatch.setattr(schema, "migrations_folder", lambda: tmp_path / "migrations")
+    home = tmp_path / "migrations" / "sql" / "home.sql"
+    for added, same in (("\n-- A remark.\n\n", True), ("SELECT 1;\n", False)):
+        home.write_text(home.read_text() + added)
+        assert (schema.build_of_code.__wrapped__() == ours) is same
 
 
 @pytest.mark.sample(0)

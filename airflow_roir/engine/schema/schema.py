@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -27,6 +29,11 @@ SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.feed') IS NOT 
 """
 RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.restored_sources() ORDER BY 1"
 UPGRADED = "SELECT source::regclass::text FROM roir.upgraded_sources() ORDER BY 1 LIMIT 1"
+# made_by: '' if the build kept none (to_jsonb: its schema lacks the column); NULL if a dump lacked the row.
+STANDING = """
+SELECT (SELECT coalesce(to_jsonb(h) ->> 'made_by', '') FROM roir.home h) AS made_by,
+       to_regnamespace('roir_data') IS NULL AS lost
+"""
 OWNER = """
 SELECT current_user::text AS role, o.rolname::text AS owner, o.rolsuper AS super
   FROM pg_namespace n JOIN pg_roles o ON o.oid = n.nspowner WHERE n.nspname = 'roir'
@@ -56,6 +63,33 @@ def revisions() -> tuple[str, ...]:
 def head() -> str:
     """The newest revision that this code knows."""
     return revisions()[-1]
+
+
+@functools.cache
+def build_of_code() -> str:
+    """A checksum of the SQL by which this code makes the control schema, without its comments and blanks."""
+    found = hashlib.sha256(head().encode())
+    for file in sorted((migrations_folder() / "sql").glob("*.sql")):
+        if file.name != "comments.sql":
+            bare = re.sub(r"--[^\n]*", "", file.read_text(encoding="utf-8"))
+            found.update(" ".join([file.name, *bare.split()]).encode())
+    return found.hexdigest()[:16]
+
+
+def check_build(made_by: str | None) -> None:
+    """Raise SchemaVersionMismatch if other SQL than this code's made a control schema of this code's version."""
+    if made_by is not None and made_by != build_of_code():
+        raise SchemaVersionMismatch(
+            f"the control schema was made by another build of airflow-roir: its version is {head()}, too, but its "
+            "tables or functions differ. Use that build again. Or stop its runs, then DROP SCHEMA roir, roir_data "
+            "CASCADE, which removes its indexes (tables keep their rows), then: roir init"
+        )
+
+
+def made_by(connection: Connection) -> str | None:
+    """The checksum of the SQL that made the control schema; '' if that build kept none, None if it is lost."""
+    found = execute(connection, STANDING).one().made_by
+    return None if found is None else str(found)
 
 
 def is_guarded(connection: Connection) -> bool:
@@ -135,7 +169,9 @@ def check_schema(connection: Connection, writes: bool = False) -> None:
             f"the control schema is at version {present}, this code needs version {head()}; upgrade the schema "
             "with: roir init"
         )
-    if is_lost(connection):
+    standing = execute(connection, STANDING).one()
+    check_build(standing.made_by)
+    if standing.lost:
         raise SchemaMissing(
             "schema roir_data was dropped, with the entries of all indexes and the capture of writes. Run: roir init, "
             "which creates the schema and names the indexes to build again"
