@@ -13,9 +13,10 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.forecast import set_up
+from airflow_roir.engine.forecast import set_up, signals
 from airflow_roir.engine.forecast.set_up import OK, PROBLEM, WARNING
 from airflow_roir.options import BuildOptions
+from airflow_roir.signals import SIGNALS, Reading
 from tests.conftest import database_dsn, run_sql
 from tests.test_cli import ROIR
 
@@ -107,6 +108,16 @@ def test_too_few_connections_are_warned_of(dsn: str, monkeypatch: pytest.MonkeyP
     (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]
     assert found.verdict == WARNING
     assert "max_connections" in found.remedy
+
+
+def test_a_signal_that_can_not_be_read_matters_only_to_those_who_throttle_by_it(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = Reading(SIGNALS["slot_room"], 1.0, None, problem="no right")
+    monkeypatch.setattr(signals, "look", lambda *_: signals.Signals((unread,), "commit_latency=20ms"))
+    (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "throttle"]
+    assert (found.verdict, found.says) == (OK, "slot_room can't be read: no right")
+    assert found.remedy == "That matters only if you throttle by slot_room"
 
 
 def test_the_connections_of_a_build_are_those_that_a_pool_must_have(dsn: str) -> None:

@@ -148,12 +148,15 @@ def _signals(database: Database, surroundings: Surroundings | None) -> list[Find
     """Whether a throttle could read its signals, those of replicas among them."""
     seen = signals.look(database, Surroundings.of_environment() if surroundings is None else surroundings)
     unread = [one for one in seen.readings if one.value is None]
-    remedy = "Or leave this signal out of --throttle"
     found = [
-        Finding("throttle", WARNING, f"{one.signal.name} {f'of {one.of} ' if one.of else ''}can't be read: "
-                f"{one.problem}", remedy)
+        Finding(
+            "throttle",
+            OK,
+            f"{one.signal.name} {f'of {one.of} ' if one.of else ''}can't be read: {one.problem}",
+            f"That matters only if you throttle by {one.signal.name}",
+        )
         for one in unread
-    ]  # fmt: skip
+    ]
     return found or [Finding("throttle", OK, f"all signals can be read; to begin with: {seen.sensible}")]
 
 
