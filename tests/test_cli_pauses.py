@@ -13,6 +13,7 @@ from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import expected, long_pause, operations, requests
 from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.snapshot import details
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.snapshot.words import state_of
 from airflow_roir.engine.work.phase_log import PhaseLog
@@ -139,6 +140,8 @@ def test_the_cause_of_a_kill_replaces_that_it_was_interrupted(database: Database
     text, one = Terminal(dsn).status()
     assert one["pause_reason"] == cause
     assert f"by {RUN}: {cause}; " in text
+    found = details.progress(database, "ix")
+    assert (len(found.pauses), found.errors) == (1, ()), "a mark is no error"
     assert [event.detail for event in operations.events(database, "ix") if event.action == "pause"] == [cause]
     # A pause by a user stays.
     run = start_run(database, "ix", RUN)

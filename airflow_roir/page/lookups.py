@@ -13,7 +13,7 @@ from airflow_roir.engine.control.long_pause import long_pauses
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
 from airflow_roir.engine.snapshot.parts import NextTask
-from airflow_roir.engine.snapshot.words import State, state_of
+from airflow_roir.engine.snapshot.words import State, paused_by, state_of, way_on
 from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
 from airflow_roir.operation import Status
 from airflow_roir.page import databases
@@ -27,6 +27,12 @@ from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_
 SEVERAL_S = 4.0
 # An index may have hundreds; those whose compaction would free most are worth a row.
 MOST_SEGMENTS = 20
+# is_left: of a paused operation, whose run has ended, or was a command.
+DRIVERS = """
+SELECT id, created_by,
+       run_ended_at IS NOT NULL OR coalesce(awaited_by, owner, created_by) NOT LIKE 'airflow %%' AS is_left
+  FROM roir.operation WHERE id = ANY (%(ids)s)
+"""
 
 
 async def the_run(looks: Looks, dag_id: str, run_id: str) -> Run:
@@ -143,22 +149,31 @@ def states_now(connection_id: str) -> dict[str, tuple[str, int | None]]:
 
 
 def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The states of unfinished operations, and what continues those that are abandoned."""
+    """The states of unfinished operations, and what continues those that no run drives, and none will."""
     if not ids:
         return {}
-    created = "SELECT id, created_by FROM roir.operation WHERE id = ANY (%(ids)s)"
     with database.transaction() as connection:
         shown = rows(connection, ids)
-        by = {row.id: row.created_by for row in execute(connection, created, {"ids": list(ids)})}
+        by = {row.id: row for row in execute(connection, DRIVERS, {"ids": list(ids)})}
     warned = warnings_of(database, shown)
+    left = {
+        one.operation_id: one.status == ABANDONED
+        or (one.status == Status.PAUSED and not one.is_fresh and by[one.operation_id].is_left)
+        for one in shown
+    }
     return {
         one.operation_id: {
             "state_of_operation": shown_state(state_of(one))
-            | {"kind": one.kind, "long_pause": warned.get(one.operation_id)},
+            | {
+                "kind": one.kind,
+                "long_pause": warned.get(one.operation_id),
+                "why": f"{paused_by(one)}; {way_on(one)}" if one.status == Status.PAUSED else "",
+                "left": left[one.operation_id],
+            },
             "continues": continuation(
-                connection_id, one.index, one.kind, by[one.operation_id], options_text(one.options)
+                connection_id, one.index, one.kind, by[one.operation_id].created_by, options_text(one.options)
             )
-            if one.status == ABANDONED
+            if left[one.operation_id]
             else None,
         }
         for one in shown

@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.sent.append((self.path.split("?")[0], body))
         self.server.arrived.set()
-        self.give("application/json", b'{"said": "done"}')
+        self.give("application/json", b'{"said": "done", "dag_run_id": "manual__2"}')
 
     def give(self, kind: str, content: bytes, status: int = 200) -> None:
         self.send_response(status)
@@ -261,9 +261,26 @@ def test_an_operation_whose_run_is_over_is_continued_as_it_was_begun(airflow: Ai
     tab.get_by_role("button", name="Continue").click()
     tab.get_by_text("rebuild_index is triggered, and continues the operation.").wait_for()
     tab.get_by_role("link", name="See its run").wait_for()
+    # Found: nothing else changed, and the button could be pressed again.
+    tab.locator(".chip", has_text="Continued").wait_for()
+    tab.locator(".left", has_text="Continued by run").wait_for()
+    assert not tab.get_by_role("button", name="Continue", exact=True).is_visible()
+    assert not tab.get_by_role("button", name="Resume", exact=True).is_visible()
     trigger = ("/api/v2/dags/rebuild_index/dagRuns", {"logical_date": None, "conf": json.loads(EXACT)})
     resume = ("/roir/api/run/resume", {"connection": "c", "operation": 7})
     assert airflow.sent == ([resume] if status == "paused" else []) + [trigger]
+
+
+def test_figures_of_workers_that_have_left_are_not_shown(airflow: Airflow, tab: Any) -> None:
+    """Found: *Rows/s now* 707 with no worker; after *Pause* the state was *Running* for seconds."""
+    airflow.progress["rows_per_second_now"] = 707
+    tab.locator(".tile", has_text="707").wait_for()
+    tab.get_by_role("button", name="Pause", exact=True).click()
+    tab.locator(".asks").get_by_role("button", name="Pause", exact=True).click()
+    tab.locator(".chip", has_text="Pausing").wait_for()
+    airflow.progress["workers"] = {"wanted": 2, "alive": 0, "list": []}
+    tab.get_by_text("0 of 2", exact=True).wait_for()
+    assert tab.locator(".tile", has_text="707").count() == 0
 
 
 def test_who_may_not_trigger_the_dag_has_no_continue(airflow: Airflow, tab: Any) -> None:
@@ -281,12 +298,40 @@ ABANDONED_INDEX: dict[str, Any] = {
     "state": "building",
     "unique": False,
     "operation": 7,
-    "state_of_operation": {"name": "abandoned", "word": "Abandoned", "note": "", "kind": "create"},
+    "state_of_operation": {"name": "abandoned", "word": "Abandoned", "note": "", "kind": "create", "left": True},
     "continues": WISH,
     "run": None,
     "generations": [],
     "warnings": [],
 }
+
+
+def test_indexes_says_why_an_operation_is_paused_and_continues_it(airflow: Airflow, tab: Any) -> None:
+    """Found: it said *paused*, and nothing else."""
+    names = {"rebuild": "rebuild_index", "verify": "verify_index", "control": "control_index", "clean_up": "clean"}
+    state = {
+        "name": "paused",
+        "word": "Paused",
+        "note": "",
+        "kind": "create",
+        "why": "paused by ann: lunch",
+        "left": True,
+    }
+    database = {"connection": "c", "indexes": [{**ABANDONED_INDEX, "state_of_operation": state}], "trouble": None}
+    may = {"rebuild": True, "verify": True, "control": True, "clean_up": False}
+    tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
+    tab.get_by_text("Looking …").wait_for()
+    airflow.pages["api/indexes"] = {"databases": [database], "dags": names, "may": may}
+    tab.reload()
+    tab.get_by_text("Operation 7 (create): paused by ann: lunch.").wait_for()
+    assert tab.get_by_role("button", name="Abort public.i").is_visible()
+    tab.get_by_role("button", name="Continue public.i").click()
+    tab.locator(".asks").get_by_role("button", name="Continue", exact=True).click()
+    tab.get_by_text("rebuild_index is triggered.").wait_for()
+    assert [path for path, _ in airflow.sent] == [
+        "/api/v2/dags/control_index/dagRuns",
+        "/api/v2/dags/rebuild_index/dagRuns",
+    ]
 
 
 def test_indexes_says_that_an_operation_is_abandoned_and_continues_it(airflow: Airflow, tab: Any) -> None:

@@ -69,6 +69,8 @@ DELTA = "SELECT state::text AS state, count(*) AS rows FROM {delta} {sample} GRO
 
 # The beginning of a requested pause's text. If a run pauses the operation itself, the text is the error alone.
 HOW_FAR = re.compile(r"at [0-9.]+ %: ")
+# A run that was ended on purpose, by a mark or a signal: no error.
+BY_USER = re.compile(r"interrupted$|its task .+ was (marked|cleared)|its run was deleted|its run .+, or was marked$")
 
 
 def progress(
@@ -239,7 +241,7 @@ def _stops(connection: Connection, of: OperationStatus) -> tuple[tuple[Pause, ..
     for one in found:
         if one.action == "pause":
             pauses.append(Pause(one.at, cut(one.actor), cut(HOW_FAR.sub("", one.detail)), one.until))
-        if one.action != "pause" or not HOW_FAR.match(one.detail):
+        if one.action != "pause" or not (HOW_FAR.match(one.detail) or BY_USER.match(one.detail)):
             failed = one.action == "fail"
             errors.append(Error(one.at, cut(one.detail), remedy(one.detail, of.index, failed)))
     return tuple(pauses), tuple(errors)

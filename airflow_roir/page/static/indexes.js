@@ -20,6 +20,8 @@ let last = null;
 // Cards keep their nodes, so that an open question or an unfolded part stays as it is.
 const cards = new Map();
 
+const looking = el("p", { class: "empty", text: "Looking …" });
+list.append(looking);
 main.replaceChildren(
   el("header", { class: "head" }, el("div", { class: "title" }, title, sum), el("div", { class: "controls" }, filter)),
   said,
@@ -214,10 +216,10 @@ class Card {
     mark(this.chip, "data-status", aged ? "aged" : (first?.name ?? { published: "completed", building: "running" }[index.state] ?? "aborted"));
     put(this.chip, aged ? `${word} at ${clock(from)}` : word);
     put(this.source, index.source ? `on ${index.source}` : "its table was dropped");
-    const key = JSON.stringify([index.run, index.operation, doing?.word]);
+    const key = JSON.stringify([index.run, index.operation, doing?.word, doing?.why]);
     if (this.linked !== key) {
       this.linked = key;
-      this.now.replaceChildren(...(index.operation ? [doing ? `Operation ${index.operation} (${doing.kind}): ${doing.word.toLowerCase()}. ` : `Operation ${index.operation} isn’t finished yet. `, runOf(index)].filter(Boolean) : []));
+      this.now.replaceChildren(...(index.operation ? [doing ? `Operation ${index.operation} (${doing.kind}): ${doing.why || doing.word.toLowerCase()}. ` : `Operation ${index.operation} isn’t finished yet. `, runOf(index)].filter(Boolean) : []));
       this.now.hidden = !index.operation;
     }
     this.showButtons(index, connection, content);
@@ -258,16 +260,20 @@ class Card {
   showButtons(index, connection, { may, dags }) {
     const conf = { index: index.index, postgres_conn_id: connection };
     const busy = Boolean(index.operation);
-    const abandoned = index.state_of_operation?.name === "abandoned";
+    const paused = index.state_of_operation?.name === "paused";
+    const left = index.state_of_operation?.left;
     const published = index.state === "published" || (index.generations ?? []).some((one) => one.status === "active");
     const actions = [
-      index.continues && {
+      index.continues && (may.control || !paused) && {
         verb: "Continue",
         title: "Continue this operation?",
-        text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered with the operation’s present options, and continues after the last committed batch.`,
-        yes: () => start(index.continues.dag_id, index.continues.conf),
+        text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered with the operation’s present options, and continues after the last committed batch.${paused ? ` ${dags.control} lifts the pause.` : ""}`,
+        yes: async () => {
+          if (paused && !(await start(dags.control, { ...conf, action: "resume" }))) return;
+          await start(index.continues.dag_id, index.continues.conf);
+        },
       },
-      may.control && abandoned && {
+      may.control && left && {
         verb: "Abort",
         danger: true,
         title: "Abort this operation?",
@@ -366,11 +372,14 @@ async function start(dag, conf) {
     const id = run.dag_run_id;
     said.replaceChildren(`${dag} is triggered. `, link("See its run", `dags/${part(dag)}/runs/${part(id)}`));
     mark(said, "data-wrong", null);
+    return true;
   } catch (refusal) {
     put(said, refusal instanceof Refused ? refusal.message : String(refusal));
     mark(said, "data-wrong", "true");
+    return false;
+  } finally {
+    poll.now();
   }
-  poll.now();
 }
 
 poll.now();

@@ -18,6 +18,7 @@ let chosen = null;
 let page = null;
 
 const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of", compact: "Compaction of" };
+const LEFT = ["abandoned", "paused", "pausing"];
 const OVER = ["completed", "failed", "aborted"];
 // More operations of a run are a list to choose from.
 const MOST_TABS = 6;
@@ -225,7 +226,10 @@ class Build {
     put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation on"}${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
-    const { name: state, word, note } = p.state;
+    // The run that the user has triggered takes the operation up a moment later.
+    if (this.continuedBy && !LEFT.includes(p.status)) this.continuedBy = null;
+    if (this.continuedBy) content.continues = null;
+    const { name: state, word, note } = this.continuedBy ? { name: "undriven", word: "Continued", note: `Continued by run ${this.continuedBy}` } : p.state;
     mark(this.chip, "data-status", state);
     put(this.chip, word);
     put(this.percent, `${p.percent_complete.toFixed(1)} %`);
@@ -296,7 +300,7 @@ class Build {
     if (p.long_pause) notes.push(["warn", p.long_pause]);
     if (p.worth && !OVER.includes(p.status)) notes.push(["info", `Will it pay? ${p.worth}.`]);
     const text = held && held.by !== "nothing" && !OVER.includes(p.status) ? held.text || held.by : "";
-    this.held.hidden = !text;
+    this.held.hidden = !text || Boolean(this.continuedBy);
     mark(this.held, "data-by", held?.by ?? null);
     mark(this.held, "data-paced", held?.by === "throttled" && !text.startsWith("throttled: ") ? "true" : null);
     put(this.held, text.replace(/^throttled: /, ""));
@@ -309,7 +313,7 @@ class Build {
   showTiles(p) {
     const t = this.tiles;
     t.Rows.show(short(p.rows), p.rows_estimate ? `of about ${short(p.rows_estimate)}` : "");
-    t["Rows/s now"].show(short(p.rows_per_second_now), p.rows_per_second === null ? "" : `${short(p.rows_per_second)} on average`);
+    t["Rows/s now"].show(p.workers?.alive ? short(p.rows_per_second_now) : DASH, p.rows_per_second === null ? "" : `${short(p.rows_per_second)} on average`);
     t["Time worked"].show(duration(p.total_execution_time), "without pauses");
     t.Workers.show(`${count(p.workers?.alive)} of ${count(p.workers?.wanted)}`, p.max_rows_per_second ? `limit ${short(p.max_rows_per_second)} rows/s` : "no rate limit");
     t.Workers.node.hidden = OVER.includes(p.status);
@@ -342,7 +346,7 @@ class Build {
     this.cleanUpButton.hidden = p.status !== "aborting" || !mayCleanUp;
     this.controls.hidden = !can && !goesOn && this.cleanUpButton.hidden;
     this.pauseButton.hidden = !can || p.status !== "running";
-    this.resumeButton.hidden = !can || !paused || goesOn;
+    this.resumeButton.hidden = !can || !paused || goesOn || Boolean(this.continuedBy);
     this.continueButton.hidden = !goesOn;
     // The switch that paused it would pause it again.
     const bySwitchStill = Boolean(bySwitch && run.switch_off);
@@ -498,6 +502,8 @@ class Build {
     try {
       const { said } = await send(address(`/${verb}`), { connection, operation, ...more });
       // Until the next look shows it.
+      if (verb === "pause") this.content.progress = { ...this.content.progress, status: "pausing", rows_per_second_now: null, state: { name: "pausing", word: "Pausing", note: said } };
+      if (verb === "pause") this.draw(this.content);
       if (more.parallelism) this.content.progress.workers.wanted = more.parallelism;
       this.tell(said, false);
       return true;
@@ -519,6 +525,8 @@ class Build {
     this.showControls(this.content);
     try {
       const run = await trigger(wish.dag_id, wish.conf);
+      this.continuedBy = run.dag_run_id;
+      this.draw(this.content);
       this.tell(`${wish.dag_id} is triggered, and continues the operation. `, false, link("See its run", `dags/${part(wish.dag_id)}/runs/${part(run.dag_run_id)}/plugin/index-build`));
     } catch (refusal) {
       this.tell(`No run of ${wish.dag_id} could be triggered: ${refusal.message}`, true);
