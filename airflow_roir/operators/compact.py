@@ -19,6 +19,7 @@ from airflow_roir.options import CompactOptions
 from airflow_roir.task.form_values import optional_text, yes_or_no
 from airflow_roir.task.given import given_to, names_of, takes
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.waiting_operator import wait_log
 from airflow_roir.task.whole_operation import WholeOperationOperator
 
 if TYPE_CHECKING:
@@ -75,14 +76,17 @@ class CompactIndexOperator(WholeOperationOperator):
         self.segment_size = segment_size
         self.even_if_rebuild_is_cheaper = even_if_rebuild_is_cheaper
 
-    def options(self) -> CompactOptions:
-        """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
-        return given_to(self, CompactOptions)
+    def options(self, told: bool = False) -> CompactOptions:
+        """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput.
+
+        told: as for `given_to`.
+        """
+        return given_to(self, CompactOptions, told=told)
 
     def carry_out(self, context: Context) -> dict[str, Any]:
         """Drives the compaction to its end, or leaves it; then logs its result."""
         with failing_clearly():
-            options = self.options()
+            options = self.options(wait_log(context, self.log).is_on)
             database = self.begin_stretch(context)
             operation = self._operation(context, database, options)
         self.drive_to_end(context, database, operation)

@@ -105,7 +105,7 @@ class PrepareIndexBuildOperator(RoirOperator):
             raise leave(look_again_s(waits.waits(why, why), LEAVE_S))
         with failing_clearly():
             wrong = Complaints()
-            definition, options = self.definition(wrong), self.options(wrong)
+            definition, options = self.definition(wrong), self.options(wrong, waits.is_on)
             with _noted(wrong):
                 spark_of(self.spark)
             for conn_id in self.replica_conn_ids:
@@ -175,9 +175,12 @@ class PrepareIndexBuildOperator(RoirOperator):
             complaints.settle()
         return found
 
-    def options(self, wrong: Complaints | None = None) -> BuildOptions:
-        """The options that the rendered fields give, defaults for empty ones. wrong: as for `definition`."""
-        return given_to(self, BuildOptions, wrong)
+    def options(self, wrong: Complaints | None = None, told: bool = False) -> BuildOptions:
+        """The options that the rendered fields give, defaults for empty ones. wrong: as for `definition`.
+
+        told: as for `given_to`.
+        """
+        return given_to(self, BuildOptions, wrong, told)
 
 
 @contextmanager

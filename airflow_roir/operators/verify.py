@@ -17,6 +17,7 @@ from airflow_roir.options import VerifyOptions
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.given import given_to, names_of, takes
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.waiting_operator import wait_log
 from airflow_roir.task.whole_operation import WholeOperationOperator
 from airflow_roir.task.wrong_rows import log_report
 
@@ -67,9 +68,12 @@ class VerifyIndexOperator(WholeOperationOperator):
         self.mode = mode
         self.fail_on_difference = fail_on_difference
 
-    def options(self) -> VerifyOptions:
-        """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
-        return given_to(self, VerifyOptions)
+    def options(self, told: bool = False) -> VerifyOptions:
+        """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput.
+
+        told: as for `given_to`.
+        """
+        return given_to(self, VerifyOptions, told=told)
 
     def carry_out(self, context: Context) -> dict[str, Any]:
         """Drives the verification to its end, or leaves it; then logs its findings."""
@@ -80,7 +84,7 @@ class VerifyIndexOperator(WholeOperationOperator):
             if mode == "none":
                 raise AirflowSkipException("mode is none: nothing to verify")
             try:
-                options = self.options()
+                options = self.options(wait_log(context, self.log).is_on)
                 database = self.begin_stretch(context)
                 operation = self._operation(context, database, options, mode)
             except InvalidInput as error:

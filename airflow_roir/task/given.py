@@ -50,10 +50,13 @@ def takes(names: Sequence[str]) -> Callable[[Initializer], Initializer]:
     return around
 
 
-def given_to(operator: Any, declared: type[Declared], complaints: Complaints | None = None) -> Declared:
+def given_to(
+    operator: Any, declared: type[Declared], complaints: Complaints | None = None, told: bool = False
+) -> Declared:
     """The options that an operator's rendered fields give, defaults for empty ones.
 
     Logs what differs from the defaults, since Airflow's form moves numbers to a field's bounds and says nothing.
+    told: an earlier look of the same wait has logged it.
     Raises one InvalidInput for all values that are wrong; or adds them to `complaints`.
     """
     found = {one.name: one for one in options_of(declared) if one.offered}
@@ -62,7 +65,8 @@ def given_to(operator: Any, declared: type[Declared], complaints: Complaints | N
     given = {name: value for name, value in about.items() if value and value not in ("None", "False")}
     given |= {name: value for name, value in values.items() if not _is_default(found[name], value)}
     said = " ".join(f"{name}={_shown(value)}" for name, value in given.items())
-    operator.log.info("Options given: %s", f"{said}; the rest by default" if said else "none")
+    if not told:
+        operator.log.info("Options given: %s", f"{said}; the rest by default" if said else "none")
     return declared.asked(**values)
 
 

@@ -64,7 +64,10 @@ def lines(
 ) -> tuple[list[str], int]:
     looks = Looks(context, make, capsys)
     said = looks.hours(1.2)
-    return [line for line in said if not line.startswith("Index ")], looks.number
+    # Once, at the first look.
+    once = [line for line in said if line.startswith(("Index ", "Options given"))]
+    assert len(once) == len({line.partition(" ")[0] for line in once})
+    return [line for line in said if line not in once], looks.number
 
 
 def paused(database: Database, operation: int) -> str:
