@@ -209,12 +209,12 @@ OPERATIONS: dict[str, Case] = {
         "is unfinished. Finish it",
         f"{BUILD} --unique --census",
         starts="paused unique",
-        found=2,
+        found=3,
         take=(0,),
         again=VERIFY,
     ),
     "census beside a build, aborted": case(
-        "is unfinished. Finish it", f"{BUILD} --unique --census", starts="paused unique", found=2, take=(1,), ends=True
+        "is unfinished. Finish it", f"{BUILD} --unique --census", starts="paused unique", found=3, take=(1,), ends=True
     ),
     "census of an index": case(
         "but a census removes all that it builds", f"{BUILD} --unique --census", again="roir status", starts="unique"
