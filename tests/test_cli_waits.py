@@ -100,7 +100,7 @@ def test_options_are_read_as_users_write_them(dsn: str, database: Database) -> N
     steps.make_table(dsn, 100)
     steps.begin(database)
     said = here(dsn, "change", "ix", "--max-duration", "2h", "--warn-after", "90min", "--abort-after", "3d")
-    assert "max_duration_s no limit -> 7200" in said.stdout
+    assert "--max-duration no limit -> 7200" in said.stdout
     row = operations.find_operation(database, "ix")
     assert (row.max_duration_s, row.warn_after_s, row.abort_after_s) == (7200, 5400, 259_200)
     here(dsn, "change", "ix", "--max-duration", "0", "--priority", "7", "--throttle", "replica_lag=1MB")
