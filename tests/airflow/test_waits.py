@@ -158,6 +158,7 @@ def test_a_switch_that_is_off_costs_little_if_airflow_starts_tasks_all_the_same(
     assert number < 30
 
 
+@pytest.mark.sample(0)
 def test_prepare_and_verify_that_wait_for_others_say_so_once_an_hour(
     context: dict[str, Any],
     shop: Any,

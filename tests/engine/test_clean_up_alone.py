@@ -239,6 +239,7 @@ def test_who_holds_a_view_for_himself_is_not_waited_for(dsn: str) -> None:
     holder.close()
 
 
+@pytest.mark.sample(0)
 def test_who_holds_one_view_hides_no_warning_of_another_index(database: Database, dsn: str) -> None:
     """Seen to lose the warnings of all indexes."""
     run_sql(dsn, "ALTER TABLE t ENABLE ROW LEVEL SECURITY")

@@ -69,6 +69,7 @@ def test_a_look_beside_a_command_tells_nothing_else(
     assert wrong == set()
 
 
+@pytest.mark.sample(0)
 def test_a_look_that_a_drop_overtakes_looks_again(server: str, templates: dict[str, str]) -> None:
     """The look waits for the view's definition until the drop has committed. The server then has no such relation."""
     with operators.cloned(server, templates["left"]) as dsn:

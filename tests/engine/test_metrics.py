@@ -421,6 +421,7 @@ def test_an_index_that_can_not_be_checked_hides_no_fault_of_others(dsn: str, dat
     assert len(seen.values("roir_capture_faults")) == len(seen.values("roir_problem")) == 2
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("unique", [False, True])
 def test_a_time_out_names_its_index_and_hides_no_other(dsn: str, database: Database, table: None, unique: bool) -> None:
     """Found: the time-out of one statement lost a whole group of indexes, with `index=""`."""

@@ -75,6 +75,7 @@ def test_a_missing_trigger_of_truncate_lets_no_duplicate_in(unique: Database, ds
     assert problem(unique, dsn) is None
 
 
+@pytest.mark.sample(0)
 def test_a_duplicate_of_the_last_verification_is_said_until_a_verification_finds_none(
     unique: Database, dsn: str
 ) -> None:

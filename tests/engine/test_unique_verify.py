@@ -98,6 +98,7 @@ def unseen(dsn: str, *statements: str) -> None:
     run_sql(dsn, triggers, *statements, triggers.replace("DISABLE", "ENABLE ALWAYS"))
 
 
+@pytest.mark.sample(0)
 def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(database: Database, dsn: str) -> None:
     build_index(dsn, database, *TABLE, include="v", unique=True)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0), (101, 1, 200, 0), (102, 2, 200, 0), (103, 2, 200, 0)")

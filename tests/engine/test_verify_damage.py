@@ -68,7 +68,6 @@ SOME = (
     "a row that the key has lost",
     "a row that the key has lost, its entry is there",
     "two rows",
-    "an entry that the tree has lost",
     "a row's change whose entry was lost",
 )
 

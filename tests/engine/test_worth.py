@@ -219,6 +219,7 @@ def prepared(database: Database, index: str, source: str | None, keys: str | Non
     lifecycle.prepare(database, IndexDefinition.parse(index, source, keys, include), BuildOptions(), "test")
 
 
+@pytest.mark.sample(0)
 def test_a_first_build_says_on_its_page_whether_the_index_will_pay(database: Database, dsn: str) -> None:
     """As the plan does, while it can be aborted; a rebuild, and an index that is there, say nothing. The prepare has
     recorded it: a look doesn't count the partitions.
@@ -296,6 +297,7 @@ def test_what_is_no_select_is_refused_and_does_nothing(sixty: Database, dsn: str
     assert sql(session(dsn), "SELECT count(*), sum(k) FROM t") == before
 
 
+@pytest.mark.sample(0)
 def test_a_query_runs_only_when_that_is_wanted_and_can_write_nothing(sixty: Database, dsn: str) -> None:
     run_sql(
         dsn,

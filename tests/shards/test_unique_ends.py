@@ -279,6 +279,7 @@ def test_an_abort_in_the_middle_of_the_switch_is_not_undone(contrib_shards: Make
     made.run("INSERT INTO t VALUES (100, 'x', 0)", only="s1")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("status", ["failed", "aborting"])
 @pytest.mark.parametrize("step", ["begin", "switch"])
 def test_what_is_not_shipped_is_not_enforced(contrib_shards: Make, status: str, step: str) -> None:

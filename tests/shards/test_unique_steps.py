@@ -127,6 +127,7 @@ def test_a_poll_leaves_a_holder_that_a_put_has_found(
         made.run(OWN, only="s1")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_put_waits_for_a_poll_that_takes_its_holder_away(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool
