@@ -146,6 +146,7 @@ def test_an_unfinished_one_is_continued_and_others_wait_for_it(dsn: str, index: 
     assert "3 units of 3 swapped in" in done.stdout
 
 
+@pytest.mark.sample(0)
 def test_what_was_swapped_in_stays_after_an_abort(dsn: str, index: None, database: Database) -> None:
     before = segments(dsn)
     begun(database, parallelism=1)

@@ -38,6 +38,7 @@ def run_to_its_end(dsn: str, *arguments: str, code: int = 0) -> str:
     return str(line)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("look", ["overview", "operation_status"])
 @pytest.mark.parametrize("command", ["build", "rebuild", "resume"])
 def test_a_published_build_ends_with_0(dsn: str, monkeypatch: pytest.MonkeyPatch, command: str, look: str) -> None:

@@ -155,6 +155,7 @@ while True:
 """
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("state", ["42703", "58030"])
 def test_the_cause_stands_before_the_drivers_end_and_the_advice_fits(
     context: dict[str, Any],

@@ -63,6 +63,7 @@ def test_a_build_waits_for_its_window_without_spark_and_goes_on_inside(
     assert len(asked) == 1
 
 
+@pytest.mark.sample(0)
 def test_a_window_that_closes_while_the_task_waits_elsewhere_holds_finalize(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:

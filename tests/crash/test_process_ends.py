@@ -138,6 +138,7 @@ def family(crash_server: Server, tmp_path: Path) -> Iterator[Family]:
 OTHERS = ["healthy", "driver stopped", "java stopped", "worker stopped", "network stalled", "guard killed"]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("others", OTHERS)
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("victim", ["command", "driver", "java"])

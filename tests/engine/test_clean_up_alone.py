@@ -207,6 +207,7 @@ def test_at_no_statement_sees_anybody_that_another_one_was_faster(dsn: str, besi
     step_beside(Database(dsn, "roir tests", IMPATIENT), dsn, beside, at)
 
 
+@pytest.mark.sample(0)
 def test_two_commands_give_a_new_partition_its_trigger_once(database: Database, dsn: str) -> None:
     """Seen to fail with a trigger that existed already."""
     run_sql(dsn, "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (200) TO (300)")

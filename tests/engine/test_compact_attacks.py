@@ -331,6 +331,7 @@ def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
 # -- generations
 
 
+@pytest.mark.sample(0)
 def test_a_revert_ends_a_compaction(dsn: str) -> None:
     """Readers see another generation: nothing more is swapped, and open units are taken back."""
     database = scene(dsn, 3, 300, revert_window_s=3600)

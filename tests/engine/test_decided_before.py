@@ -84,7 +84,7 @@ def test_a_leaf_that_is_attached_again_with_rows_before_it_is_registered(indexed
     steps.assert_exact(indexed)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("at", ['LOCK TABLE ONLY "public"."t" IN ROW EXCL', "UPDATE roir.source_partition SET status"])
 def test_a_partition_that_is_detached_while_a_sync_copies_its_rows(indexed: Database, dsn: str, at: str) -> None:
     """Before a batch's first lock, and before the last step's lock: the detach waits for neither."""

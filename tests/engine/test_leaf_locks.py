@@ -117,6 +117,7 @@ def layout(dsn: str, request: pytest.FixtureRequest) -> None:
         )
 
 
+@pytest.mark.sample(0)
 @pytest.mark.usefixtures("layout")
 def test_a_write_locks_the_leaves_that_it_locks_without_the_index(database: Database, dsn: str) -> None:
     """Found: a write to one leaf locked all leaves, and waited for a rewrite of one. It holds: it locks what it locks

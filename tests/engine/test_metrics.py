@@ -400,6 +400,7 @@ def test_a_monitoring_role_sees_what_the_owner_sees(dsn: str, database: Database
         sql(steps.session(stranger), "SELECT * FROM roir.scan_range")
 
 
+@pytest.mark.sample(0)
 def test_an_index_that_can_not_be_checked_hides_no_fault_of_others(dsn: str, database: Database, table: None) -> None:
     """One look checks all indexes; a lock, or an error, concerns one of them."""
     for name in ("ix", "faulty", "locked", "failing"):

@@ -71,6 +71,7 @@ def bring(world: World, state: str) -> None:
     world.run("GRANT ALL ON ix TO app, alice", "GRANT SELECT ON t TO app", "GRANT SELECT ON ix TO reader")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("state", STATES)
 def test_the_view_lets_nobody_do_more_than_read(world: World, state: str) -> None:
     """The refusal doesn't wait: LOCK is refused before it takes locks that writers need, and beside writers."""

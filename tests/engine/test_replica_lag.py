@@ -96,6 +96,7 @@ def test_a_replica_that_stops_is_behind_in_bytes_and_in_seconds_and_catches_up(p
         assert not watch.look()["replica_delay", NAME].is_over
 
 
+@pytest.mark.sample(0)
 def test_only_replicas_that_are_named_count_and_who_is_missing_cannot_be_read(primary: Server, dsn: str) -> None:
     """gh-ost #361 and #1745: replicas off the list remained in force, and irrelevant hosts were asked."""
     asked: list[str] = []

@@ -232,6 +232,7 @@ def walsenders(dsn: str, condition: str = "true") -> bool:
     return bool(found)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("published", [False, True], ids=["", "and published again"])
 def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server, dsn: str, published: bool) -> None:
     """The apply worker writes as a replica (session_replication_role), row by row, and truncates."""

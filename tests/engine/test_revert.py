@@ -100,6 +100,7 @@ def test_nothing_to_go_back_to(database: Database) -> None:
         revert.revert(database, "ix", "me")
 
 
+@pytest.mark.sample(0)
 def test_a_long_writer_is_named_and_nothing_changes(database: Database, dsn: str) -> None:
     first, second = rebuild(database), rebuild(database)
     writer = steps.session(dsn)

@@ -114,6 +114,7 @@ def test_in_no_gap_of_a_command_another_one_makes_anything_wrong(
     assert wrong == {}
 
 
+@pytest.mark.sample(0)
 def test_a_difference_between_view_and_table_is_found(server: str, templates: dict[str, str]) -> None:
     """The oracle of these tests finds differences."""
     with operators.cloned(server, templates["left"]) as dsn:

@@ -121,6 +121,7 @@ def test_a_driver_that_dies_at_any_statement(database: Database, dsn: str, at: i
     assert_enforced(dsn)
 
 
+@pytest.mark.sample(0)
 def test_an_abort_while_it_waits_for_the_healing(database: Database, dsn: str) -> None:
     with_duplicates(database, dsn)
     run = steps.built(database, unique=True, segments=3)

@@ -28,6 +28,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("partitioned", [False, True], ids=["plain", "partitioned"])
 def test_names_of_ours_and_of_all_sorts(database: Database, dsn: str, partitioned: bool) -> None:
     table, names = TABLE.replace("%%", "%"), [quoted(name) for name in NAMES]

@@ -38,6 +38,7 @@ SUBTLE = {
 }
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("corruption", SUBTLE)
 def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption: str) -> None:
     base = build_index(dsn, database, TABLE, FILL, include="v, w, b")

@@ -245,6 +245,7 @@ def test_a_first_build_says_on_its_page_whether_the_index_will_pay(database: Dat
     assert details.progress(database, "of_plain").worth is None
 
 
+@pytest.mark.sample(0)
 def test_local_and_existing_indexes_are_named(sixty: Database, dsn: str) -> None:
     query = "SELECT state FROM public.t WHERE k = 5"
     assert of(asked(sixty, query)).asked.whole == 60

@@ -119,6 +119,7 @@ def test_a_writer_that_waits_for_a_hung_index_server_is_cancelled(made: Shards, 
         assert is_free(made)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("when", ["it begins", "it inserts", "it commits"])
 @pytest.mark.parametrize("first", ["the server", "its sessions"])
 def test_a_hung_index_server_that_is_ended_fails_the_commit_at_once(made: Shards, first: str, when: str) -> None:

@@ -131,6 +131,7 @@ def test_an_abort_ends_that_of_its_own_generation(contrib_shards: Make, shard: s
     assert_keys_move(made, first)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("shard", [None, "s1"])
 def test_a_failure_ends_that_of_its_own_generation(contrib_shards: Make, shard: str | None) -> None:
     made = contrib_shards(2, *TABLE)

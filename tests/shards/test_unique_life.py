@@ -173,6 +173,7 @@ def test_keys_are_put_whatever_role_replication_plays_on_the_index_server(contri
         made.run("INSERT INTO t VALUES (1, 'a', 0)", only="s1")
 
 
+@pytest.mark.sample(0)
 def test_a_pooler_that_drops_what_sessions_are_given_is_told(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,7 @@ def test_a_key_that_comes_to_another_shard_while_it_is_looked_over(
         made.run(OWN, only="s1")
 
 
+@pytest.mark.sample(0)
 def test_two_shards_that_take_a_key_at_once(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     enforced(made)
