@@ -22,7 +22,7 @@ from airflow_roir.engine.sessions.server_timeline import one_history
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.errors import HistoryChanged
 from airflow_roir.operation import Phase
-from tests.conftest import run_sql
+from tests.conftest import database_dsn, run_sql
 from tests.engine import compacting, steps, verifying
 from tests.engine.looking import Looked, Sessions
 from tests.engine.steps import sql
@@ -336,7 +336,33 @@ def test_what_code_of_others_leaves_in_a_session_is_gone_in_the_next_transaction
 
 def test_a_session_lives_for_a_second_at_most(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found: a run stayed on a demoted server that still answered, and its workers went to the new one."""
+    monkeypatch.setattr(kept_session, "MOST_AGE_S", 0.0)
     with kept_sessions(database):
-        first = pid_in(database)
-        monkeypatch.setattr(kept_session, "MOST_AGE_S", 0.0)
-        assert pid_in(database) != first
+        assert pid_in(database) != pid_in(database)
+
+
+def test_the_session_of_heartbeats_lives_as_long_as_they_do(kept: KeptSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one for each would fail while no connection is left, and a run that works would be taken for dead."""
+    monkeypatch.setattr(kept_session, "MOST_AGE_S", 0.0)
+    assert pid_of(kept) == pid_of(kept)
+
+
+def test_a_kept_session_of_a_database_without_an_encoding_stays_as_it_is(dsn: str, server: str) -> None:
+    run_sql(server, "CREATE DATABASE bytes ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    kept = KeptSession(Database(database_dsn(server, "bytes")))
+    try:
+        seen = []
+        for _ in range(2):
+            with kept.transaction() as connection:
+                seen.append(
+                    execute(
+                        connection,
+                        "SELECT pg_backend_pid(), current_setting('client_encoding'),"
+                        " convert_from('\\xe9'::bytea, 'SQL_ASCII')",
+                    ).one()
+                )
+        assert seen[0] == seen[1]
+        assert seen[0][1:] == ("LATIN1", "\u00e9")
+    finally:
+        kept.close()
+        run_sql(server, "DROP DATABASE bytes WITH (FORCE)")

@@ -6,6 +6,7 @@ plans statements again that a kept one remembers.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ from airflow_roir.errors import InvalidInput
 
 # By a session that began on a standby, a run would follow that server although its primary is back.
 IS_PRIMARY = "SELECT NOT pg_catalog.pg_is_in_recovery()"
-# The seconds that a session lives. The address may lead to another server by now, while this one still answers: then
-# the run and its workers would be on two servers.
+# The seconds that a session of a run's transactions lives. The address may lead to another server by now, while this
+# one still answers: then the run and its workers would be on two servers.
 MOST_AGE_S = 1.0
 # All of DISCARD ALL but the plans. Code of others, such as an event trigger, may have left something in the session.
 RESET = """
@@ -39,10 +40,12 @@ class KeptSession:
     Between two transactions the session is idle: it holds no lock and no snapshot. Before each transaction it is reset,
     and its settings are pinned, as in a new one. It must be young, answer, be on a primary, and pass the check of
     `one_history`. Otherwise a new one replaces it, with all checks of new sessions. An error ends the session.
+    most_age_s: the seconds that a session lives.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, most_age_s: float = math.inf) -> None:
         self.database = database
+        self._most_age_s = most_age_s
         self._session: Connection | None = None
         self._opened_at = 0.0
         self._used = threading.Lock()
@@ -86,15 +89,15 @@ class KeptSession:
     def _is_as_new(self, session: Connection) -> bool:
         raw: Any = session.connection.dbapi_connection
         look = self.database.look
-        # The driver doesn't notice that a reset changes the encoding.
-        if time.monotonic() - self._opened_at > MOST_AGE_S or raw.get_parameter_status("server_encoding") != "UTF8":
+        if time.monotonic() - self._opened_at > self._most_age_s:
             return False
         try:
             # A server that hangs is found as soon as it would be by a new session.
             with own_session.answering(raw, CONNECT_TIMEOUT_S):
                 raw.autocommit = True
                 with raw.cursor() as cursor:
-                    cursor.execute(RESET)
+                    # psycopg2 decodes as before, and sends no encoding that it thinks the session has.
+                    cursor.execute(f"{RESET}; SET client_encoding = '{raw.encoding}'")
                     cursor.execute(IS_PRIMARY)
                     [(is_primary,)] = cursor.fetchall()
                 pin(raw)
@@ -117,7 +120,7 @@ class _KeptSessions:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A session for one transaction, as a KeptSession gives it; a second one within another transaction."""
-        session = self._swap(None) or KeptSession(self._database)
+        session = self._swap(None) or KeptSession(self._database, MOST_AGE_S)
         with session.transaction() as connection:
             yield connection
         if (other := self._swap(session)) is not None:
