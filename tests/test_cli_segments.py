@@ -84,6 +84,6 @@ def test_unique_segments_and_what_goes_together(database: Database, dsn: str) ->
     steps.make_table(dsn, 500)
     steps.make_index(database, keys="v", unique=True, segments=2, verify="none")
     assert "3 segments of public.ix" in Terminal(dsn).run("status", "ix", "--segments")
-    assert "--segments needs the name of an index" in refused(dsn, "status", "--segments")
+    assert "--segments needs the name of one index" in refused(dsn, "status", "--segments")
     assert "--watch goes with neither" in refused(dsn, "status", "ix", "--segments", "--watch")
     assert "ask for one" in refused(dsn, "status", "ix", "--segments", "--history")

@@ -166,7 +166,7 @@ def test_a_remedy_may_be_pasted_and_no_message_acts_on_the_terminal(database: Da
         assert "\x1b" not in done.stdout + done.stderr
         assert "\nroir: all" not in done.stdout + done.stderr
     # Another user's pause was first, and the message names it.
-    assert "paused at 0 % by me\\x1b[31m\\u202e: lunch" in output_of(dsn, f"roir pause {name}").stdout
+    assert "by me\\x1b[31m\\u202e: lunch" in output_of(dsn, f"roir pause {name}").stdout
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
     for wanted in ("resume with: ", "abort it first: "):
         said = output_of(dsn, "roir status").stdout + output_of(dsn, f"roir drop {name}").stderr

@@ -169,7 +169,7 @@ def test_the_clean_up_finds_out_what_became_of_a_run(
     assert state(shop, operation) == ("paused" if meant == "paused" else "running")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_verification_that_waits_for_an_abandoned_build_says_so(context: dict[str, Any], shop: Any) -> None:
     """It would wait for ever: the build is warned of, and ended as its options say."""
     from tests.engine import steps

@@ -88,7 +88,7 @@ def compactions(shop: Any) -> list[tuple[int, str]]:
     return shop.run("SELECT id, status FROM roir.operation WHERE kind = 'compact' ORDER BY id")  # type: ignore[no-any-return]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_what_was_done_is_returned_and_the_next_one_is_skipped(
     context: dict[str, Any], shop: Any, aged: None, driver_code: Any
 ) -> None:
@@ -166,6 +166,7 @@ def test_a_rebuild_that_is_cheaper_is_suggested(context: dict[str, Any], shop: A
     assert list(ti.xcoms["suggestions"]) == [INDEX]
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_night_takes_the_worst_index_first_and_keeps_to_its_budget(context: dict[str, Any], shop: Any) -> None:
     ti = context["ti"]
     built(shop)

@@ -138,6 +138,7 @@ def test_the_form_chooses_the_task(dags_folder: Path) -> None:
     }
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_rebuild_is_reverted_by_a_task(context: dict[str, Any], shop: Any) -> None:
     task = RevertIndexOperator(task_id="revert", reason="slower", **WHAT)
     definition = IndexDefinition.parse(INDEX, "public.item", "kind", "price")

@@ -278,7 +278,7 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
             assert needle not in text, where
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_cleared(
     airflow: StandaloneAirflow, shop: Any
 ) -> None:
@@ -319,7 +319,7 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
     assert airflow.xcoms("follow_index", follower, "heard")["return_value"] == [operation]
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
     airflow: StandaloneAirflow, shop: Any, orders: dict[str, str]
 ) -> None:
@@ -452,7 +452,7 @@ def disposed(dsn: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_corrupted_entry_is_found_mended_and_counted(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
     prepared, engine_run = steps.begin(shop.database, "item_by_kind", "item", "kind", "price", segments=2)
     steps.finish_all(shop.database, engine_run)
@@ -539,7 +539,7 @@ def test_a_run_whose_operation_is_unknown_fails_and_announces_nothing(
     assert len(airflow.asset_events()) == told
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_run_with_a_misspelt_key_does_nothing(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
     """Found: a run whose conf had a misspelt key (`Parallelism`, `throtle`) ran without it, at full speed. It holds:
     its first task fails before it changes anything, and names the nearest parameter.

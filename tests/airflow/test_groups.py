@@ -152,7 +152,7 @@ def test_what_shapes_the_group_is_not_mapped() -> None:
         rebuild_index_group.expand_kwargs([{"index": "a"}])
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_publish_tells_what_was_built_and_from_what(shop: Any, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps({"conn_type": "postgres"} | shop.fields))
     run = steps.make_index(Database(dsn), 'public."Item ""K"', "public.item", "kind", verify="after")

@@ -73,7 +73,7 @@ def test_a_task_sends_them(shop: Any, context: dict[str, Any], configure: Config
     assert "airflow.roir.public__item_by_kind.parallelism:2|g" in sent
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_the_tasks_on_spark_send_them(shop: Any, context: dict[str, Any], configure: Configure) -> None:
     lines = configure(statsd_influxdb_enabled="True")
     prepared, _ = steps.begin(shop.database, INDEX, "public.item", "kind")

@@ -378,6 +378,7 @@ def test_the_store_is_seeded_and_what_it_holds_is_started_with(
     assert (store["parallelism"], store["batch_rows"], store["max_rows_per_second"]) == (3, 1000, 0)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_change_from_elsewhere_shows_in_the_store_while_it_runs(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:
@@ -645,6 +646,7 @@ def test_a_finalize_that_airflow_ends_is_paused_at_once(
         halt.set()
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_verification_that_the_run_has_left_does_not_hold_up_its_build(context: dict[str, Any], shop: Any) -> None:
     """The verification's task was marked as success. A build waits for another run's verification."""
     steps.make_index(shop.database, INDEX, "item", "kind", "price")
@@ -666,6 +668,7 @@ def test_a_verification_that_the_run_has_left_does_not_hold_up_its_build(context
             steps.finish_all(shop.database, start_run(shop.database, INDEX, "test", take_over=True))
 
 
+@pytest.mark.by_hand("sweeps")
 def test_of_runs_that_share_an_operation_one_announces_it(
     context: dict[str, Any], shop: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -709,7 +712,7 @@ def test_a_spark_that_is_nowhere_fails_at_once_and_says_what_to_give(context: di
     assert operations.find_operation(shop.database, INDEX).status == "paused", "nobody drives it"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_no_verification_begins_that_has_no_spark(
     context: dict[str, Any], shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

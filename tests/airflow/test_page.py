@@ -598,7 +598,7 @@ HOSTILE = (
 )
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
     run, named = build
     good = {"dag_id": DAG, "run_id": run}

@@ -335,6 +335,7 @@ def first_of_nights(dag: DAG, context: dict[str, Any], conf: dict[str, Any]) -> 
     ranked_indexes(form.validate(), context["ti"])
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("option", LIVE_OPTIONS)
 @pytest.mark.parametrize("operator", [BuildIndexOperator, VerifyIndexOperator])
 def test_a_wrong_value_in_the_task_state_store_changes_nothing(

@@ -46,6 +46,7 @@ def resume(context: dict[str, Any]) -> None:
     ResumeIndexBuildOperator(task_id="resume", **WHAT).execute(context)  # type: ignore[arg-type]
 
 
+@pytest.mark.by_hand("sweeps")
 def test_tasks_wait_for_a_resume_where_rows_share_a_key(
     context: dict[str, Any], shop: Any, driver_code: Callable[[str], list[list[str]]], capsys: Any
 ) -> None:
@@ -82,7 +83,7 @@ def test_tasks_wait_for_a_resume_where_rows_share_a_key(
     assert context["ti"].xcoms["duplicates"]["groups"] == 0
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_census_is_skipped_where_it_would_publish(
     context: dict[str, Any], shop: Any, driver_code: Callable[[str], list[list[str]]]
 ) -> None:

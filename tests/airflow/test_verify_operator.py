@@ -66,6 +66,7 @@ def verifications(shop: Any) -> list[tuple[int, str]]:
     return shop.run("SELECT id, status FROM roir.operation WHERE kind = 'verify' ORDER BY id")  # type: ignore[no-any-return]
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_counts_are_returned(context: dict[str, Any], shop: Any, base: str, driver_code: Any) -> None:
     driver_code(COMPARE)
     counts = verified(context, parallelism="3")
@@ -78,6 +79,7 @@ def test_the_counts_are_returned(context: dict[str, Any], shop: Any, base: str, 
     assert [status for _, status in verifications(shop)] == ["completed", "completed"]
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_is_wrong_fails_the_task_and_is_named(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +98,7 @@ def test_what_is_wrong_fails_the_task_and_is_named(
     steps.assert_exact(shop.database, INDEX)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_retry_returns_what_the_try_before_it_has_found(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any
 ) -> None:
@@ -127,6 +130,7 @@ def test_a_try_that_died_is_gone_on_with_at_once(
     assert len(verifications(shop)) == 1
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_switch_pauses_and_resumes_with_another_parallelism(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any
 ) -> None:
@@ -155,6 +159,7 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
     assert [status for _, status in verifications(shop)] == ["completed"]
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_unfinished_build_is_waited_for(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +214,7 @@ def test_bad_input_fails_at_once(context: dict[str, Any], shop: Any, base: str, 
     assert verifications(shop) == []
 
 
+@pytest.mark.by_hand("sweeps")
 def test_before_a_build_there_may_be_nothing_to_verify(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
     asked = driver_code(NEVER)
     with pytest.raises(AirflowFailException, match="there is no index"):
@@ -234,6 +240,7 @@ def test_prepare_waits_for_an_unfinished_verification(context: dict[str, Any], s
     assert prepare(context) == operations.find_operation(shop.database, INDEX).id
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_build_that_differs_fails_without_a_retry_until_it_is_cleared(
     context: dict[str, Any], shop: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

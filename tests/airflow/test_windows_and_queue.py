@@ -43,6 +43,7 @@ def leaves(context: dict[str, Any], operation: int, **more: Any) -> float:
     return (leaving.value.reschedule_date - before).total_seconds()
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_build_waits_for_its_window_without_spark_and_goes_on_inside(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:
@@ -63,7 +64,7 @@ def test_a_build_waits_for_its_window_without_spark_and_goes_on_inside(
     assert len(asked) == 1
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_window_that_closes_while_the_task_waits_elsewhere_holds_finalize(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:
@@ -80,7 +81,7 @@ def test_a_window_that_closes_while_the_task_waits_elsewhere_holds_finalize(
     assert row(shop).status == "completed"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_switch_that_is_off_when_the_window_opens_is_told_and_obeyed(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:

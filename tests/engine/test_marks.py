@@ -348,6 +348,7 @@ def warned(database: Database) -> list[str]:
 DROP_AND_ADD = ("ALTER TABLE t DROP CONSTRAINT t_pkey", *SHARED, "ALTER TABLE t ADD PRIMARY KEY (id)")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_verification_that_leaves_nothing_wrong_ends_the_warning(database: Database, dsn: str) -> None:
     """Found: a primary key was dropped, rows shared one, it was added again between two looks: entries missing or
     wrong, no word. It holds: a mark, until a verification leaves nothing wrong.
@@ -397,7 +398,7 @@ def test_what_happens_during_a_verification_is_not_forgotten_by_it(database: Dat
     assert KEY in warned(database)[0]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_another_index_of_the_table_keeps_its_warning_and_gets_none(database: Database, dsn: str) -> None:
     """The begin of an operation replaces the capture functions and enables triggers, for all indexes of the table."""
     run_sql(dsn, *PLAIN, ROWS)
@@ -416,6 +417,7 @@ def test_another_index_of_the_table_keeps_its_warning_and_gets_none(database: Da
     steps.assert_exact(database, "other")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_partition_that_came_later_is_followed(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTS, ROWS)
     Stage(database, "active", include="v").connection.close()

@@ -104,6 +104,7 @@ def assert_tells(dsn: str, database: Database) -> Scrape:
     return seen
 
 
+@pytest.mark.by_hand("sweeps")
 def test_each_phase_of_a_build_and_of_a_verification(database: Database, dsn: str, table: None) -> None:
     _, run = steps.begin(database, unique=True, include="v", keys="id")
     seen = assert_tells(dsn, database)
@@ -146,6 +147,7 @@ def counters(seen: Scrape) -> dict[tuple[str, Labels], float]:
     }
 
 
+@pytest.mark.by_hand("sweeps")
 def test_counters_never_fall_over_pause_resume_kill_and_verify(database: Database, dsn: str, table: None) -> None:
     last: dict[tuple[str, Labels], float] = {}
 
@@ -264,7 +266,7 @@ def test_what_the_governor_read_and_granted(dsn: str, database: Database, table:
     assert Scrape(database).values("roir_signal_value") == []
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_each_metric_is_printed_by_some_scrape(dsn: str, database: Database, table: None) -> None:
     steps.make_index(database, unique=True, keys="id")
     compacting.compact(database, compacting.act("rewrite", 1))
@@ -326,6 +328,7 @@ def test_the_queue_and_pauses(dsn: str, database: Database, table: None) -> None
     assert seen.one("roir_running_operations") == 0
 
 
+@pytest.mark.by_hand("sweeps")
 def test_faults_of_the_capture_and_differences(dsn: str, database: Database, table: None) -> None:
     steps.make_index(database)
     rows, _ = steps.capture_triggers(dsn)
@@ -339,6 +342,7 @@ def test_faults_of_the_capture_and_differences(dsn: str, database: Database, tab
     assert Scrape(database).one("roir_index_discrepancies") == 3
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_is_dropped_or_was_aborted_is_no_series_any_more(dsn: str, database: Database, table: None) -> None:
     steps.make_index(database, "gone")
     steps.make_index(database)

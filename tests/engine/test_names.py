@@ -48,6 +48,7 @@ COLUMNS = [
 GROUPS = [COLUMNS[start : start + 15] for start in range(0, len(COLUMNS), 15)]
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: repr(names[0]))
 def test_columns_may_be_called_anything(database: Database, dsn: str, names: list[str]) -> None:
     """Each name once, as a primary key, a key or an included column; then `id` and `v`."""

@@ -315,7 +315,7 @@ def drawn(chance: random.Random, ground: Ground) -> Schedule:
     return Schedule(tuple(some), tuple(turns))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("kind", GROUNDS)
 def test_a_sample_of_rewrites_beside_transactions(grounds: Grounds, kind: str) -> None:
     """Found: the same where a partition was replaced by a copy of itself. It holds: 40001: the table's file tells."""

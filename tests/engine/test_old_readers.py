@@ -80,6 +80,7 @@ def test_a_reader_who_has_read_the_old_generation_goes_on_reading_it(database: D
     assert sql(user, "SELECT count(*) FROM ix") == [(100,)]
 
 
+@pytest.mark.by_hand("sweeps")
 def test_prepared_statements_and_views_over_the_view_follow_the_guard(database: Database, dsn: str) -> None:
     publish(database)
     clean_up.clean_up(database)
@@ -152,6 +153,7 @@ def test_sessions_of_other_roles_are_seen_by_a_role_without_any_right_to_watch(d
         user.rollback()
 
 
+@pytest.mark.by_hand("sweeps")
 def test_grants_options_and_dependent_views_outlive_guard_and_rebuild(database: Database, dsn: str) -> None:
     publish(database)
     run_sql(

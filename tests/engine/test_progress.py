@@ -97,6 +97,8 @@ CONTRACT: dict[str, Any] = {
     "has_duplicates": bool,
     "duplicate_keys": int,
     "duplicate_rows": int,
+    "differences": MAYBE_NUMBER,
+    "differences_left": MAYBE_NUMBER,
     "throttled": MAYBE_TEXT,
     "throttled_since": MAYBE_TEXT,
     "granted": MAYBE_NUMBER,

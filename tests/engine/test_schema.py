@@ -131,7 +131,7 @@ def test_comments_and_blanks_make_no_other_build(
         assert (schema.build_of_code.__wrapped__() == ours) is same
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(
     ("revision", "lacks"),
     [

@@ -54,7 +54,7 @@ def dropped(database: Database) -> None:
             steps.begin(database, *definition)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("go", [reverted, dropped], ids=["revert", "drop"])
 def test_a_write_that_a_reader_of_a_dropped_generation_has_missed_is_refused(
     database: Database, dsn: str, go: Callable[[Database], None]

@@ -384,6 +384,7 @@ def _for(way: str, settings: Settings) -> dict[str, str]:
     }
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("way", ["session", "database"])
 def test_settings_that_change_texts_or_meanings_change_no_index(server: str, prepared: str, way: str) -> None:
     """Found: `array_nulls`, `standard_conforming_strings`, `geqo` of a user's session failed a leaf's `TRUNCATE`. It
@@ -485,7 +486,7 @@ def test_functions_that_users_call_pin_what_ours_sessions_pin(dsn: str) -> None:
             assert pinned.get(setting, "").lower() == ours[setting].lower(), (name, setting)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 def test_two_prepares_of_one_source_both_are_captured(dsn: str, server: str, isolation: str) -> None:
     """The second transaction has begun, with a snapshot, before the first one commits."""
@@ -506,6 +507,7 @@ def test_two_prepares_of_one_source_both_are_captured(dsn: str, server: str, iso
         steps.assert_exact(databases[0], index)
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str, isolation: str) -> None:
     """Found: a default of role or database: of two prepares at `REPEATABLE READ` one generation wasn't captured; the

@@ -98,7 +98,7 @@ def unseen(reached: Stage, sql: str) -> bool:
     return after != before[0] and stamp == before[1]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", ["mid-build", "mid-build by block", "mid-fold", "published", "rebuild"])
 @pytest.mark.parametrize("shape", ["parts", "plain"])
 def test_no_statement_is_seen_by_a_full_look_alone(

@@ -114,7 +114,7 @@ def test_a_worker_that_meets_a_standby_waits_for_its_promotion(primary: Server, 
         go_on(database)
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_standby_that_is_not_promoted_in_time_ends_the_run_and_the_next_goes_on(primary: Server, dsn: str) -> None:
     """The pause can't be recorded there. The error says why, and nothing is lost."""
     with pair(primary, dsn) as both:

@@ -26,7 +26,7 @@ TABLE = (
 ROWS = "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("root", [True, False], ids=["by its root", "by its leaves"])
 def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
     primary: Server, dsn: str, pg: int, root: bool
@@ -82,7 +82,7 @@ def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
         primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("source", ["t", "t2"])
 def test_parallel_workers_that_would_stop_at_the_capture_are_refused_and_told(
     primary: Server, dsn: str, pg: int, source: str

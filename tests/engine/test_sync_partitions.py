@@ -53,7 +53,7 @@ RAW = {
 }
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", RAW)
 def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, mode: str) -> None:
@@ -132,7 +132,7 @@ def test_a_level_that_was_dropped_with_all_below(database: Database, dsn: str) -
     assert not indexes(database, "ix")[0].warnings
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_level_that_was_out_for_a_while(database: Database, dsn: str) -> None:
     published(database, dsn, "two levels")
     run_sql(
@@ -147,7 +147,7 @@ def test_a_level_that_was_out_for_a_while(database: Database, dsn: str) -> None:
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_partition_that_clean_up_takes_in_is_followed(database: Database, dsn: str) -> None:
     """Even if it was truncated before. Seen to leave its entries if only the catalog is compared."""
     published(database, dsn)
@@ -174,6 +174,7 @@ def test_a_table_without_index_is_said(database: Database, dsn: str) -> None:
         sync_partitions(database, "t", "test")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_is_wrong_is_found_while_a_partition_is_leaving(database: Database, dsn: str) -> None:
     published(database, dsn)
     run_sql(

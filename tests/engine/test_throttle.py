@@ -303,7 +303,7 @@ def _verify(database: Database, run: Run) -> None:
     verifying.of_build(database, run, turn.time.sleep)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", PHASES)
 def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spirit #1093: a verification waited for a replica's lag, and its open snapshot caused that lag."""

@@ -101,6 +101,7 @@ class Watched(Schedule):
         self.watch()
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.sample(0)) for n in range(2, 12))])
 def test_nothing_falls_through_a_whole_build(database: Database, dsn: str, seed: int) -> None:
     """By key and by block. A comparison that finds a difference is repeated from its beginning."""

@@ -39,7 +39,7 @@ def test_no_built_in_type_is_forgotten(dsn: str) -> None:
     assert every - set(ORDERED) - set(INCLUDED) == set()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("name", [*ORDERED, *ARRAYS])
 def test_a_type_with_an_order_is_key_and_primary_key_in_every_mode(database: Database, dsn: str, name: str) -> None:
     """Two tables in one: the type as key beside an integer, and as primary key with an integer as key."""

@@ -108,7 +108,7 @@ def test_a_refusal_looks_as_postgresqls_own(database: Database, dsn: str) -> Non
     assert said.message_detail == "Key (k)=(7) already exists."
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("beside", [False, True], ids=["sealed then", "refused again"])
 def test_a_pair_that_was_touched_before_the_look_is_no_healed_one(database: Database, dsn: str, beside: bool) -> None:
     """Its segment no longer has it, and the look's mark is younger than the touch. Seen to be switched over."""

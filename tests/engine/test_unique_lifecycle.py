@@ -121,7 +121,7 @@ def test_a_driver_that_dies_at_any_statement(database: Database, dsn: str, at: i
     assert_enforced(dsn)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_an_abort_while_it_waits_for_the_healing(database: Database, dsn: str) -> None:
     with_duplicates(database, dsn)
     run = steps.built(database, unique=True, segments=3)
@@ -140,7 +140,7 @@ def test_an_abort_while_it_waits_for_the_healing(database: Database, dsn: str) -
     assert one(database, "SELECT count(*) FROM roir.duplicate") == 0
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_both_generations_enforce_until_the_older_one_is_dropped(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     steps.make_index(database, unique=True)
@@ -173,6 +173,7 @@ def test_changes_that_are_replicated_are_refused_too(database: Database, dsn: st
         run_sql(dsn, "SET session_replication_role = replica; INSERT INTO t VALUES (900, 1, 33, 0)")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_restored_database_enforces_at_once(database: Database, dsn: str, request: pytest.FixtureRequest) -> None:
     """In it tables have other oids, and transactions other numbers."""
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
@@ -192,6 +193,7 @@ def test_a_restored_database_enforces_at_once(database: Database, dsn: str, requ
     steps.assert_exact(restored)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_does_not_enforce_any_more_is_told(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     steps.make_index(database, unique=True)
@@ -205,6 +207,7 @@ def test_what_does_not_enforce_any_more_is_told(database: Database, dsn: str) ->
     assert "has lost its unique index, so writes to its table fail" in warning
 
 
+@pytest.mark.by_hand("sweeps")
 def test_its_bloat_counts_no_segment_twice(database: Database, dsn: str) -> None:
     run_sql(dsn, *PLAIN, "INSERT INTO t SELECT i, 0, nullif(i, i / 2 * 2), 0 FROM generate_series(1, 4000) i")
     steps.make_index(database, "iu", unique=True)

@@ -63,7 +63,7 @@ def printed(dsn: str, block: str) -> str:
     return output.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_the_page_does_what_it_says(database: Database, dsn: str, pg: int) -> None:
     psql = [programs(pg) / "psql", dsn, "-X", "-f", "-"]
     said = ""

@@ -55,7 +55,7 @@ def test_a_table_is_attached_in_each_mode(database: Database, dsn: str, mode: st
     assert clean_up.clean_up(database).waiting == []
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_colliding_rows_are_refused_with_their_groups(dsn: str, mode: str) -> None:
     database = Database(dsn, limits=Limits(attach_rows=15))
@@ -115,7 +115,7 @@ def test_nulls(database: Database, dsn: str, mode: str, nulls: bool) -> None:
     standing.finish()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_key_that_is_written_meanwhile_is_the_users(database: Database, dsn: str, mode: str) -> None:
     """Seen to lose the user's entry, or the joining row's, without the note, the switch's and the fold's care."""
@@ -137,7 +137,7 @@ def test_a_key_that_is_written_meanwhile_is_the_users(database: Database, dsn: s
     standing.finish()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("first", ["joining", "user"])
 def test_the_switch_between_copy_and_attach(database: Database, dsn: str, first: str) -> None:
     """The delta has the key for both rows, of which one is live. Seen to take over that one's entry in the fold."""
@@ -180,7 +180,7 @@ def test_a_pair_that_only_the_attach_makes_is_found_after_a_look(database: Datab
     standing.finish()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", ["prepared", "mid-build", "built", "sealed", "mid-fold", "published", "rebuild"])
 @pytest.mark.parametrize("how", ["roir", "natively"])
 def test_entries_of_a_partition_that_left_hold_no_key(database: Database, dsn: str, phase: str, how: str) -> None:
@@ -221,7 +221,7 @@ def test_duplicates_that_were_there_are_healed_by_a_detach(database: Database, d
     assert duplicates(database) == []
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_collision_is_told_though_a_reader_holds_the_table(database: Database, dsn: str) -> None:
     stage(database, dsn, "active")
     run_sql(dsn, "UPDATE t9 SET k = 7 WHERE id = 130", f"SELECT roir.begin_attach('t', 't9', '{BOUNDS}')")
@@ -233,7 +233,7 @@ def test_a_collision_is_told_though_a_reader_holds_the_table(database: Database,
     reader.close()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_partition_that_is_attached_natively(database: Database, dsn: str, mode: str) -> None:
     standing = stage(database, dsn, mode)

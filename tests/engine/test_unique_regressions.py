@@ -156,6 +156,7 @@ def test_tidb_40730_it_is_enforced_from_one_moment_on(database: Database, dsn: s
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_tidb_13093_44439_53004_cockroach_60491_each_key_and_row_is_named(database: Database, dsn: str) -> None:
     """There the message named no key, or a wrong one, or only the first: each duplicate needed another build."""
     run_sql(dsn, "UPDATE t SET k = id / 2 WHERE id BETWEEN 20 AND 59")
@@ -172,6 +173,7 @@ def test_tidb_13093_44439_53004_cockroach_60491_each_key_and_row_is_named(databa
     assert refused.value.diag.message_detail == "Key (k)=(1020) already exists."
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("isolation", [READ_COMMITTED, "REPEATABLE READ", "SERIALIZABLE"])
 def test_citus_720_timescaledb_1501_pg_partman_220_two_writers_in_two_partitions(
     database: Database, dsn: str, isolation: str

@@ -174,7 +174,7 @@ def test_the_note_of_a_taken_entry_reads_no_table_but_ours(database: Database, d
     run_sql(dsn, "DROP SCHEMA keepers CASCADE")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_only_a_write_to_the_table_notes_that_an_entry_was_taken_over(database: Database, dsn: str) -> None:
     """The owner of an indexed table may call the function. Seen to make another owner's attach begin again."""
     run_sql(dsn, "CREATE TABLE t9 (id int, day int, k text, v int, PRIMARY KEY (id, day))")
@@ -198,7 +198,7 @@ def test_only_a_write_to_the_table_notes_that_an_entry_was_taken_over(database: 
         assert sql(user, "SELECT * FROM roir.emptied") == []
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
     steps.make_index(database, keys="k", include="v", unique=True, segments=3)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 'k7', 0)", "UPDATE t SET k = 'new' WHERE id = 8")

@@ -28,7 +28,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("partitioned", [False, True], ids=["plain", "partitioned"])
 def test_names_of_ours_and_of_all_sorts(database: Database, dsn: str, partitioned: bool) -> None:
     table, names = TABLE.replace("%%", "%"), [quoted(name) for name in NAMES]
@@ -63,7 +63,7 @@ def test_names_of_ours_and_of_all_sorts(database: Database, dsn: str, partitione
     assert lifecycle.verify(database, index).found == 0
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("nulls_not_distinct", [False, True], ids=["distinct", "not distinct"])
 def test_thirty_columns_in_the_key(database: Database, dsn: str, nulls_not_distinct: bool) -> None:
     names = [f"k{n}" for n in range(30)]

@@ -95,7 +95,7 @@ TRIGGERS = (
 )
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_the_same_statements_succeed_with_triggers(dsn: str) -> None:
     """Without partitions: a row that moves to another partition fires BEFORE triggers twice."""
     play(Twins(dsn, KINDS[0], PLAIN, SEED, TRIGGERS), EXAMPLES or TRANSACTIONS)

@@ -107,7 +107,7 @@ def test_a_key_of_every_type(database: Database, dsn: str, name: str) -> None:
     through_duplicates(database, dsn, value, value)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("name", EQUAL_BUT_DIFFERENT)
 def test_equal_values_that_differ_are_one_key(database: Database, dsn: str, name: str) -> None:
     set_up(dsn)

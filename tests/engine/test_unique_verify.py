@@ -98,7 +98,7 @@ def unseen(dsn: str, *statements: str) -> None:
     run_sql(dsn, triggers, *statements, triggers.replace("DISABLE", "ENABLE ALWAYS"))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(database: Database, dsn: str) -> None:
     build_index(dsn, database, *TABLE, include="v", unique=True)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0), (101, 1, 200, 0), (102, 2, 200, 0), (103, 2, 200, 0)")
@@ -151,7 +151,7 @@ def test_a_duplicate_that_was_healed_before_the_repair_came_to_it_is_mended(data
 UNIQUE_FILL = "INSERT INTO t SELECT i, nullif(i, 7)::text, i FROM generate_series(1, 400) i"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("nulls", ["distinct", "not distinct"])
 def test_what_the_tree_of_a_unique_index_has_lost_is_damage_and_left_alone(
     database: Database, dsn: str, nulls: str
@@ -173,7 +173,7 @@ def test_what_the_tree_of_a_unique_index_has_lost_is_damage_and_left_alone(
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_two_entries_of_one_key_that_the_tree_lets_in_are_mended(database: Database, dsn: str) -> None:
     base = build_index(dsn, database, TABLE_OF_TEXTS, UNIQUE_FILL, "ANALYZE t", include="v", unique=True)
     with broken(dsn, base, "tree twice"):
@@ -190,7 +190,7 @@ def test_two_entries_of_one_key_that_the_tree_lets_in_are_mended(database: Datab
 TABLE_OF_TEXTS = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_the_status_says_what_to_do_about_a_duplicate(database: Database, dsn: str) -> None:
     build_index(dsn, database, *TABLE, include="v", unique=True)
     unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0)")

@@ -154,6 +154,7 @@ def test_what_lookups_can_not_tell_is_found_and_never_called_mended(dsn: str, da
     every_way(dsn, database, case)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_rebuild_ends_what_is_damaged_in_the_entries(dsn: str, database: Database) -> None:
     damaged(dsn, database, "an entry that the tree has lost")
     report = verify(database, "ix")

@@ -38,7 +38,7 @@ SUBTLE = {
 }
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("corruption", SUBTLE)
 def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption: str) -> None:
     base = build_index(dsn, database, TABLE, FILL, include="v, w, b")
@@ -49,7 +49,7 @@ def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption
     assert lifecycle.verify(database, "ix").found == 0
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_swapped_values_are_found_where_no_type_has_a_hash_of_its_own(database: Database, dsn: str) -> None:
     base = build_index(
         dsn,
@@ -227,7 +227,7 @@ SHAPES: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_found_right_and_wrong(database: Database, dsn: str, shape: str) -> None:
     setup, definition = SHAPES[shape]
@@ -245,6 +245,7 @@ def test_every_shape_is_found_right_and_wrong(database: Database, dsn: str, shap
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_empty_table_and_a_fake_entry(database: Database, dsn: str) -> None:
     base = build_index(dsn, database, TABLE)
     assert lifecycle.verify(database, "ix").rows == 0

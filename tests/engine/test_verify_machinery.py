@@ -166,6 +166,7 @@ def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
     assert lifecycle.verify(database, "ix").missing == 1 - mended
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base: str) -> None:
     """Several workers claim in turns. An aborted slice is no part of the walk."""
     rows, entries, missing = 0, 0, 0
@@ -217,6 +218,7 @@ def test_other_operations_and_a_verification_refuse_each_other(database: Databas
         lifecycle.verify(database, "ix")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
     database: Database, dsn: str, base: str
 ) -> None:
@@ -243,6 +245,7 @@ def test_an_altered_source_ends_it(database: Database, dsn: str, base: str) -> N
     assert _units(dsn) == 0
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_build_that_went_wrong_is_not_published(database: Database, dsn: str, base: str) -> None:
     prepared, run = steps.begin(database, table=None, keys=None)
     steps.build_all(database, run)

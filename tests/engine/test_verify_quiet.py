@@ -82,7 +82,7 @@ def _go_on(one: VerifyWorker) -> None:
         one.unit(held)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_partition_leaves_between_claim_and_unit(database: Database, dsn: str, way: str) -> None:
     """The entries are hidden, then removed. Neither counts as missing, whatever the bounds look like."""
@@ -119,7 +119,7 @@ def test_a_leaf_is_renamed_or_dropped_between_claim_and_unit(database: Database,
     assert rows == sql(steps.session(dsn), "SELECT count(*) FROM t")[0][0]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_entries_of_a_partition_that_joins_are_not_extra(database: Database, dsn: str) -> None:
     """Before, while and after its rows are copied."""
     build_index(dsn, database, *PARTITIONED)

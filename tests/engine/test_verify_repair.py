@@ -207,6 +207,7 @@ def found_before(dsn: str) -> list[tuple[str, str, str | None]]:
         return sql(user, "SELECT kind, primary_key ->> 0, outcome FROM roir.discrepancy ORDER BY 1, 2")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_a_writer_holds_is_left_and_the_rest_is_mended(dsn: str, base: str) -> None:
     database = Database(dsn, limits=Limits(repair_rest_s=0.01))
     user = steps.session(dsn)
@@ -267,6 +268,7 @@ def test_a_pause_stops_a_repair_and_a_resume_goes_on_with_it(database: Database,
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_entry_that_is_about_to_join_is_left_alone(database: Database, dsn: str) -> None:
     """The entry was extra. Then its partition's attach began and brought the row's entry: hidden, and right."""
     base = build_index(

@@ -74,7 +74,7 @@ def test_a_view_that_leaves_entries_out_is_told_from_another_query(
     assert said in " ".join(warned(database))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("how", WRONG)
 def test_what_is_wrong_with_the_view_is_found_and_repaired(database: Database, dsn: str, how: str) -> None:
     """Seen to report an exact index without the check of the view."""
@@ -96,7 +96,7 @@ def test_what_is_wrong_with_the_view_is_found_and_repaired(database: Database, d
     assert verify(database, "ix").damaged == 0
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_guard_that_is_lost_while_older_snapshots_live_is_found(database: Database, dsn: str) -> None:
     """Found: the view showed another generation, or entries of a partition that had left, or had got another query: the
     verification compared the entries and called the index exact, and `roir status` was silent. It holds: the
@@ -151,6 +151,7 @@ def test_a_view_as_it_must_be_is_right(database: Database, dsn: str, state: str)
     assert verify(database, "ix").is_exact
 
 
+@pytest.mark.by_hand("sweeps")
 def test_readers_who_hold_the_view_keep_a_repair_from_it_and_are_not_waited_for(database: Database, dsn: str) -> None:
     hiding(database, dsn)
     run_sql(dsn, f"CREATE OR REPLACE VIEW ix AS SELECT {COLUMNS} FROM roir_data.g2 b")
@@ -162,6 +163,7 @@ def test_readers_who_hold_the_view_keep_a_repair_from_it_and_are_not_waited_for(
     assert verify(database, "ix", VerifyOptions(repair=True)).is_exact
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_view_that_users_built_on_it_is_theirs(database: Database, dsn: str) -> None:
     hiding(database, dsn)
     run_sql(dsn, "CREATE VIEW mine AS SELECT k FROM ix WHERE k > '1'")

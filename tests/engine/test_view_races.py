@@ -256,7 +256,7 @@ def test_options_that_are_set_meanwhile_stay(database: Database, dsn: str) -> No
     assert sql(steps.session(dsn), options) == [("{security_barrier=true}",)]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_an_attach_that_is_cancelled_before_its_last_step_has_its_lock_does_not_end(
     database: Database, dsn: str
 ) -> None:

@@ -77,6 +77,7 @@ def test_an_event_trigger_that_refuses_our_ddl_is_told_as_it_is(database: Databa
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", ["mid-build", "mid-fold"])
 def test_a_prepared_transaction_over_an_abort(database: Database, dsn: str, phase: str) -> None:
     """The prepared writes wait for their commit. The abort gets no locks, stays `aborting`, and is finished later."""
@@ -249,7 +250,7 @@ def narrow(pg: int) -> Iterator[str]:
         yield dsn.replace("/postgres?", "/narrow?")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_no_locks_and_no_connections_left(narrow: str) -> None:
     """Hundreds of partitions, more than there are locks: a message says so, nothing is left over, and writers go on."""
     database = Database(narrow, limits=Limits(outage_s=1))

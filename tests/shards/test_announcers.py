@@ -36,7 +36,7 @@ def announced_as(made: Shards, role: str) -> None:
         registry.add(made.database, name, dsn, index_dsn=make_dsn(made.index, user=role))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("by", ["another index", "a rebuild", "an abort"])
 def test_another_login_keeps_no_writer_out(made: Shards, by: str) -> None:
     enforced(made)

@@ -142,7 +142,7 @@ class Alive:
             thread.join()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_strict_reads_beside_writers_and_a_shipper(contrib_shards: Make, by: str) -> None:
     seed = random.randrange(10**6)
@@ -157,7 +157,7 @@ def test_strict_reads_beside_writers_and_a_shipper(contrib_shards: Make, by: str
     assert found.stored() == found.truth()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_servers_that_are_killed_lose_no_announcement(pg: int) -> None:
     with shard_servers(2, contribs.find(pg) or contribs.ensure(pg)) as made:
         made.run(*TABLE)

@@ -92,7 +92,7 @@ def heard(made: Shards, superuser: str) -> list[str]:
     return [name for name, one in told.items() if one]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("door", [*DOORS, *LATER])
 def test_his_code_runs_as_himself_and_nowhere_else(scene: tuple[Shards, str], door: str) -> None:
     made, superuser = scene

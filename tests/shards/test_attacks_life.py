@@ -18,7 +18,7 @@ SEED = int(os.environ.get("ROIR_SEED") or 1)
 STEPS = 60
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_life(shards: Make, pg: int, kind: str, number: int) -> None:

@@ -37,7 +37,7 @@ def rebuilt(shards: Make) -> tuple[Shards, int, int]:
     return made, prepared.generation_id, again.generation_id
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_snapshot_from_before_a_revert_is_not_fresh_by_what_it_does_not_read(shards: Make) -> None:
     """The snapshot sees that the other generation is shown, but reads this one, which may be behind, or in doubt."""
     made, old, new = rebuilt(shards)
@@ -118,6 +118,7 @@ def test_a_shard_that_is_another_database_is_away(shards: Make) -> None:
     assert not any(one.away for one in registry.listed(made.database))
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_that_was_restored_from_a_dump_is_told_and_no_entry_of_it_goes(
     shards: Make, server: str, pg: int, tmp_path: Path
 ) -> None:

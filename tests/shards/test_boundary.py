@@ -52,7 +52,7 @@ def has_sung(made: Shards, shard: str | None = None) -> bool:
     return bool(made.ask("SELECT is_called FROM public.canary", shard=shard)[0][0])
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("song", [3, 7])
 def test_bounds_that_are_sql_are_run_nowhere_else(shards: Make, song: int) -> None:
     """The owner of a shard may write anything into the shard's own registry."""
@@ -183,6 +183,7 @@ def owned(shards: Make) -> Iterator[tuple[Shards, str]]:
     )
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_owner_of_a_shard_may_be_renamed(owned: tuple[Shards, str], server: str) -> None:
     made, role = owned
     apart.add_all(made)
@@ -213,7 +214,7 @@ GIVEN = {
 }
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("reads", ["ship", "verify", "rebuild"])
 @pytest.mark.parametrize("given", GIVEN)
 def test_a_table_that_somebody_else_owns_is_not_read_as_its_former_owner(

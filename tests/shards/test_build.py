@@ -62,6 +62,7 @@ def undone(made: Shards) -> dict[str, int]:
     return dict(found)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_base_is_the_union_of_all_shards(shards: Make) -> None:
     made = apart.add_all(shards(3, TABLE, ROWS, "ANALYZE t"))
     prepared, run = apart.begin(made, parallelism=2)
@@ -107,7 +108,7 @@ def test_values_of_every_type_arrive_as_they_are(shards: Make, kind: str, litera
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_writers_in_all_shards_between_all_batches(shards: Make, seed: int) -> None:
     """Two workers take turns by chance, and so do writers, who move rows between ranges, empty and fill a table."""
     chance = random.Random(seed)
@@ -154,6 +155,7 @@ def test_writers_in_all_shards_between_all_batches(shards: Make, seed: int) -> N
     apart.assert_exact(made, prepared.generation_id)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_that_is_away_keeps_nobody_else_from_working(shards: Make) -> None:
     made = apart.add_all(shards(2, TABLE, ROWS))
     prepared, run = apart.begin(made)
@@ -174,6 +176,7 @@ def test_a_shard_that_is_away_keeps_nobody_else_from_working(shards: Make) -> No
     apart.assert_exact(made, prepared.generation_id)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_that_goes_away_in_the_middle_of_a_batch(shards: Make) -> None:
     """Its session ends while rows are on their way: nothing of the batch stays, and the range is free again."""
     made = apart.add_all(shards(1, TABLE, "INSERT INTO t SELECT i, 'k', i FROM generate_series(1, 200000) i"))
@@ -213,6 +216,7 @@ def test_a_shard_has_at_most_so_many_readers(shards: Make) -> None:
         assert build.PHASE.left(connection, run, [0, 1]).free == 0
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_readers_of_a_shard_are_changed_while_they_read(shards: Make) -> None:
     """Fewer: who is one too many leaves at its next batch, and takes no range there. More: the rest is claimed."""
     made = apart.add_all(shards(2, TABLE, ROWS))
@@ -253,6 +257,7 @@ def test_the_readers_of_a_shard_are_for_an_index_over_shards(database: Database,
         requests.change_options(database, "public.ix", actor="test", shard_parallelism=2)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_paused_resumed_and_fenced(shards: Make) -> None:
     made = apart.add_all(shards(2, TABLE, ROWS))
     prepared, run = apart.begin(made, ranges=2, batch_rows=100)

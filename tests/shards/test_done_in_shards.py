@@ -328,7 +328,7 @@ def shipped(made: Shards) -> None:
             shipper.release()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("undone", [True, False], ids=["undone", "left"])
 @pytest.mark.parametrize("what", CASES)
 def test_what_is_done_in_a_shard_loses_nothing_without_a_word(

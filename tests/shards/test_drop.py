@@ -30,7 +30,7 @@ def made(shards: Make) -> Shards:
     return made
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_published_index_is_dropped_with_its_shape_table_and_its_captures(made: Shards) -> None:
     _, run = apart.begin(made)
     apart.finish_all(made, run)
@@ -44,7 +44,7 @@ def test_a_published_index_is_dropped_with_its_shape_table_and_its_captures(made
     assert made.ask("SELECT count(*) FROM public.ix") == [(0,)]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_writers_that_announce_go_on_until_their_shard_is_released(
     contrib_shards: Make, by: str, monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,7 @@ def made_of(server: str, encodings: tuple[str, str, str]) -> Shards:
     return made
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("by", ["server", "client"])
 @pytest.mark.parametrize("encodings", [("UTF8", "LATIN1", "UTF8"), ("LATIN1", "UTF8", "LATIN1")])
 def test_a_text_is_the_same_on_all_servers(contrib: str, encodings: tuple[str, str, str], by: str) -> None:

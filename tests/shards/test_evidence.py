@@ -104,7 +104,7 @@ def table_of(what: str) -> tuple[str, ...]:
     return PARTITIONED if "leaf" in what or "partition" in what else PLAIN
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("what", DONE)
 def test_what_is_done_to_the_capture_of_a_shard_is_noticed(shards: Make, what: str) -> None:
     made, generation, named = ready(shards, table_of(what))
@@ -115,7 +115,7 @@ def test_what_is_done_to_the_capture_of_a_shard_is_noticed(shards: Make, what: s
     assert len(doubts(made)) == 1
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_loses_nothing_raises_no_doubt(shards: Make, what: str) -> None:
     made, generation, named = ready(shards, table_of(what))
@@ -126,6 +126,7 @@ def test_what_loses_nothing_raises_no_doubt(shards: Make, what: str) -> None:
     apart.assert_exact(made, generation)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_outbox_that_was_emptied_is_doubted_once(shards: Make) -> None:
     """After the verification that repairs it nothing is left to doubt."""
     made, generation, named = ready(shards, PLAIN)
@@ -158,7 +159,7 @@ def test_labels_that_come_are_no_doubt_and_those_that_are_renamed_are(shards: Ma
 TOLD = ("1", "[]", "{}", '{"schema": "1"}', '{"schema": 1, "rules": {}}', '{"schema": "1", "rules": {"k": 1}}')
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("told", TOLD)
 def test_a_shard_that_tells_anything_is_doubted(shards: Make, told: str) -> None:
     made, generation, _ = ready(shards, PLAIN)

@@ -17,7 +17,7 @@ from tests.shards.faults import TABLE, Traffic
 SECONDS = 2.0
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("number", range(30))
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_whatever_the_network_does_nothing_is_lost_and_no_read_lies(contrib_shards: Make, by: str, number: int) -> None:

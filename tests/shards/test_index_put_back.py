@@ -54,7 +54,7 @@ def strict(made: Ground) -> set[tuple[int, str | None, int | None, str]] | str:
         return str(error)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("shipped", [False, True])
 def test_no_strict_read_misses_what_an_older_copy_does_not_know(pg: int, tmp_path: Path, shipped: bool) -> None:
     """After the copy is put back, announcements are lost; if they were shipped, so are the shipped entries."""
@@ -83,7 +83,7 @@ def test_no_strict_read_misses_what_an_older_copy_does_not_know(pg: int, tmp_pat
             assert strict(made) == {(1, "a", 1, "s0"), (2, "a", 2, "s0")}
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_what_was_announced_to_the_lost_history_is_waited_for(pg: int, tmp_path: Path) -> None:
     """It is in no outbox before it commits, and no intent names it any more."""
     with shard_servers(1, pg) as servers:

@@ -108,6 +108,7 @@ def is_free(made: Shards) -> bool:
     return made.ask("SELECT k FROM t WHERE id = 2 FOR UPDATE NOWAIT", shard="s0") == [("k",)]
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("when", ["it begins", "it commits"])
 def test_a_writer_that_waits_for_a_hung_index_server_is_cancelled(made: Shards, when: str) -> None:
     """As the docs advise: the writer's locks are freed, although the index server is stopped."""
@@ -119,7 +120,7 @@ def test_a_writer_that_waits_for_a_hung_index_server_is_cancelled(made: Shards, 
         assert is_free(made)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("when", ["it begins", "it inserts", "it commits"])
 @pytest.mark.parametrize("first", ["the server", "its sessions"])
 def test_a_hung_index_server_that_is_ended_fails_the_commit_at_once(made: Shards, first: str, when: str) -> None:
@@ -153,6 +154,7 @@ def test_a_writer_whose_announcement_hangs_in_the_middle_undoes_it_though_its_se
             os.kill(one, signal.SIGKILL)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_writer_is_ended_by_the_shard(made: Shards) -> None:
     with committing(made) as (writer, came):
         assert made.ask("SELECT pg_terminate_backend(%s)", writer.info.backend_pid, shard="s0") == [(True,)]
@@ -163,6 +165,7 @@ def test_a_writer_is_ended_by_the_shard(made: Shards) -> None:
         assert is_free(made)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_servers_own_process_alone_ends_no_wait(made: Shards) -> None:
     """The server's sessions are stopped, and keep their connections."""
     with committing(made) as (_, came):
@@ -207,6 +210,7 @@ def test_a_shard_of_17_ends_the_wait_itself(pg: int, whose: str, monkeypatch: py
             assert is_free(made)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_transaction_that_goes_on_after_it_has_announced_is_not_ended(made: Shards) -> None:
     """The transaction announces at once, and commits at any time later."""
     with closing(psycopg2.connect(made.dsns["s0"])) as writer, writer.cursor() as cursor:
@@ -217,6 +221,7 @@ def test_a_transaction_that_goes_on_after_it_has_announced_is_not_ended(made: Sh
         writer.commit()
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_look_of_the_page_by_a_session_that_was_kept_ends_and_names_the_server(made: Shards) -> None:
     """The session that is kept doesn't answer, and a new one isn't let in."""
     sessions = Sessions(lambda dsn, **pool: Database(dsn, "roir page", **pool), hung_s=0.1)

@@ -202,7 +202,7 @@ ENDS = {
 }
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("what", ENDS)
 def test_where_it_ends_nothing_is_refused(contrib_shards: Make, what: str) -> None:
     shard, statement, said = ENDS[what]
@@ -246,6 +246,7 @@ def test_keys_that_the_server_generates_again_end_it(contrib_shards: Make) -> No
     assert enforce.enforce_index(made.database, "public.ix")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_nothing_of_it_is_left(contrib_shards: Make) -> None:
     made = contrib_shards(1, *TABLE)
     enforced(made)
@@ -259,6 +260,7 @@ def test_nothing_of_it_is_left(contrib_shards: Make) -> None:
     )
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_verification_looks_at_holders(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     generation_id = enforced(made)

@@ -192,7 +192,7 @@ def _snapshot(connection: Any) -> str:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.usefixtures("deadlocks_meant")
 def test_no_two_shards_have_a_key_whatever_happens(contrib_shards: Make) -> None:
     seed = int(os.environ.get("ROIR_SEED", random.randrange(1 << 30)))

@@ -38,7 +38,7 @@ def enforced(made: Shards, **options: Any) -> int:
     return prepared.generation_id
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_writers_of_a_dropped_index_are_refused_nothing_while_a_shard_is_away(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +106,7 @@ MADE = (
 )
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("name", TYPES)
 def test_equal_is_what_the_type_says(contrib_shards: Make, name: str) -> None:
     """However the value is written in another shard; and each refusal ends with what refuses."""
@@ -151,7 +151,7 @@ def holders_of(made: Shards, generation_id: int) -> list[str]:
     return [shard for (shard,) in made.ask(f"SELECT c{column} FROM roir_data.g{generation_id}_holder ORDER BY 1")]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_whoever_announces_may_only_insert(contrib_shards: Make) -> None:
     """The role that announces can't reach the holders, and its search_path, settings and objects change nothing."""
     made = contrib_shards(2, TABLE)
@@ -187,7 +187,7 @@ def test_whoever_announces_may_only_insert(contrib_shards: Make) -> None:
     made.ask("DROP ROLE announcer_of_keys")
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_key_that_gets_another_expression_ends_it(contrib_shards: Make) -> None:
     """The table's rows have other keys then, and nothing was announced. The next pass notices it."""
     made = contrib_shards(
@@ -213,7 +213,7 @@ def test_a_key_that_gets_another_expression_ends_it(contrib_shards: Make) -> Non
         made.run("INSERT INTO t VALUES (5, 'z', " + ("DEFAULT)" if another else "'b-')"), only="s1")
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_servers_that_are_killed_lose_no_holder(pg: int) -> None:
     with shard_servers(2, contribs.find(pg) or contribs.ensure(pg)) as made:
         made.run(TABLE)

@@ -131,7 +131,7 @@ def test_an_abort_ends_that_of_its_own_generation(contrib_shards: Make, shard: s
     assert_keys_move(made, first)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("shard", [None, "s1"])
 def test_a_failure_ends_that_of_its_own_generation(contrib_shards: Make, shard: str | None) -> None:
     made = contrib_shards(2, *TABLE)
@@ -196,7 +196,7 @@ def test_a_revert_ends_none_and_the_clean_up_after_it_that_of_the_other(contrib_
     assert_nothing_is_left(made, second)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_clean_up_that_a_revert_was_faster_than_ends_none(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     first = enforced(made)
@@ -236,7 +236,7 @@ def test_a_shard_that_is_removed_has_writers_as_before(contrib_shards: Make, for
     assert_keys_move(made, second, ["s0", "s1"])
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_whose_keys_are_enforced_is_not_removed(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     first = enforced(made)
@@ -280,7 +280,7 @@ def test_an_abort_in_the_middle_of_the_switch_is_not_undone(contrib_shards: Make
     made.run("INSERT INTO t VALUES (100, 'x', 0)", only="s1")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("status", ["failed", "aborting"])
 @pytest.mark.parametrize("step", ["begin", "switch"])
 def test_what_is_not_shipped_is_not_enforced(contrib_shards: Make, status: str, step: str) -> None:

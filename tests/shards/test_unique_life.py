@@ -133,7 +133,7 @@ def test_a_rebuild_over_one_more_shard_says_how_it_goes_on(contrib_shards: Make)
         made.run("INSERT INTO t VALUES (7, 'a', 0)", only="s2")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("moment", ["SELECT ARRAY[r.c1", "SELECT ARRAY[h.c1"])
 def test_a_verification_finds_nothing_where_enforcement_ends_meanwhile(
@@ -162,7 +162,7 @@ def test_a_verification_finds_nothing_where_enforcement_ends_meanwhile(
     assert made.ask("SELECT unique_mode FROM roir.generation") == [("count" if again else "off",)]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_keys_are_put_whatever_role_replication_plays_on_the_index_server(contrib_shards: Make) -> None:
     made = contrib_shards(2, TABLE)
     made.run("INSERT INTO t VALUES (1, 'a', 0)", only="s0")

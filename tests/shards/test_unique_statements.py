@@ -173,7 +173,7 @@ def test_keys_move_about_in_their_shard(contrib_shards: Make) -> None:
     assert holders_of(made, generation_id) == ["s0"] * 16
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_prepared_transaction_is_refused(contrib_shards: Make) -> None:
     made = contrib_shards(2, "CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE, v int)")
     enforced(made)

@@ -170,7 +170,7 @@ def test_a_put_waits_for_a_poll_that_takes_its_holder_away(
     assert shards_with_it(made) == (["s0", "s1"] if broken else ["s1"])
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_holder_that_a_poll_could_not_look_at_goes_with_a_later_one(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool
@@ -194,7 +194,7 @@ def test_a_holder_that_a_poll_could_not_look_at_goes_with_a_later_one(
     made.run(OWN, only="s1")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_key_is_not_free_before_what_was_announced_has_ended(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool
@@ -220,7 +220,7 @@ def test_a_key_is_not_free_before_what_was_announced_has_ended(
         made.run(OWN, only="s1")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_keys_are_not_looked_over_beside_a_put_in_flight(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     generation_id = built(made)
