@@ -99,6 +99,7 @@ def test_by_threads_it_tells_what_each_unit_was(dsn: str, aged: None) -> None:
     assert "--budget is '7'" in here(dsn, "compact", "ix", "--budget", "7", code=2).stderr
 
 
+@pytest.mark.sample(0)
 def test_a_paused_compaction_is_shown_and_resumed(dsn: str, index: None, database: Database) -> None:
     found = begun(database, parallelism=1)
     run = start_run(database, "ix", "test")
@@ -167,6 +168,7 @@ def test_what_was_swapped_in_stays_after_an_abort(dsn: str, index: None, databas
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_it_fails_where_readers_see_another_generation(dsn: str, index: None, database: Database) -> None:
     steps.make_index(database, include="v", ranges=2, segments=3)
     begun(database)

@@ -374,6 +374,7 @@ def test_a_generation_is_dropped_under_a_compaction_that_a_revert_has_ended(dsn:
     is_right(database)
 
 
+@pytest.mark.sample(0)
 def test_a_walk_of_a_verification_goes_on_after_a_compaction(dsn: str) -> None:
     """An earlier slice left units of segments that are gone."""
     database = scene(dsn, 3, 2000)

@@ -185,6 +185,7 @@ def test_a_build_that_missed_writes_is_not_forgotten_by_another_one(database: Da
     steps.assert_exact(database, "other")
 
 
+@pytest.mark.sample(0)
 def test_many_gaps_are_one_warning(database: Database, dsn: str) -> None:
     published(database, dsn)
     run_sql(dsn, "ALTER TABLE t DISABLE TRIGGER ALL")

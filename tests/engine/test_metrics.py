@@ -223,6 +223,7 @@ def test_hostile_names_stay_labels(dsn: str, database: Database) -> None:
     assert not seen.samples.keys() - FAMILIES.keys()
 
 
+@pytest.mark.sample(0)
 def test_what_the_governor_read_and_granted(dsn: str, database: Database, table: None) -> None:
     _, run = steps.begin(database)
     assert Scrape(database).values("roir_operation_granted_workers") == []
@@ -469,6 +470,7 @@ def test_a_scrape_never_waits_behind_a_lock(dsn: str, database: Database, table:
     assert Scrape(database).values("roir_problem") == []
 
 
+@pytest.mark.sample(0)
 def test_a_look_that_takes_too_long_leaves_the_rest_out(database: Database, table: None) -> None:
     steps.make_index(database)
     clock = iter([0.0, *[1.0] * 3, *[9.0] * 100])

@@ -204,6 +204,7 @@ def test_status_tells_who_may_not_read_what_the_view_reads(world: World) -> None
     assert "ALTER VIEW" in line
 
 
+@pytest.mark.sample(0)
 def test_a_view_of_another_name_is_named_alone(world: World) -> None:
     """Our own view below it isn't named: users can't rename that one."""
     steps.make_index(world.database, "public.ix", "public.t")

@@ -122,6 +122,7 @@ def test_only_replicas_that_are_named_count_and_who_is_missing_cannot_be_read(pr
             assert asked == ["host=nowhere.invalid"]
 
 
+@pytest.mark.sample(0)
 def test_a_cascaded_replica_is_asked_by_its_own_dsn(primary: Server, dsn: str) -> None:
     with standby_of(primary) as first, standby_of(primary, first, "port = 5998\n") as second:
         cascaded = second.replace("5999", "5998")

@@ -75,6 +75,7 @@ def test_what_was_reverted_is_cleaned_up_after_its_window(database: Database, ds
         revert.revert(database, "ix", "me")
 
 
+@pytest.mark.sample(0)
 def test_a_rebuild_that_is_under_way_goes_on(database: Database, dsn: str) -> None:
     first, second = rebuild(database), rebuild(database)
     run = steps.built(database, table=None, keys=None)

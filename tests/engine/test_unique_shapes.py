@@ -131,6 +131,7 @@ def test_a_key_with_the_primary_key_or_a_part_of_it(database: Database, dsn: str
     assert lifecycle.verify(database, "ix", VerifyOptions(sample=100)).found == 0
 
 
+@pytest.mark.sample(0)
 def test_what_its_types_are_called_and_where_its_segments_are_stored_may_change(database: Database, dsn: str) -> None:
     run_sql(
         dsn,

@@ -266,6 +266,7 @@ CORRUPT = 2_000
 
 
 # The id is the same in every process of a test run, whatever the seed is.
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["random"])
 def test_200_random_corruptions_under_writers(database: Database, dsn: str, seed: int) -> None:
     """All corruptions are found and repaired, and nothing else is reported."""

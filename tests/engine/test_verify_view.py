@@ -134,6 +134,7 @@ def test_a_snapshot_that_is_listed_beside_a_writer_of_before_is_no_older_one(dat
     reader.close()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("state", ["guarded", "plain", "hiding", "joining", "reverted"])
 def test_a_view_as_it_must_be_is_right(database: Database, dsn: str, state: str) -> None:
     make(dsn)

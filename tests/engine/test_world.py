@@ -134,6 +134,7 @@ def test_a_table_of_1500_columns(database: Database, dsn: str, scan: str) -> Non
     through_modes(database, lambda mode: change(dsn), keys="c1496, k", include=included, scan=scan, covering="none")
 
 
+@pytest.mark.sample(0)
 def test_more_included_columns_than_an_index_can_cover(database: Database, dsn: str) -> None:
     """Found: more than 32 key, primary key and covered columns: prepare ended in PostgreSQL's own error, and left
     nothing. It holds: `auto` covers as many as have a place, `all` is refused.

@@ -313,6 +313,7 @@ def test_what_is_altered_in_a_shard_ends_the_build(shards: Make, statement: str)
         step_all(worker)
 
 
+@pytest.mark.sample(0)
 def test_columns_that_are_renamed_are_followed(shards: Make) -> None:
     """A build finds columns by their numbers. Writes fail until the column has its name again."""
     table = "CREATE TABLE t (id int PRIMARY KEY, a text, b text)"

@@ -103,6 +103,7 @@ def without_key_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holders, "_put", lambda *given: real(*given).replace(" FOR KEY SHARE", ""))
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_poll_leaves_a_holder_that_a_put_has_found(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool
@@ -300,6 +301,7 @@ def test_two_shards_that_take_a_key_at_once(contrib_shards: Make) -> None:
     assert (refused, shards_with_it(made)) == (["40001"], ["s1"])
 
 
+@pytest.mark.sample(0)
 def test_a_shard_that_names_another_one_settles_its_own_keys_alone(contrib_shards: Make) -> None:
     made = contrib_shards(2, *TABLE)
     generation_id = enforced(made)
