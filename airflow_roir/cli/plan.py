@@ -95,12 +95,16 @@ def plan(
         wrong.settle()
         raise
     if against:
+        pays = against.worth
         if as_json:
-            print_json(against.as_dict())
+            print_json(against.as_dict() | (pays.as_dict() if pays is not None else {}))
+        say(against.verdict())
         for right in against.missing:
             say(f"missing: {right}")
         for refused in against.refused:
             say(in_flags(f"refused: {refused}"))
+        if pays is not None:
+            say(f"will it pay: {pays}")
         raise typer.Exit(InvalidInput.exit_code)
     dry = forecast.run(database, definition, options, with_trial=not sql)
     if sql and dry.survey is not None:
@@ -126,11 +130,12 @@ def plan(
     facts["segments"] = f"{facts['segments']}, and one for keys that are NULL"
     facts |= space.lines() if space is not None else {"space": f"unknown: {_trial(dry)}"}
     facts["throttle"] = seen.line() if dry.survey is None else f"of the index server: {seen.line()}"
+    # The verdict comes first, then its reasons.
+    for name, lines in (pays.lines() if pays is not None else {}).items():
+        _show_lines(name, lines)
     for name, value in facts.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
         show(f"{name.replace('_', ' '):16} {shown}")
-    for name, lines in (pays.lines() if pays is not None else {}).items():
-        _show_lines(name, lines)
     _show_lines("locks", locks.lines(foreseen))
 
 

@@ -142,15 +142,22 @@ def of_source(
     connection: Connection, source: Source, options: BuildOptions, existing: Row[Any] | None, unique: bool
 ) -> Iterator[Callable[[], None]]:
     """The checks of a source that may refuse a build; each can be called whether or not another one refused."""
+    yield from of_table(connection, source, options, unique)
+    yield partial(checks.check_bounds, connection, source)
+    if existing is not None:
+        yield partial(check_shape, connection, existing, source)
+
+
+def of_table(
+    connection: Connection, source: Source, options: BuildOptions, unique: bool
+) -> Iterator[Callable[[], None]]:
+    """The checks of `of_source` that need no control schema."""
     yield partial(checks.check_row_security, connection, source, options.ignore_row_security)
     yield partial(checks.check_row_locks, connection, source, unique)
     yield partial(checks.check_partition_key, connection, source)
     yield partial(replication.check_publications, connection, options.ignore_publications)
     yield partial(replication.check_subscriptions, connection, source)
     yield partial(checks.check_collations, connection, source)
-    yield partial(checks.check_bounds, connection, source)
-    if existing is not None:
-        yield partial(check_shape, connection, existing, source)
 
 
 def check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:

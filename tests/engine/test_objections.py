@@ -155,14 +155,70 @@ def test_nothing_speaks_against_what_can_be_built(database: Database, dsn: str) 
     )
 
 
-def test_without_a_control_schema_that_is_said(server: str) -> None:
+@pytest.fixture
+def bare(server: str) -> Iterator[str]:
+    """A database without a control schema."""
     run_sql(server, "CREATE DATABASE without_schema")
-    dsn = database_dsn(server, "without_schema")
-    try:
-        [one] = of(dsn).refused
-        assert "create it with: roir init" in one
-    finally:
-        run_sql(server, "DROP DATABASE without_schema WITH (FORCE)")
+    yield database_dsn(server, "without_schema")
+    run_sql(server, "DROP DATABASE without_schema WITH (FORCE)")
+
+
+INIT = "this database has no control schema yet; create it with: roir init"
+
+
+def test_without_a_control_schema_all_else_is_checked(bare: str) -> None:
+    """Found: a plan before `roir init` checked nothing. It holds: all that needs no control schema is checked."""
+    run_sql(
+        bare,
+        "CREATE UNLOGGED TABLE u (k int, v text, j json)",
+        "CREATE TABLE child () INHERITS (u)",
+        "CREATE PUBLICATION everything FOR ALL TABLES",
+        "ALTER TABLE u ENABLE ROW LEVEL SECURITY",
+        "CREATE TABLE ix (id int)",
+    )
+    definition = IndexDefinition.parse("ix", "u", "k,w,j", "v")
+    found = of(bare, definition, on_duplicate="stop", lock_timeout_ms=5_000)
+    for part in (
+        "lock_timeout_ms is 5000",
+        "is unlogged",
+        "has inheritance children",
+        "has no primary key",
+        "row-level security",
+        'publication "everything"',
+        'no column "w"',
+        "no B-tree order",
+        "another relation or type has that name",
+        "on_duplicate",
+    ):
+        assert any(part in one for one in found.refused), (part, found.refused)
+    assert found.refused[-1] == INIT
+    assert found.verdict() == "not yet: 11 refusals. Do what each line says, then plan again"
+    run_sql(bare, "CREATE TABLE h (d int PRIMARY KEY, k int) PARTITION BY HASH (d)")
+    run_sql(bare, "CREATE TABLE h0 PARTITION OF h FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+    good = of(bare, IndexDefinition.parse("iy", "h", "k"), ignore_publications=True)
+    assert good.refused == (INIT,)
+    assert good.verdict().startswith("not yet: nothing is against it but the missing control schema. Run: roir init")
+    assert good.worth is not None
+    assert (good.worth.pays, good.worth.partitions) == ("no", 1)
+    assert list(of(bare, IndexDefinition.parse("iy", "h", "k", shards="s"), ignore_publications=True).refused) == [INIT]
+    nowhere, init = of(bare, IndexDefinition.parse("iy", "nowhere", "k")).refused
+    assert "table nowhere doesn't exist" in nowhere
+    assert init == INIT
+    assert "give the table and key columns" in of(bare, IndexDefinition.parse("iy")).refused[0]
+
+
+def test_without_a_control_schema_the_rights_that_are_missing_are_said(bare: str, stranger: str) -> None:
+    role = f'"{parse_dsn(stranger)["user"]}"'
+    run_sql(bare, "CREATE SCHEMA hidden", "CREATE TABLE hidden.t (id int PRIMARY KEY, k int)")
+    run_sql(bare, "CREATE SCHEMA mine")
+    found = of(
+        make_dsn(**{**parse_dsn(bare), "user": role.strip('"')}), IndexDefinition.parse("mine.ix", "hidden.t", "k")
+    )
+    statements = [one.statement for one in found.missing]
+    assert f'GRANT CREATE ON DATABASE "without_schema" TO {role}' in statements
+    assert f'GRANT USAGE, CREATE ON SCHEMA "mine" TO {role}' in statements
+    assert f"ALTER TABLE hidden.t OWNER TO {role}" in statements
+    assert found.refused == (INIT,)
 
 
 def test_a_role_with_rights_of_its_own_hears_of_the_type_that_it_lacks(roles: Roles) -> None:

@@ -20,29 +20,48 @@ from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import live_options
 from airflow_roir.engine.control.stored_definition import existing_index
 from airflow_roir.engine.database import Database, execute, said, sqlstate
-from airflow_roir.engine.forecast import rights
+from airflow_roir.engine.forecast import before_init, rights
 from airflow_roir.engine.forecast.rights import MissingRight
+from airflow_roir.engine.forecast.worth import Worth
 from airflow_roir.engine.locks.table_lock import DENIED
 from airflow_roir.engine.schema.schema import check_schema, check_writable
 from airflow_roir.engine.source import catalog, checks
 from airflow_roir.errors import Complaints, InvalidInput, RightMissing, RoirError
 from airflow_roir.options import BuildOptions
+from airflow_roir.quantity import counted
 
 T = TypeVar("T")
 
 # The checks don't wait long for a table that is being altered.
 PATIENCE_MS = 1_000
+# `roir init` makes this schema; any role may ask for it.
+ABSENT = "SELECT to_regnamespace('roir') IS NULL"
 
 
 @dataclass(frozen=True)
 class Objections:
-    """The objections to a build. missing: rights; refused: sentences with their remedies."""
+    """The objections to a build. missing: rights; refused: sentences with their remedies.
+
+    before_init: the control schema is missing, so that only some checks were made; that is the last of `refused`.
+    worth: whether the index will pay; None if it isn't known.
+    """
 
     missing: tuple[MissingRight, ...]
     refused: tuple[str, ...]
+    before_init: bool = False
+    worth: Worth | None = None
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.refused)
+
+    def verdict(self) -> str:
+        """In one line: that the index can't be built yet, how much is against it, and what to do."""
+        if self.before_init and not self.missing and len(self.refused) == 1:
+            return "not yet: nothing is against it but the missing control schema. Run: roir init, then plan again"
+        rights = f"{counted(len(self.missing), 'right')} missing" if self.missing else ""
+        refused = f"{counted(len(self.refused), 'refusal')}" if self.refused else ""
+        told = ", ".join(filter(None, (rights, refused)))
+        return f"not yet: {told}. Do what each line says, then plan again"
 
     def errors(self) -> list[RoirError]:
         """Each objection as an error."""
@@ -142,25 +161,32 @@ def find(
     with database.transaction() as connection:
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
         notes = _Notes(connection)
+        absent = bool(execute(connection, ABSENT).scalar_one())
+        pays = None
         missing = notes(lambda: rights.missing(connection, definition, catalog.default_schemas(connection))) or []
-        whole = _look(connection, definition, options, notes)
+        whole = None
+        if absent:
+            _look_at_server(connection, options, notes)
+            pays = before_init.look(connection, definition, options, notes, notes.add)
+        else:
+            whole = _look(connection, definition, options, notes)
         if whole is not None:
             for error in notes(lambda: apart().objections(database, whole, options)) or ():
                 notes.add(error)
         if not missing:
             notes.refused += notes.rights
         before = [] if complaints is None else list(map(str, complaints.found))
-        return Objections(tuple(missing), (*before, *(one for one in notes.refused if one not in before)))
+        if absent:
+            notes(lambda: check_schema(connection))
+        refused = (*before, *(one for one in notes.refused if one not in before))
+        return Objections(tuple(missing), refused, absent, pays)
 
 
 def _look(
     connection: Connection, definition: IndexDefinition, options: BuildOptions, notes: _Notes
 ) -> IndexDefinition | None:
     """Runs the checks in this database. Returns the whole definition of an index over shards, else None."""
-    notes(lambda: checks.check_server(connection))
-    notes(lambda: dry_run.check_lock_timeout(connection, options))
-    notes(lambda: check_writable(connection))
-    notes(lambda: checks.check_rights(connection))
+    _look_at_server(connection, options, notes)
     if not _passes(notes, lambda: check_schema(connection)):
         return None
     # An unsound definition is not that of an index that exists.
@@ -189,6 +215,13 @@ def _look(
     if existing is None and schema:
         notes(lambda: dry_run.check_name_is_free(connection, QualifiedName(schema, whole.name.name)))
     return None
+
+
+def _look_at_server(connection: Connection, options: BuildOptions, notes: _Notes) -> None:
+    notes(lambda: checks.check_server(connection))
+    notes(lambda: dry_run.check_lock_timeout(connection, options))
+    notes(lambda: check_writable(connection))
+    notes(lambda: checks.check_rights(connection))
 
 
 def _passes(notes: _Notes, check: Callable[[], None]) -> bool:

@@ -179,10 +179,10 @@ def _of_table(database: Database, table: str, before: list[Finding]) -> list[Fin
 
 def _of_table_alone(connection: Connection, name: QualifiedName, table: str, before: list[Finding]) -> list[Finding]:
     """The objections that can be found before `roir init`."""
-    full, key, problems = catalog.look_alone(connection, name)
-    if not key:
+    source, problems = catalog.look(connection, name, alone=True)
+    if source is None or not source.primary_key:
         return [refused(table, error) for error in problems]
-    definition = IndexDefinition(QualifiedName(full.schema, "roir_doctor"), full, key)
+    definition = IndexDefinition(QualifiedName(source.name.schema, "roir_doctor"), source.name, source.primary_key)
     lacking = rights.missing(connection, definition, [])
     found = [Finding(table, PROBLEM, one.what, one.statement) for one in lacking]
     found += [refused(table, error) for error in problems if not (lacking and isinstance(error, RightMissing))]

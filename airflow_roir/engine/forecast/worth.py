@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.forecast import query as queries
 from airflow_roir.engine.forecast.conditions import WHOLE_ROW
@@ -22,6 +22,7 @@ from airflow_roir.engine.forecast.substitute import Substitute
 from airflow_roir.engine.forecast.verdict import FEW, MANY, NO, PERHAPS, YES, in_general, partition_key
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.scan.findings import DryRun
+from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput
 from airflow_roir.quantity import counted
 
@@ -87,9 +88,11 @@ class Worth:
 
 def of_index(connection: Connection, dry: DryRun) -> Worth | None:
     """The worth for look-ups in general, by the catalogs alone. None over shards, whose tables it doesn't know."""
-    if dry.survey is not None:
-        return None
-    source, definition = dry.source, dry.definition
+    return None if dry.survey is not None else of_source(connection, dry.source, dry.definition)
+
+
+def of_source(connection: Connection, source: Source, definition: IndexDefinition) -> Worth:
+    """As `of_index`, of an index that needn't be fit to be built."""
     partitions = len(source.leaves) if source.partitioned else 0
     by = partition_key(connection, source.relations) if source.partitioned else ()
     found = in_general(partitions, by, definition.key, definition.unique, bool(definition.include))

@@ -100,6 +100,9 @@ SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname 
  ORDER BY k.position
 """
 PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) ORDER BY relation"
+PARTITIONS_ALONE = """
+SELECT relid::bigint AS relation, isleaf AS leaf FROM pg_partition_tree(%(oid)s) WHERE relid <> %(oid)s ORDER BY 1
+"""
 
 
 def default_schemas(connection: Connection) -> list[str]:
@@ -168,23 +171,18 @@ def read_source_by_oid(connection: Connection, oid: int, check: bool = True, onl
     return _checked(connection, row, row.by_builder if only_look else row.owned)
 
 
-def look(connection: Connection, name: QualifiedName) -> tuple[Source | None, list[RoirError]]:
-    """As `read_source`, but returns all problems at once. The source is None if the relation is no table."""
-    row = _find(connection, name)
+def look(connection: Connection, name: QualifiedName, alone: bool = False) -> tuple[Source | None, list[RoirError]]:
+    """As `read_source`, but returns all problems at once. The source is None if the relation is no table.
+
+    alone: the database has no control schema.
+    """
+    row = _find(connection, name, FIND_RELATION.replace(TREE, TREE_ALONE) if alone else FIND_RELATION)
     key = _primary_key(connection, row)
     full = QualifiedName(row.nspname, row.relname)
     problems = [*refusals.relation_problems(full, row, row.owned), *refusals.key_problems(full, key)]
-    return (_read(connection, row, key), problems) if row.kind in ("r", "p") else (None, problems[:1])
-
-
-def look_alone(connection: Connection, name: QualifiedName) -> tuple[QualifiedName, tuple[str, ...], list[RoirError]]:
-    """The full name and primary key of a relation, and why it can't be indexed, without roir's schema. Raises
-    NotFound."""
-    row = _find(connection, name, FIND_RELATION.replace(TREE, TREE_ALONE))
-    key = _primary_key(connection, row)
-    full = QualifiedName(row.nspname, row.relname)
-    problems = [*refusals.relation_problems(full, row, row.owned), *refusals.key_problems(full, key)]
-    return full, tuple(k.name for k in key), problems if row.kind in ("r", "p") else problems[:1]
+    if row.kind not in ("r", "p"):
+        return None, problems[:1]
+    return _read(connection, row, key, PARTITIONS_ALONE if alone else PARTITIONS), problems
 
 
 def _checked(connection: Connection, row: Row[Any], owned: bool) -> Source:
@@ -201,8 +199,8 @@ def _primary_key(connection: Connection, row: Row[Any]) -> Sequence[Row[Any]]:
     return execute(connection, PRIMARY_KEY, {"oid": row.oid}).all()
 
 
-def _read(connection: Connection, row: Row[Any], key: Sequence[Row[Any]]) -> Source:
-    partitions = execute(connection, PARTITIONS, {"oid": row.oid}).all()
+def _read(connection: Connection, row: Row[Any], key: Sequence[Row[Any]], query: str = PARTITIONS) -> Source:
+    partitions = execute(connection, query, {"oid": row.oid}).all()
     return Source(
         oid=row.oid,
         name=QualifiedName(row.nspname, row.relname),

@@ -105,7 +105,7 @@ def check_row_locks(connection: Connection, source: Source, unique: bool) -> Non
 
 HASHED_DOMAIN = """
 SELECT t.oid::regclass::text AS table, a.attname AS name, format_type(a.atttypid, NULL) AS type
-  FROM (SELECT %(oid)s::oid AS oid UNION ALL SELECT p.relation FROM roir.partition_tree(%(oid)s) p) t
+  FROM unnest(%(relations)s::oid[]) t (oid)
   JOIN pg_partitioned_table x ON x.partrelid = t.oid AND x.partstrat = 'h'
   JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = ANY (x.partattrs)
   JOIN pg_type y ON y.oid = a.atttypid AND y.typtype = 'd' ORDER BY 1, 2 LIMIT 1
@@ -117,7 +117,8 @@ def check_partition_key(connection: Connection, source: Source) -> None:
 
     The server hashes values of the domain, and an entry has them as the domain's base type.
     """
-    row = execute(connection, HASHED_DOMAIN, {"oid": source.oid}).first() if source.partitioned else None
+    values = {"relations": list(source.relations)}
+    row = execute(connection, HASHED_DOMAIN, values).first() if source.partitioned else None
     if row is not None:
         raise InvalidInput(
             f"table {row.table} is partitioned by the hash of {quote(row.name)}, which is of domain {row.type}; roir "
@@ -209,17 +210,25 @@ def check_definition(connection: Connection, source: Source, definition: IndexDe
         check()
 
 
-def of_definition(connection: Connection, source: Source, definition: IndexDefinition) -> Iterator[Callable[[], None]]:
-    """The checks of `check_definition`; each can be called whether or not another one refused."""
+def of_definition(
+    connection: Connection, source: Source, definition: IndexDefinition, alone: bool = False
+) -> Iterator[Callable[[], None]]:
+    """The checks of `check_definition`; each can be called whether or not another one refused.
+
+    alone: the database has no control schema.
+    """
     for name in (*definition.key, *definition.include):
         yield partial(_check_column, source, definition, name)
     for name in definition.include:
         yield partial(_check_included, source, definition, name)
     yield partial(_check_width, source, definition)
     yield partial(_check_types, connection, source, definition)
+    check_order = _check_order_of_type if alone else _check_order
     for name in definition.key:
         if name in source.columns:
-            yield partial(_check_order, connection, source, definition, name)
+            yield partial(check_order, connection, source, definition, name)
+    if alone:
+        yield partial(_check_readable, connection, source, definition)
 
 
 def _check_column(source: Source, definition: IndexDefinition, name: str) -> None:
@@ -287,7 +296,27 @@ def _check_order(connection: Connection, source: Source, definition: IndexDefini
             raise _unreadable(connection, source, f"index {index}: ") from error
         if sqlstate(error) != "42883":
             raise
-        raise InvalidInput(
-            f"index {index}: key column {quote(name)} is of type {source.columns[name].type}, which has "
-            "no B-tree order. Choose another column, or include it instead"
-        ) from error
+        raise _without_order(source, definition, name) from error
+
+
+def _check_order_of_type(connection: Connection, source: Source, definition: IndexDefinition, name: str) -> None:
+    """As `_check_order`, by the type alone: the function that reads as the owner is part of the control schema."""
+    try:
+        with connection.begin_nested():
+            execute(connection, f"SELECT NULL::{source.columns[name].type} ORDER BY 1 LIMIT 0")
+    except DBAPIError as error:
+        if sqlstate(error) != "42883":
+            raise
+        raise _without_order(source, definition, name) from error
+
+
+def _without_order(source: Source, definition: IndexDefinition, name: str) -> InvalidInput:
+    return InvalidInput(
+        f"index {definition.name}: key column {quote(name)} is of type {source.columns[name].type}, which has "
+        "no B-tree order. Choose another column, or include it instead"
+    )
+
+
+def _check_readable(connection: Connection, source: Source, definition: IndexDefinition) -> None:
+    if execute(connection, UNREADABLE, {"oid": source.oid}).first() is not None:
+        raise _unreadable(connection, source, f"index {definition.name}: ")
