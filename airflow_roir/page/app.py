@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.snapshot.operation import ABANDONED
 from airflow_roir.errors import InvalidInput, NotFound, RoirError
+from airflow_roir.hooks.allowed import allowed_connections
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page import access, databases, first_build, lookups, settings
 from airflow_roir.page.answer import answer, bounded
@@ -270,7 +271,9 @@ def _reads(app: FastAPI) -> None:
     async def read_indexes(request: Request, user: access.User) -> Response:
         ids = await lookups.connections(looks)
         seen = await asyncio.gather(*map(listings.of, ids))
-        found = [one for one in seen if one is not None]
+        # Only a run's form has named such a connection, unless the configuration names all: it may have no index.
+        bare = [one for one in seen if one["lacks"] and not allowed_connections()]
+        found = [one for one in seen if one not in bare]
         dags = {
             "rebuild": settings.build_dag(),
             "verify": settings.VERIFY_DAG,
@@ -282,7 +285,6 @@ def _reads(app: FastAPI) -> None:
         }
         rights["begin"] = await run_in_threadpool(access.may_begin, user)
         shown = [one | {"indexes": [await of_user(user, index) for index in one["indexes"]]} for one in found]
-        bare = [one for one, listed in zip(ids, seen, strict=True) if listed is None]
         return answer(request, {"databases": shown, "bare": bare, "dags": dags, "may": rights})
 
     @app.get("/api/set-up", dependencies=[Depends(access.first_build_access)])

@@ -28,8 +28,18 @@ RUNS = 300
 MOST_CONNECTIONS = 16
 # Parts of the messages of a refused login; an attempt to connect has no SQLSTATE.
 REFUSALS = ("authentication failed", "no password supplied", "not permitted to log in", "no pg_hba.conf entry")
+# What helps where no session opens; the two places where Airflow keeps a connection's fields.
+WHERE_KEPT = "in Airflow's Admin → Connections or your secrets backend"
 # A look is short; a long one must not go on when no request waits for it any more.
 STATEMENT_MS, LOCK_MS = 6_000, 1_000
+
+
+class NoConnection(NotFound):
+    """Airflow has no such connection, or the pages may not use it."""
+
+
+class NotPostgres(InvalidInput):
+    """A connection of another type."""
 
 
 def connection_ids() -> list[str]:
@@ -69,18 +79,18 @@ def reading(connection_id: str) -> AbstractContextManager[Database]:
 
 
 def _dsn(connection_id: str) -> str:
-    """The DSN of a connection. Raises NotFound if the connection isn't defined, or isn't one of `[roir] connections`;
-    InvalidInput if it isn't of PostgreSQL.
+    """The DSN of a connection. Raises NoConnection if it isn't defined, or isn't one of `[roir] connections`;
+    NotPostgres if it isn't of PostgreSQL.
     """
     named = allowed_connections()
     if named and connection_id not in named:
-        raise NotFound(f"connection {connection_id!r} isn't among those that [roir] connections names")
+        raise NoConnection(f"connection {connection_id!r} isn't among those that [roir] connections names")
     try:
         connection = Connection.get_connection_from_secrets(connection_id)
     except AirflowNotFoundException:
-        raise NotFound(f"there is no connection {connection_id!r}") from None
+        raise NoConnection(f"there is no connection {connection_id!r}") from None
     if connection.conn_type != "postgres":
-        raise InvalidInput(f"connection {connection_id!r} isn't of type postgres")
+        raise NotPostgres(f"connection {connection_id!r} isn't of type postgres")
     return dsn_of(connection)
 
 
@@ -130,3 +140,11 @@ def trouble(connection_id: str, error: DBAPIError) -> str:
     if is_transient(error):
         return f"{of} can't be reached"
     return f"{of} reports an error{f' ({state})' if state else ''}; the API server's log has it"
+
+
+def remedy(error: DBAPIError) -> str:
+    """What helps if a connection's database opens no session; '' if one was open."""
+    state, text = sqlstate(error), str(error.orig)
+    if state[:2] == "28" or any(said_so in text for said_so in REFUSALS) or ("does not exist" in text and not state):
+        return f"Correct the connection's login, password and database {WHERE_KEPT}"
+    return "" if state else f"Start the server, or correct the connection's host and port {WHERE_KEPT}"

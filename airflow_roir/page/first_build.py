@@ -26,6 +26,9 @@ def look(connection_id: str) -> dict[str, Any]:
     """The findings, for JSON; note: what they can't say. Raises no error of the database or of the connection."""
     try:
         database = databases.open_database(connection_id, "first build")
+    except (databases.NoConnection, databases.NotPostgres):
+        # Airflow's part says so.
+        found = []
     except RoirError as error:
         found = [of_database.refused("session", error)]
     else:

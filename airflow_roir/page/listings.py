@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import is_transient, sqlstate
-from airflow_roir.errors import NotFound, RoirError, SchemaMissing
-from airflow_roir.hooks.allowed import allowed_connections
+from airflow_roir.errors import RoirError, SchemaMissing
 from airflow_roir.page import databases, lookups
 from airflow_roir.page.cache import Looks, NoAnswer
+from airflow_roir.page.lack import lack_of
 
 # Several times the interval of the page's requests.
 AGED = timedelta(seconds=30)
@@ -39,13 +39,15 @@ class Listings:
         self._looks = looks
         self._last: dict[str, Listing] = {}
 
-    async def of(self, connection_id: str) -> dict[str, Any] | None:
-        """A database with its indexes, for JSON; None if only a form has named it, and it has no control schema.
+    async def of(self, connection_id: str) -> dict[str, Any]:
+        """A database with its indexes, for JSON.
 
-        trouble: why the indexes aren't up to date, or not known. as_of: when the database was asked, None if that was a
-        moment ago.
+        trouble: why the indexes aren't up to date, or not known. remedy: what helps, if that is known. lacks: what a
+        connection needs before it can have an index, as `lack.Lack` names it. as_of: when the database was asked, None
+        if that was a moment ago.
         """
-        one: dict[str, Any] = {"connection": connection_id, "indexes": [], "trouble": None, "as_of": None}
+        one: dict[str, Any] = {"connection": connection_id, "indexes": [], "as_of": None}
+        one |= {"trouble": None, "remedy": "", "lacks": None}
         found = self._last.get(connection_id)
         try:
             found = self._last[connection_id] = await self._looks.look(
@@ -59,11 +61,11 @@ class Listings:
             one["trouble"] = databases.trouble(connection_id, error)
             if is_transient(error) or sqlstate(error) == CANCELLED:
                 one["indexes"] = await self._as_far_as_known(connection_id, found)
-        except (SchemaMissing, NotFound) as reason:
-            if not allowed_connections():
-                # Only a run's form has named this connection: its database may have no index.
-                return None
-            one["trouble"] = str(reason)
+            if not one["indexes"]:
+                one["remedy"] = databases.remedy(error)
+        except (SchemaMissing, databases.NoConnection, databases.NotPostgres) as reason:
+            lack = lack_of(connection_id, reason)
+            one |= {"trouble": lack.says, "remedy": lack.remedy, "lacks": lack.what}
         except RoirError as reason:
             one["trouble"] = str(reason)
         if one["indexes"] and found is not None and datetime.now(timezone.utc) - found.at > AGED:

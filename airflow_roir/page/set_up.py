@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version
 
+from airflow.exceptions import AirflowNotFoundException
 from airflow.jobs.job import Job
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
@@ -60,10 +61,14 @@ def look(connection_id: str = DEFAULT_CONNECTION, with_errors: bool = True) -> l
 def _connection(connection_id: str) -> Finding:
     try:
         kind = Connection.get_connection_from_secrets(connection_id).conn_type
+    except AirflowNotFoundException:
+        add = f"airflow connections add {connection_id} --conn-uri postgresql://…, or name another in the form"
+        return Finding(connection_id, WARNING, "Airflow has no such connection", add)
     except Exception as error:
         # A secrets backend may raise anything.
-        add = f"airflow connections add {connection_id} --conn-uri postgresql://…, or name another in the form"
-        return Finding(connection_id, WARNING, f"no such connection ({type(error).__name__})", add)
+        return Finding(
+            connection_id, PROBLEM, f"can't be read ({type(error).__name__})", "See the secrets backend's log"
+        )
     if kind != "postgres":
         return Finding(connection_id, PROBLEM, f"the connection's type is {kind}", "Make its type postgres")
     return Finding(connection_id, OK, "the connection is there")

@@ -753,9 +753,15 @@ def test_indexes_checks_what_a_first_build_needs_as_the_command_does(page: Page,
 
     shop.run("DROP SCHEMA roir CASCADE")
     bare = wait_until(
-        lambda: warehouse in page.ask("user", "GET", "/api/indexes").json()["bare"], 60, "an empty database"
+        lambda: [
+            one
+            for one in page.ask("user", "GET", "/api/indexes").json()["bare"]
+            if (one["connection"], one["lacks"]) == (warehouse, "schema")
+        ],
+        60,
+        "an empty database",
     )
-    assert bare
+    assert bare[0]["remedy"] == "Create it: roir init"
     wait_until(lambda: "roir init" in str(asked().json()), 60, "the schema to be missed")
     shop.run(f"ALTER ROLE {shop.fields['login']} NOLOGIN")
     refusal = f"the database of connection {warehouse} refuses the login"

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from airflow_roir.errors import RoirError, SchemaMissing
+from airflow_roir.page.databases import NoConnection, NotPostgres
+from airflow_roir.page.lack import lack_of
 from tests.airflow.test_page_script import ABANDONED_INDEX, NO_RIGHT, Airflow, airflow, tab
 from tests.airflow.test_shards_script import draw
 
@@ -19,6 +22,12 @@ HOSTILE = "<img src=x onerror=alert(1)>" + "x" * 35
 
 def finding(what: str, verdict: str, says: str, remedy: str = "", where: str = "database") -> dict[str, str]:
     return {"what": what, "verdict": verdict, "says": says, "remedy": remedy, "where": where}
+
+
+def bare_of(connection: str, error: RoirError) -> dict[str, str]:
+    """A connection as `/api/indexes` lists it, if it can't have an index for this error."""
+    lack = lack_of(connection, error)
+    return {"connection": connection, "trouble": lack.says, "remedy": lack.remedy, "lacks": lack.what}
 
 
 SET_UP = {
@@ -65,12 +74,50 @@ def test_without_an_index_the_page_checks_by_itself_and_once(airflow: Airflow, t
 
 
 def test_databases_without_the_control_schema_are_checked_too(airflow: Airflow, tab: Any) -> None:
-    asked = open_indexes(airflow, tab, databases=[], bare=["new", "ä/ö"])
-    tab.get_by_text("No database has roir’s control schema yet.").wait_for()
+    bare = [bare_of(name, SchemaMissing("")) for name in ("new", "ä/ö")]
+    asked = open_indexes(airflow, tab, databases=[], bare=bare)
     for name in ("new", "ä/ö"):
         section = tab.get_by_role("region", name=f"Connection {name}", exact=True)
+        said = f"The database of connection {name} has no control schema. Create it: roir init."
+        section.get_by_text(said, exact=True).wait_for()
         section.get_by_text("1 problem, 1 warning.", exact=True).wait_for()
     assert [one.rpartition("=")[2] for one in asked] == ["new", "%C3%A4%2F%C3%B6"]
+
+
+@pytest.mark.parametrize("may_begin", [True, False])
+def test_an_empty_page_says_once_what_is_missing_and_what_helps(airflow: Airflow, tab: Any, may_begin: bool) -> None:
+    """Found: without a connection the page said "No database has roir's control schema yet", and once more below it.
+
+    Four causes, and each has a sentence of its own, with its remedy.
+    """
+    refused = "the database of connection r can't be reached"
+    asked = open_indexes(
+        airflow,
+        tab,
+        databases=[
+            {"connection": "r", "indexes": [], "trouble": refused, "remedy": "Start the server"},
+            {"connection": "e", "indexes": [], "trouble": None},
+        ],
+        bare=[bare_of("none", NoConnection()), bare_of("my", NotPostgres()), bare_of("new", SchemaMissing(""))],
+        may=NO_RIGHT | {"begin": may_begin},
+    )
+    for name, said in {
+        "none": "Airflow has no connection none. Add it: airflow connections add none --conn-uri "
+        "postgresql://USER:PASSWORD@HOST/DATABASE.",
+        "my": "Connection my isn't of type postgres. Make it of that type in Airflow's Admin → Connections or your "
+        "secrets backend.",
+        "new": "The database of connection new has no control schema. Create it: roir init.",
+        "r": f"Not shown: {refused}. Start the server.",
+        "e": "No index yet. Trigger rebuild_index to build one.",
+    }.items():
+        section = tab.get_by_role("region", name=f"Connection {name}", exact=True)
+        section.get_by_text(said, exact=True).wait_for()
+        assert [text for text in section.locator("p:visible:not(.of-set-up p)").all_inner_texts() if text] == [said]
+    # The other causes would only be repeated by a check.
+    assert sorted(one.rpartition("=")[2] for one in asked) == (["e", "new"] if may_begin else [])
+    text = tab.locator("main").inner_text()
+    assert text.count("control schema") == 1
+    assert "0 indexes in 0 databases" not in text
 
 
 def test_beside_an_index_the_page_checks_on_demand_and_says_why_it_can_not(airflow: Airflow, tab: Any) -> None:

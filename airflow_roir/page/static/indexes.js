@@ -61,7 +61,7 @@ function draw(content) {
   put(
     sum,
     [
-      answered || !silent ? `${many(all.length, "index", "indexes")} in ${many(answered, "database")}` : "",
+      answered || (!silent && !content.bare?.length) ? `${many(all.length, "index", "indexes")} in ${many(answered, "database")}` : "",
       silent ? `${many(silent, "database")} can’t be read` : "",
     ].filter(Boolean).join("; "),
   );
@@ -88,12 +88,12 @@ function draw(content) {
   for (const key of cards.keys()) if (!seen.has(key) && !wanted) cards.delete(key);
   const first = all.length === 0;
   const bare = first ? (content.bare ?? []).map(bareOf) : [];
-  keepNodes(list, [...(sections.length ? [] : [nothing]), ...sections, ...bare]);
+  keepNodes(list, [...sections, ...bare]);
   for (const setUp of setUps.values()) setUp.allow(content.may.begin);
-  if (first && content.may.begin) [...content.databases.filter((one) => !one.trouble).map((one) => one.connection), ...(content.bare ?? [])].forEach((connection) => setUpOf(connection).once());
+  // Without a session the check would only repeat what the section says.
+  const checked = [...content.databases, ...(content.bare ?? [])].filter((one) => !one.trouble || one.lacks === "schema");
+  if (first && content.may.begin) checked.forEach((one) => setUpOf(one.connection).once());
 }
-
-const nothing = el("div", { class: "empty" }, el("p", { text: "No database has roir’s control schema yet." }), el("p", { class: "faint" }, "Run ", el("code", { text: "roir init" }), ", then trigger rebuild_index."));
 
 const setUps = new Map();
 
@@ -105,14 +105,17 @@ function setUpOf(connection) {
 const heading = (connection) => el("h2", {}, el("span", { class: "faint", text: "Connection " }), connection);
 const bares = new Map();
 
-/** A database without the control schema. */
-function bareOf(connection) {
+/** A connection that can't have an index yet, and why. */
+function bareOf({ connection, trouble, remedy }) {
   const { button, node } = setUpOf(connection);
-  if (!bares.has(connection)) bares.set(connection, el("section", { class: "database", "aria-label": `Connection ${connection}` }));
-  const section = bares.get(connection);
-  if (!section.contains(button)) section.replaceChildren(el("header", { class: "row ends" }, heading(connection), button), node);
+  if (!bares.has(connection)) bares.set(connection, { note: el("p", { class: "note warn" }), section: el("section", { class: "database", "aria-label": `Connection ${connection}` }) });
+  const { note, section } = bares.get(connection);
+  put(note, sentences(trouble, remedy));
+  if (!section.contains(button)) section.replaceChildren(el("header", { class: "row ends" }, heading(connection), button), note, node);
   return section;
 }
+
+const sentences = (...texts) => texts.filter(Boolean).map((text) => `${text.replace(/^./, (first) => first.toUpperCase())}.`).join(" ");
 
 /** Put these nodes below `parent`, and move only those that aren't in their place. */
 function keepNodes(parent, nodes) {
@@ -153,8 +156,8 @@ function sectionOf(connection) {
 }
 
 /** Why the figures aren't of now, and from when they are. */
-function noteOn({ trouble, indexes, as_of: from }) {
-  if (trouble && !indexes.length) return `Not shown: ${trouble}.`;
+function noteOn({ trouble, remedy, indexes, as_of: from }) {
+  if (trouble && !indexes.length) return sentences(`Not shown: ${trouble}`, remedy);
   const age = from ? `These figures are from ${since(from)}` : "These figures are up to half a minute old";
   return trouble ? `${age}: ${trouble}.` : from ? `${age}: a look at this database takes long.` : "";
 }
