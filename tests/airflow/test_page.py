@@ -344,7 +344,7 @@ def put_task(server: ApiServer, run: str, task: str, state: str | None) -> None:
         connection.exec_driver_sql(STATE_OF, {"run": run, "task": task, "state": state})
 
 
-@pytest.mark.sample(0, 2)
+@pytest.mark.by_hand("sweeps")
 def test_the_task_that_drives_the_operation_next_is_told_as_airflow_knows_it(
     page: Page, shop: Any, build: tuple[str, dict[str, Any]]
 ) -> None:
@@ -537,7 +537,7 @@ def test_the_message_of_a_failed_task_is_for_users_who_may_read_its_log(page: Pa
     assert troubled()["failures"] == []
 
 
-@pytest.mark.sample(0, 1)
+@pytest.mark.by_hand("sweeps")
 def test_a_run_that_has_published_its_index_is_not_offered_again(
     page: Page, shop: Any, build: tuple[str, dict[str, Any]]
 ) -> None:
@@ -640,7 +640,7 @@ def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[
     assert 400 <= page.change("admin", "resume", run, named).status_code < 500
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_duplicates_are_read_some_at_a_time_and_only_of_the_runs_own_operation(
     page: Page, shop: Any, warehouse: str
 ) -> None:
@@ -717,7 +717,7 @@ def test_a_database_of_another_version_is_not_passed_over(page: Page, shop: Any,
     assert warehouse not in troubles(page, lambda shown: warehouse not in shown)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_indexes_checks_what_a_first_build_needs_as_the_command_does(page: Page, shop: Any, warehouse: str) -> None:
     """The same findings in the same words, on demand, by the API server; nothing in the database changes."""
 

@@ -115,6 +115,7 @@ def test_a_retry_returns_what_the_try_before_it_has_found(
     assert len(verifications(shop)) == 2
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_try_that_died_is_gone_on_with_at_once(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any
 ) -> None:
@@ -174,6 +175,7 @@ def test_an_unfinished_build_is_waited_for(
     assert verified(context)["rows"] == ROWS
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_unfinished_verification_is_adopted_when_nobody_drives_it(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +194,7 @@ def test_an_unfinished_verification_is_adopted_when_nobody_drives_it(
     assert verifications(shop) == [(begun.operation_id, "completed")]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_one_that_was_aborted_fails_the_task_and_is_forgotten(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any
 ) -> None:

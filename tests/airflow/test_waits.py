@@ -80,7 +80,7 @@ def driven(database: Database, operation: int) -> str:
     return "driven by bob@desk pid 7"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("make", [BuildIndexOperator, FinalizeIndexBuildOperator])
 @pytest.mark.parametrize("why", [paused, driven])
 def test_an_hour_of_waiting_is_two_lines_and_few_looks(
@@ -141,7 +141,7 @@ def test_the_first_looks_are_soon_and_later_ones_after_minutes(
         assert (row.awaited_until - now).total_seconds() == pytest.approx(seconds, abs=5)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_switch_that_is_off_costs_little_if_airflow_starts_tasks_all_the_same(
     context: dict[str, Any],
     shop: Any,
@@ -158,7 +158,7 @@ def test_a_switch_that_is_off_costs_little_if_airflow_starts_tasks_all_the_same(
     assert number < 30
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_prepare_and_verify_that_wait_for_others_say_so_once_an_hour(
     context: dict[str, Any],
     shop: Any,

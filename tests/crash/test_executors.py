@@ -22,7 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", some(["build", "seal"], "build"))
 def test_an_executor_is_killed(scene: Scene, cluster: Cluster, phase: str) -> None:
     gate = scene.gate(phase)

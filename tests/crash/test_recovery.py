@@ -126,7 +126,7 @@ def test_a_dead_route_is_noticed_within_a_minute_whoever_owes_an_answer(crash_se
         assert int(settings["keepalives_idle"]) + 4 * int(settings["keepalives_interval"]) <= 60
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_what_a_killed_worker_has_begun_is_given_up_by_the_server(scene: Scene) -> None:
     gate = scene.gate("seal")
     victim = Runner(scene.dsn, "")

@@ -8,7 +8,7 @@ from tests.crash.gate import PATIENCE_S
 from tests.crash.scene import BUILD, Scene, some, wait_until
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", some(["prepare", "build", "seal", "fold", "publish"], "publish"))
 def test_the_command_is_killed(scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
@@ -44,7 +44,7 @@ def test_the_driver_is_killed(scene: Scene, phase: str) -> None:
     scene.finished()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", some(["build", "seal"], "seal"))
 def test_the_python_workers_are_killed(scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)

@@ -53,6 +53,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str], partitioned: bool) -> None:
     """Every step of a life cycle does so."""

@@ -262,7 +262,7 @@ FULL = (
 )
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene) -> None:
     """Pause, resume, abort, rebuild, revert, clean-up, drop; the owner writes and truncates in between."""
     scene.as_owner(*FULL)

@@ -285,6 +285,7 @@ def test_an_index_that_was_reverted_from_is_not_dropped_while_it_is_read(table: 
     finish(database, run)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_index_that_is_only_reverted_from_is_still_right_to_read(table: str, database: Database) -> None:
     steps.finish_all(database, steps.begin(database, **IX, **SMALL)[1])  # type: ignore[arg-type]
     steps.finish_all(database, steps.begin(database, **OLD, **SMALL)[1])  # type: ignore[arg-type]

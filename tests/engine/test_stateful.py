@@ -92,7 +92,10 @@ def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machi
 
 @pytest.mark.parametrize(
     "machine",
-    [pytest.param(UniqueMachine, marks=pytest.mark.slow), pytest.param(EqualNullsMachine, marks=pytest.mark.sample(0))],
+    [
+        pytest.param(UniqueMachine, marks=pytest.mark.slow),
+        pytest.param(EqualNullsMachine, marks=pytest.mark.by_hand("sweeps")),
+    ],
 )
 def test_a_unique_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
     """The index reports each duplicate, isn't switched with one, and refuses all duplicates after the switch."""

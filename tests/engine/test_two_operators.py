@@ -48,7 +48,7 @@ def gaps(server: str, templates: dict[str, str]) -> meeting.Gaps:
     return meeting.Gaps(server, templates)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("command", list(COMMANDS)[::-1])
 def test_each_command_alone_does_what_it_is_for(server: str, templates: dict[str, str], command: str) -> None:
     """A command that is refused in every gap would meet no other."""

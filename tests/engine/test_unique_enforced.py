@@ -118,6 +118,7 @@ def cut(dsn: str) -> Database:
     return database
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("part", PARTS)
 def test_a_partial_verification_that_finds_nothing_changes_nothing(cut: Database, dsn: str, part: str) -> None:
     """Found: after a full verification with a finding, one of a part that found nothing said `enforced` again."""
@@ -130,6 +131,7 @@ def test_a_partial_verification_that_finds_nothing_changes_nothing(cut: Database
     assert problem(cut, dsn) is None
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_partial_verification_ends_it_by_its_repair(cut: Database, dsn: str) -> None:
     lifecycle.verify(cut, "ix")
     while problem(cut, dsn) is not None:
@@ -138,6 +140,7 @@ def test_a_partial_verification_ends_it_by_its_repair(cut: Database, dsn: str) -
     assert problem(cut, dsn) is None
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_finding_of_a_part_is_said_until_a_complete_verification(cut: Database, dsn: str) -> None:
     while not lifecycle.verify(cut, "ix", VerifyOptions(slices=3)).missing:
         assert problem(cut, dsn) is None

@@ -134,6 +134,7 @@ def databases(kind: str, *whats: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("dsn", [(kind, what) for what in whats], indirect=True, ids=whats)
 
 
+@pytest.mark.by_hand("sweeps")
 @databases("published", *SHAPES)
 def test_a_published_index_is_exact_and_its_partitions_are_known_after_init(database: Database, dsn: str) -> None:
     run_sql(dsn, *WRITES, "TRUNCATE t1")

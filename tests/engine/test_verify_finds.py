@@ -102,7 +102,7 @@ def test_of_every_kind_of_key_each_corruption_is_found_and_mended(database: Data
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_of_every_type_another_included_value_is_found_and_mended(database: Database, dsn: str) -> None:
     """One row for each type, which differs from its entry in the column of that type."""
     set_up(dsn)
@@ -153,7 +153,7 @@ EQUAL = {
 }
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("name", EQUAL)
 def test_an_equal_yet_distinct_value_is_found_and_mended(database: Database, dsn: str, name: str) -> None:
     set_up(dsn)
@@ -266,7 +266,7 @@ CORRUPT = 2_000
 
 
 # The id is the same in every process of a test run, whatever the seed is.
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["random"])
 def test_200_random_corruptions_under_writers(database: Database, dsn: str, seed: int) -> None:
     """All corruptions are found and repaired, and nothing else is reported."""

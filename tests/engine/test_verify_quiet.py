@@ -104,7 +104,7 @@ def test_a_partition_leaves_between_claim_and_unit(database: Database, dsn: str,
         steps.assert_exact(database)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_leaf_is_renamed_or_dropped_between_claim_and_unit(database: Database, dsn: str) -> None:
     build_index(dsn, database, *PARTITIONED)
     run = begin(database, sample=100)

@@ -253,6 +253,7 @@ def test_a_worker_that_dies_before_it_mends_leaves_that_to_the_next(database: Da
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_pause_stops_a_repair_and_a_resume_goes_on_with_it(database: Database, dsn: str, base: str) -> None:
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 < 20")
     run = begin(database, repair=True)

@@ -122,6 +122,7 @@ def test_a_prepared_transaction_over_a_drop(database: Database, dsn: str, ended:
     change(dsn)
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("scan", ["key", pytest.param("block", marks=pytest.mark.sample(0))])
 def test_a_table_of_1500_columns(database: Database, dsn: str, scan: str) -> None:
     columns = ", ".join(f"c{i} int" for i in range(1497))

@@ -219,7 +219,7 @@ def prepared(database: Database, index: str, source: str | None, keys: str | Non
     lifecycle.prepare(database, IndexDefinition.parse(index, source, keys, include), BuildOptions(), "test")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_first_build_says_on_its_page_whether_the_index_will_pay(database: Database, dsn: str) -> None:
     """As the plan does, while it can be aborted; a rebuild, and an index that is there, say nothing. The prepare has
     recorded it: a look doesn't count the partitions.
@@ -245,7 +245,7 @@ def test_a_first_build_says_on_its_page_whether_the_index_will_pay(database: Dat
     assert details.progress(database, "of_plain").worth is None
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_local_and_existing_indexes_are_named(sixty: Database, dsn: str) -> None:
     query = "SELECT state FROM public.t WHERE k = 5"
     assert of(asked(sixty, query)).asked.whole == 60
