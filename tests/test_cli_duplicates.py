@@ -254,3 +254,68 @@ def test_a_row_is_looked_for_in_its_own_partition_alone(database: Database, dsn:
         named = set(execute(connection, "SELECT partition FROM roir.duplicate").scalars())
     assert scans == {"t3": 1, "t4": 1, "t7": 1, "t8": 1}
     assert named == {f"public.{name}" for name in scans}
+
+
+def test_a_partition_that_no_run_has_recorded_is_looked_up(database: Database, dsn: str) -> None:
+    """Found: "not known" of rows that are found while the build runs. It holds: the list names every row's partition,
+    and keeps no lock; of a row that is gone it isn't known.
+    """
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int, day int, k int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(3)),
+        "INSERT INTO t SELECT i, i % 3, i / 2 FROM generate_series(0, 5) i",
+    )
+    pause_by_duplicates(database, "t", "k")
+    run_sql(dsn, "UPDATE roir.duplicate SET partition = NULL", "DELETE FROM t WHERE id = 5")
+    rows = [row for group in as_json(dsn, "duplicates", "ix", code=1)["duplicates"] for row in group["rows"]]
+    named = {int(row["primary_key"]["id"]): row["partition"] for row in rows}
+    assert named == {i: f"public.t{i % 3}" for i in range(5)} | {5: None}
+    assert here(dsn, "duplicates", "ix", code=1).stdout.count("not known") == 1
+    page = duplicate_report.page(database, 1, 0)["groups"]
+    assert [row["partition"] for row in page[0]["rows"]] == ["public.t0", "public.t1"]
+    with database.transaction() as connection:
+        of = duplicate_report.of_index(connection, "ix")
+        assert next(iter(duplicate_report.groups(connection, of))).rows[0].partition == "public.t0"
+        held = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'public.t'::regclass"
+        assert execute(connection, held).scalar_one() == 0
+
+
+@pytest.mark.sample(0)
+def test_duplicates_are_listed_once_then_counted(database: Database, dsn: str) -> None:
+    """Found: 20 lines of duplicates in the build, again in the seal, again at each resume. It holds: some examples
+    once, with their number and the command that lists all; a resume that finds no other only says how many there are.
+    """
+    run_sql(
+        dsn, "CREATE TABLE t (id int PRIMARY KEY, k int)", "INSERT INTO t SELECT i, i / 2 FROM generate_series(0, 99) i"
+    )
+    steps.begin(database, unique=True)
+    told: list[str] = []
+
+    def drive() -> list[str]:
+        del told[:]
+        with pytest.raises(DuplicatesFound, match="100 rows share 50 keys"):
+            lifecycle.drive(database, "ix", "test", None, told.append, take_over=True)
+        return [line for line in told if "duplicate" in line]
+
+    first = drive()
+    assert len([line for line in first if "duplicate (k)=(" in line]) == 5
+    assert first[0].endswith("duplicate (k)=(0): (id)=(0) in public.t; (id)=(1) in public.t")
+    [count] = [line for line in first if "until now" in line]
+    assert count.endswith("100 rows share 50 keys until now: roir duplicates public.ix")
+    assert drive() == []
+
+
+def test_duplicates_of_the_last_writes_are_listed_without_those_before(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k int)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 2)")
+    pause_by_duplicates(database, "t", "k")
+    run_sql(dsn, "UPDATE t SET k = 3 WHERE id = 3")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.seal_all(database, run)
+    run_sql(dsn, "INSERT INTO t VALUES (4, 1)")
+    told: list[str] = []
+    with pytest.raises(DuplicatesFound):
+        lifecycle.finalize(database, "ix", "test", told.append, take_over=True)
+    assert [line for line in told if "duplicate" in line] == [
+        "duplicate (k)=(1): (id)=(1) in public.t; (id)=(4) in public.t"
+    ]

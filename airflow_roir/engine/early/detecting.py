@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
@@ -16,19 +16,18 @@ from airflow_roir.engine.retry.patience import LONGEST_WAIT_S
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.errors import DuplicatesFound, Fenced, RoirError
 from airflow_roir.operation import Phase
-from airflow_roir.quantity import counted
 
 
 @contextmanager
-def detecting(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+def detecting(database: Database, run: Run) -> Iterator[None]:
     """Look for duplicates of a unique index in a thread, while the block with the build's workers runs.
 
     The end of the block waits for a last look; if an error ends the block, only for the transaction that is under way.
-    report: called in that thread when duplicates are found.
+    The phase's log tells of what is found.
     """
     halt, done = threading.Event(), threading.Event()
     thread = threading.Thread(
-        target=_watch, args=(database, run, report, halt, done), name="roir-early", daemon=True
+        target=_watch, args=(database, run, halt, done), name="roir-early", daemon=True
     )  # fmt: skip
     thread.start()
     try:
@@ -39,12 +38,10 @@ def detecting(database: Database, run: Run, report: Callable[[str], None] = lamb
         thread.join()
 
 
-def _watch(
-    database: Database, run: Run, report: Callable[[str], None], halt: threading.Event, done: threading.Event
-) -> None:
+def _watch(database: Database, run: Run, halt: threading.Event, done: threading.Event) -> None:
     while not halt.is_set():
         try:
-            _detect(database, run, report, halt, done)
+            _detect(database, run, halt, done)
             return
         except (Fenced, DuplicatesFound):
             # A newer run has a detector of its own; or the operation is paused, with the reason.
@@ -66,9 +63,7 @@ def _watch(
         halt.wait(database.limits.early_every_s)
 
 
-def _detect(
-    database: Database, run: Run, report: Callable[[str], None], halt: threading.Event, done: threading.Event
-) -> None:
+def _detect(database: Database, run: Run, halt: threading.Event, done: threading.Event) -> None:
     with database.connect() as connection:
         with connection.begin():
             row = read_control(connection, run)
@@ -89,9 +84,10 @@ def _detect(
         ended = False
         while not ended:
             ended = halt.wait(database.limits.early_every_s)
-            found = detector.last() if ended and done.is_set() else 0 if ended else detector.step()
-            if found:
-                report(f"{counted(found, 'row')} more share keys of the unique index; roir duplicates lists them")
+            if not ended:
+                detector.step()
+            elif done.is_set():
+                detector.last()
 
 
 def _give_up(database: Database, run: Run, why: str) -> None:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.unique import duplicates
+from airflow_roir.engine.unique import duplicates, whereabouts
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.one_line import one_line
 from airflow_roir.quantity import counted
 
-# How many groups a task's log, its XCom and an error list.
+# How many groups a task's XCom has, and how many a log lists, each with as many rows at most.
 FIRST = 20
+EXAMPLES = 5
 # The most characters of a value that a log or a table shows.
 LONGEST = 200
 LINE = 2_000
@@ -41,6 +42,7 @@ SELECT o.id, o.status, o.phase, coalesce((o.options ->> 'census')::boolean, fals
 """
 # Without verifications, which may be newer.
 NEWEST = "SELECT max(id) FROM roir.operation WHERE index_id = %(index)s AND kind IN ('create', 'rebuild')"
+LAST = "SELECT coalesce(max(id), 0) FROM roir.duplicate WHERE operation_id = %(operation)s"
 # In the order in which they were found; a group has the id of its first row.
 GROUPS = """
 SELECT min(d.id) AS id, d.key_hash, count(*) AS size FROM roir.duplicate d
@@ -60,7 +62,7 @@ SELECT m.* FROM unnest(%(hashes)s) AS g (key_hash), LATERAL (
 
 @dataclass(frozen=True)
 class Member:
-    """A row that shares its key, by its primary key's texts. partition: None if it was not looked up, or not found."""
+    """A row that shares its key, by its primary key's texts. partition: None if the row is gone, or can't be read."""
 
     key: tuple[str | None, ...]
     primary_key: tuple[str | None, ...]
@@ -255,21 +257,34 @@ def _pieces(
 ) -> Iterator[Group]:
     values = {"operation": of.operation_id, "healed": healed, "each": rows_each or ROWS}
     members: dict[int, list[Row[Any]]] = {group.key_hash: [] for group in some}
-    for row in execute(connection, MEMBERS, {**values, "hashes": list(members), "after": 0}):
+    rows = execute(connection, MEMBERS, {**values, "hashes": list(members), "after": 0}).all()
+    places = _places(connection, of, rows)
+    for row in rows:
         members[row.key_hash].append(row)
     for group in some:
         read = members[group.key_hash]
         key = tuple(read[0].shared_key) if read else ()
         while read:
-            yield Group(group.id, key, group.size, tuple(map(_member, read)))
+            yield Group(group.id, key, group.size, tuple(_member(row, places) for row in read))
             if rows_each is not None or len(read) < ROWS:
                 break
             further = {**values, "hashes": [group.key_hash], "after": read[-1].id}
             read = list(execute(connection, MEMBERS, further))
+            places = _places(connection, of, read)
 
 
-def _member(row: Row[Any]) -> Member:
-    return Member(tuple(row.key), tuple(row.primary_key), row.partition, row.phase, row.found_at, row.healed_at)
+def _places(connection: Connection, of: Duplicates, rows: Sequence[Row[Any]]) -> dict[tuple[str | None, ...], str]:
+    """The partitions of rows for which none is recorded: a build records them when it pauses, and not of very many."""
+    if of.source is None or of.apart:
+        return {}
+    lacking = (tuple(row.primary_key) for row in rows if row.partition is None)
+    keys = dict.fromkeys(key for key in lacking if len(key) == len(of.primary_key))
+    return whereabouts.look(connection, of.source, keys) if keys else {}
+
+
+def _member(row: Row[Any], places: Mapping[tuple[str | None, ...], str]) -> Member:
+    key = tuple(row.primary_key)
+    return Member(tuple(row.key), key, row.partition or places.get(key), row.phase, row.found_at, row.healed_at)
 
 
 def page(database: Database, operation_id: int, after: int, most: int = 50) -> dict[str, Any]:
@@ -306,10 +321,19 @@ def first(database: Database, operation_id: int) -> tuple[Duplicates, list[Group
         return found, list(groups(connection, found, limit=FIRST, rows_each=FIRST))
 
 
-def first_lines(database: Database, operation_id: int) -> list[str]:
-    """A line for each of the first groups, and one for how many more there are."""
-    found, listed = first(database, operation_id)
+def first_lines(database: Database, operation_id: int, after: int = 0) -> list[str]:
+    """A line for each of some groups, and one for how many more there are. after: as of `groups`."""
+    with database.transaction() as connection:
+        found = read(connection, operation_id)
+        listed = list(groups(connection, found, after, EXAMPLES, rows_each=EXAMPLES))
     lines = [found.line(group) for group in listed]
-    if found.groups > len(listed):
-        lines.append(f"… and {counted(found.groups - len(listed), 'key')} more")
+    if listed and found.groups > len(listed):
+        more = counted(found.groups - len(listed), "key")
+        lines.append(f"… and {more} more: roir duplicates {argument(found.index)}")
     return lines
+
+
+def last_id(database: Database, operation_id: int) -> int:
+    """The id of the last row that is recorded for an operation, 0 if there is none: groups found later come after."""
+    with database.transaction() as connection:
+        return int(execute(connection, LAST, {"operation": operation_id}).scalar_one())

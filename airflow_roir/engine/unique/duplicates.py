@@ -14,17 +14,16 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import argument, quote
+from airflow_roir.definition import argument
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.control.run import read_control
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import entry as entries
 from airflow_roir.engine.generation import physical, visibility
-from airflow_roir.engine.locks.table_lock import lock_table
 from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source
-from airflow_roir.engine.unique import shared_keys
+from airflow_roir.engine.unique import shared_keys, whereabouts
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 from airflow_roir.quantity import shared
 
@@ -170,7 +169,6 @@ def refuse(database: Database, job: Job) -> None:
 
 def locate(connection: Connection, source: Source, operation_id: int) -> None:
     """Find the partitions of recorded rows, for the first 10,000 rows without one."""
-    key = source.primary_key
     rows = execute(
         connection,
         "SELECT id, primary_key FROM roir.duplicate WHERE operation_id = %(operation)s AND healed_at IS NULL "
@@ -179,28 +177,7 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
     ).all()
     if not rows:
         return
-    path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
-    wait = limits_of(connection).table_lock_ms
-    execute(connection, f"SET LOCAL lock_timeout = {wait}; SET LOCAL search_path = {path}")
-    lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
-    shown = ", ".join(source.columns[name].text("s") for name in key)
-    compared = " AND ".join(f"s.{quote(name)} = v.k{i}" for i, name in enumerate(key))
-    given = ", ".join(f"k{i}" for i in range(len(key)))
-    parts: dict[tuple[str, ...], str] = {}
-    for start in range(0, len(rows), 500):
-        values: dict[str, Any] = {}
-        listed = []
-        for n, row in enumerate(rows[start : start + 500]):
-            values |= {f"v{n}_{i}": value for i, value in enumerate(row.primary_key)}
-            listed.append(f"({', '.join(f'%(v{n}_{i})s::{type_}' for i, type_ in enumerate(source.comparands))})")
-        wanted = ", ".join(listed)
-        # A subquery for each row reads only the row's partition; one condition for all rows would read all partitions.
-        query = (
-            f"SELECT s.* FROM (VALUES {wanted}) v ({given}), LATERAL "
-            f"(SELECT s.tableoid::regclass::text, {shown} FROM {source.sql} s WHERE {compared} OFFSET 0) s"
-        )
-        columns = ", ".join(["part text", *(f"k{i} text" for i in range(len(key)))])
-        parts |= {tuple(row)[1:]: row[0] for row in owner.rows(connection, source, query, columns, values)}
+    parts = whereabouts.partitions_of(connection, source, [tuple(row.primary_key) for row in rows])
     found = [(row.id, parts[tuple(row.primary_key)]) for row in rows if tuple(row.primary_key) in parts]
     execute(
         connection,

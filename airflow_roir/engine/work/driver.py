@@ -62,7 +62,7 @@ class PhaseDriver:
                 # The other warnings come when the options are given.
                 for line in slow(row, 0, cores=self._pool.shared_cores):
                     self._log.say(line)
-            with self._phase.beside(self._database, self._run, self._log.say):
+            with self._phase.beside(self._database, self._run):
                 row = self._work()
             self._log.pieces(last=True)
             if row.status == Status.PAUSED:
@@ -73,7 +73,7 @@ class PhaseDriver:
         try:
             self._persist(lambda: self._phase.finish(self._database, self._run, self._report))
         except DuplicatesFound:
-            self._log.duplicates(again=True)
+            self._log.duplicates()
             raise
         # The end of a phase is that of the server to which the address leads now.
         close_kept(self._database)

@@ -22,13 +22,15 @@ from airflow_roir.quantity import counted, shared
 # The most lines that a phase logs about its pieces: one for each, or, with more pieces, a count from time to time.
 LINES = 10
 
-# The most groups of duplicates that a run lists; if there are more, it logs their number.
-LISTED = 20
 IS_UNIQUE = """
 SELECT FROM roir.operation o JOIN roir.index i ON i.id = o.index_id WHERE o.id = %(operation)s AND i.is_unique
 """
 # The last duplicate of all operations when the run begins, and the newest of this operation since.
-LAST_DUPLICATE = "SELECT coalesce(max(id), 0) AS id FROM roir.duplicate"
+LAST_DUPLICATE = """
+SELECT coalesce(max(id), 0) AS id,
+       count(DISTINCT key_hash) FILTER (WHERE operation_id = %(operation)s AND healed_at IS NULL) AS groups
+  FROM roir.duplicate
+"""
 NEW_DUPLICATES = "SELECT max(id) AS id FROM roir.duplicate WHERE operation_id = %(operation)s AND id > %(after)s"
 COUNTS = "SELECT count(*) AS pieces, count(*) FILTER (WHERE done) AS done, sum(rows) AS rows FROM ({pieces}) p"
 STATE = "SELECT status, epoch FROM roir.operation WHERE id = %(operation)s"
@@ -61,9 +63,8 @@ class PhaseLog:
         self._told: set[int] = set()
         self._is_named = True
         self._is_unique = False
-        self._groups: set[int] = set()
         self._last_group = self._last_duplicate = 0
-        self._groups_told = 0
+        self._known = self._groups_told = 0
         self._away: dict[str, str] = {}
 
     def say(self, line: str) -> None:
@@ -82,6 +83,7 @@ class PhaseLog:
         self._is_unique = self._phase in (Phase.BUILD, Phase.SEAL) and bool(self._read(IS_UNIQUE))
         if self._is_unique and (last := self._read(LAST_DUPLICATE)):
             self._last_duplicate = self._last_group = last[0].id
+            self._known = self._groups_told = last[0].groups
         if (counts := self._count()) is None:
             return
         # Units of a verification come in stages, each with its own numbers.
@@ -154,31 +156,32 @@ class PhaseLog:
             self.say(f"shard {quote(name)} can be read again")
         self._away = now
 
-    def duplicates(self, again: bool = False) -> None:
-        """Log the rows that share a key of a unique index, as they are found.
+    def duplicates(self) -> None:
+        """Log some of the rows that share a key of a unique index, as they are found, then only how many there are.
 
-        again: also those of earlier runs. At the end their partitions are known.
+        Says nothing of those that an earlier phase or run has found.
         """
         if not self._is_unique:
             return
         new = self._read(NEW_DUPLICATES, after=self._last_duplicate)
-        if not (again or (new and new[0].id is not None)):
+        if not new or new[0].id is None:
             return
-        self._last_duplicate = (new and new[0].id) or self._last_duplicate
+        self._last_duplicate = new[0].id
         try:
             with self._database.transaction() as connection:
                 found = duplicate_report.read(connection, self._run.operation_id)
+                room = max(duplicate_report.EXAMPLES - self._known, 0)
                 listed = duplicate_report.groups(
-                    connection, found, 0 if again else self._last_group, LISTED, rows_each=LISTED
+                    connection, found, self._last_group, room, rows_each=duplicate_report.EXAMPLES
                 )
-                groups = [group for group in listed if group.id not in self._groups]
+                groups = list(listed)
         except (DBAPIError, RoirError):
             return
-        for group in groups[: max(LISTED - len(self._groups), 0)]:
-            self._groups.add(group.id)
-            self._last_group = max(self._last_group, group.id)
+        for group in groups:
+            self._known += 1
+            self._last_group = group.id
             self.say(found.line(group))
-        if found.groups > len(self._groups) and (again or found.groups > 2 * self._groups_told):
+        if found.groups > self._known and found.groups > 2 * self._groups_told:
             self._groups_told = found.groups
             self.say(f"{shared(found.groups, found.rows)} until now: roir duplicates {argument(self._run.index)}")
 

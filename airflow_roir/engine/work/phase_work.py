@@ -96,7 +96,7 @@ def nothing_before(_database: Database, _run: Run, _report: Report) -> bool:
     return True
 
 
-def nothing_beside(_database: Database, _run: Run, _report: Report) -> AbstractContextManager[None]:
+def nothing_beside(_database: Database, _run: Run) -> AbstractContextManager[None]:
     """Runs nothing beside the workers."""
     return nullcontext()
 
@@ -121,7 +121,7 @@ class PhaseWork:
     why: str
     values: Callable[[Connection, Run], Mapping[str, Any]] = no_values
     before: Callable[[Database, Run, Report], bool] = nothing_before
-    beside: Callable[[Database, Run, Report], AbstractContextManager[None]] = nothing_beside
+    beside: Callable[[Database, Run], AbstractContextManager[None]] = nothing_beside
     has_stages: bool = False
 
     @property
