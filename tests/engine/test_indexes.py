@@ -129,9 +129,12 @@ def test_a_verification_says_what_it_found_and_of_what_part(database: Database, 
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("deleted", [0, 70])
+@pytest.mark.parametrize("deleted", [0, 10, 70])
 def test_the_bloat_is_what_a_rebuild_wins(database: Database, dsn: str, deleted: int) -> None:
-    """With several shapes of rows, the forecast is compared with the bytes that a rebuild then wins."""
+    """With several shapes of rows, the forecast is compared with the bytes that a rebuild then wins.
+
+    Found: the status advised a rebuild for 7.7 %, which comes back, and which no compaction acts on.
+    """
     run_sql(
         dsn,
         "CREATE TABLE t (id bigint PRIMARY KEY, k text, flag bool, n numeric, note text)",
@@ -150,9 +153,9 @@ def test_the_bloat_is_what_a_rebuild_wins(database: Database, dsn: str, deleted:
     after = only(database)
     won = before.generations[0].bytes - after.generations[0].bytes
     assert before.rows == after.rows == 3 * ROWS * (100 - deleted) // 100
-    if not deleted:
+    if deleted < 25:
         # A rebuild wins nothing worth mentioning, and the status mentions nothing.
-        assert (before.bloat.win_bytes, won < 256 * 1024) == (0, True)
+        assert (before.bloat.win_bytes, won < 256 * 1024) == (0, not deleted)
     else:
         assert before.bloat.win_bytes == pytest.approx(won, rel=0.15)
         assert before.bloat.win_share == pytest.approx(won / before.generations[0].bytes, abs=0.1)

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from airflow_roir.engine.compact.cost_model import is_waste
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import EMPTY_TREE
 
-# A smaller win counts as none: tables grow by whole blocks, and estimates err.
-LEAST_WIN_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Bloat:
     bytes, share: free or dead room, in bytes and as a share of the size of tables and B-trees, 0 to 1. The room that a
         fresh B-tree leaves free isn't counted.
     ghosts: leftovers of the build, until the next clean-up.
-    win_bytes, win_share: the room that a rebuild would win; 0 below 256 kB.
+    win_bytes, win_share: the room that a rebuild would win; 0 if it isn't worth one: below 25 % or 256 kB.
     exact: whether pgstattuple measured all of it; else it is an estimate.
     note: the figures that aren't known, and why.
     """
@@ -60,6 +59,6 @@ def bloat_of(found: Sequence[Segment], ghosts: int) -> Bloat:
     now = sum(one.bytes for one in found)
     free = max(0, now - sum(sizes))
     share = round(free / now, 3) if now else 0.0
-    worth = free >= LEAST_WIN_BYTES
+    worth = is_waste(now, now - free)
     exact = all(one.exact for one in found)
     return Bloat(rows, free, share, ghosts, free if worth else 0, share if worth else 0.0, exact, note)

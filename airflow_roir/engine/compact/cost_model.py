@@ -54,9 +54,10 @@ HORIZON_DAYS = 30.0
 LEAST_DAYS = 1.0
 # A vacuum cleans the visibility map for less than a compaction, so dead entries count only until the next vacuum.
 VACUUM_DAYS = 1.0
-# Waste below this share comes back (from 90 % to ln 2 is 23 %), or is an estimate's error.
+# The one rule for all advice to rebuild or compact. Waste below this share comes back (from 90 % to ln 2 is 23 %), or is
+# an estimate's error.
 LEAST_WASTE = 0.25
-# Tables grow by whole blocks, and estimates err, as for the bloat in `roir status`.
+# Tables grow by whole blocks, and estimates err.
 LEAST_WASTE_BYTES = 256 << 10
 # A segment is too big beyond this multiple of its siblings' size, or of the requested size. Among siblings it must also
 # exceed the absolute size: one worker rewrites a smaller segment in half a minute, so a split would win nothing.

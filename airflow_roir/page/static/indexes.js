@@ -331,7 +331,7 @@ function win({ bloat: b }) {
 
 function bloatOf(b) {
   if (!b) return "";
-  const win = b.win_bytes === null ? (b.note ?? "not known") : b.win_bytes > 0 ? `a rebuild wins ${bytes(b.win_bytes)}` : "a rebuild wins nothing";
+  const win = b.win_bytes === null ? (b.note ?? "not known") : b.win_bytes > 0 ? `a rebuild wins ${bytes(b.win_bytes)}` : "a rebuild wins too little";
   return [b.bytes ? bytes(b.bytes) : "", b.ghosts ? many(b.ghosts, "ghost") : "", win].filter(Boolean).join(", ");
 }
 
