@@ -158,7 +158,7 @@ def record(database: Database, dsn: str, case: Case, rows: int) -> dict[str, Any
             for one in execute(connection, SAMPLES, values).scalars()
         ]
     clean_up.clean_up(database)
-    seen = [one for one in looker.looks if one["operation"]["status"] in ("running", "paused")]
+    seen = [one for one in looker.looks if one["operation"]["status"] == "running"]
     step = max(1, len(seen) // LOOKS)
     return {
         "name": case.name,
@@ -198,10 +198,12 @@ def _drive(database: Database, run: Run, until_build: bool = False) -> None:
 
 
 def estimates(connection: Any, recorded: dict[str, Any]) -> list[tuple[str, float, float, float | None, float, float]]:
-    """Look by look: the phase, the seconds worked, what was left, what was estimated, between what."""
+    """Look by look while it ran: the phase, the seconds worked, what was left, what was estimated, between what."""
     found = []
     samples = json.dumps(recorded["samples"])
     for one in recorded["looks"]:
+        if one["operation"]["status"] != "running":
+            continue
         earlier = one["earlier"] or [None, None]
         values = {
             "operation": json.dumps(one["operation"]),

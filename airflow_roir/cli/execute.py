@@ -365,7 +365,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
             now = operation_status(database, operation_id)
             said = f"{now.phase}: {', '.join(filter(None, (done(now), speed(now))))}"
             # A replica may be called anything, also as rich's markup.
-            remaining = time_left(now) if now.throttled is None else escape(printable(now.throttled))
+            remaining = escape(printable(now.throttled or time_left(now)))
             bar.update(task, completed=now.percent_complete, description=said, left=remaining)
 
     with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress", SETTLE_S):

@@ -130,7 +130,8 @@ DECLARE
     variance double precision := 0;
     p text;
 BEGIN
-    IF o.status NOT IN ('running', 'paused') THEN
+    -- While an operation waits for its user, no time is left that passes.
+    IF o.status <> 'running' THEN
         RETURN;
     END IF;
     -- Rows, shares and seconds all grow, so that their minima are of one sample.
@@ -143,7 +144,7 @@ BEGIN
                         AND x.slowed_by = slowing
                         AND x.worked > w.worked - greatest(10, 0.35 * w.in_phase) AS fits
               FROM unnest(samples) x WHERE x.phase = o.phase) s;
-    IF o.status = 'running' AND EXISTS (SELECT FROM roir.phases() x WHERE x.phase = o.phase AND x.copies) THEN
+    IF EXISTS (SELECT FROM roir.phases() x WHERE x.phase = o.phase AND x.copies) THEN
         rows_per_second := recent.rows / nullif(recent.seconds, 0);
     END IF;
     IF o.kind IN ('verify', 'compact') THEN

@@ -57,9 +57,9 @@ SELECT clock_timestamp() AS now,
                                                      ELSE (o.phase_seconds ->> 'build')::float8 END, 0)
              END) AS rows_per_second,
        round(t.rows_per_second::numeric)::float8 AS rows_per_second_now,
-       round(t.likely::numeric, 1)::float8 AS seconds_left,
-       round(t.low::numeric, 1)::float8 AS seconds_left_low,
-       round(t.high::numeric, 1)::float8 AS seconds_left_high,
+       CASE WHEN b.abandoned_since IS NULL THEN round(t.likely::numeric, 1)::float8 END AS seconds_left,
+       CASE WHEN b.abandoned_since IS NULL THEN round(t.low::numeric, 1)::float8 END AS seconds_left_low,
+       CASE WHEN b.abandoned_since IS NULL THEN round(t.high::numeric, 1)::float8 END AS seconds_left_high,
        (SELECT coalesce(sum(value::numeric), 0) FROM jsonb_each_text(o.phase_seconds))::float8
            AS total_execution_time,
        o.phase_seconds,
@@ -137,7 +137,7 @@ SELECT clock_timestamp() AS now,
          LEFT JOIN (
               SELECT x.rows_estimate, x.phase_seconds FROM roir.operation x
                WHERE x.index_id = o.index_id AND x.id < o.id AND x.kind IN ('create', 'rebuild')
-                 AND x.status = 'completed' AND o.status IN ('running', 'paused')
+                 AND x.status = 'completed' AND o.status = 'running'
                ORDER BY x.id DESC LIMIT 1) e ON true
          LEFT JOIN (
               SELECT x.actor, x.detail FROM roir.event x
@@ -146,7 +146,7 @@ SELECT clock_timestamp() AS now,
        OFFSET 0) q
  CROSS JOIN LATERAL roir.time_left(
        o, w, ARRAY(SELECT x FROM roir.progress_sample x WHERE x.operation_id = o.id AND x.phase = o.phase
-                      AND o.status IN ('running', 'paused')),
+                      AND o.status = 'running' AND b.abandoned_since IS NULL),
        b.delta_rows, q.earlier_rows, q.earlier_seconds) t;
 
 -- The columns that SQL Server users know from sys.index_resumable_operations, and more.

@@ -16,7 +16,7 @@ from airflow_roir.engine.control import requests, sign_of_life
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.control.run import Run, end_run, settle
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.snapshot import bars
+from airflow_roir.engine.snapshot import bars, words
 from airflow_roir.engine.snapshot.details import MOST_SAMPLES, progress
 from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.work.phase_work import Step
@@ -26,7 +26,7 @@ from airflow_roir.operation import Phase
 from airflow_roir.options import LIVE, MAX_PARALLELISM
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.steps import sql
+from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(2)
 
@@ -238,6 +238,29 @@ def test_what_holds_it_up_is_named(database: Database, dsn: str) -> None:
     requests.request_abort(database, "ix", "me")
     assert look(database).status == "aborting"
     abort.abort(database, "ix", "me")
+
+
+def test_no_time_is_left_of_a_build_that_waits_for_its_user(database: Database, dsn: str) -> None:
+    """Found: a time left of builds that wait for a user. It holds: none on any surface, but what it waits for."""
+    _, run = steps.begin(database, ranges=4, batch_rows=50, parallelism=2)
+    begin_to_work(dsn, run)
+    worker = step(database, run)
+    now = look(database)
+    assert now.seconds_left is not None
+    assert words.time_left(now).endswith("left")
+    shown = "SELECT seconds_left, seconds_left_low, seconds_left_high FROM roir.resumable_operations"
+    [(left, _, _)] = sql(session(dsn), shown)
+    assert left is not None
+    requests.pause(database, "ix", "me", "lunch")
+    for status in ("pausing", "paused"):
+        now = look(database)
+        assert (now.status, now.seconds_left, now.seconds_left_low, now.seconds_left_high) == (status, *[None] * 3)
+        assert words.time_left(now) == "paused by me: lunch"
+        assert not any("left" in one for one in words.figures(now))
+        assert sql(session(dsn), shown) == [(None, None, None)]
+        if status == "pausing":
+            worker.connection.close()
+            end_run(database, run)
 
 
 def test_a_limit_out_of_reach_and_a_worker_between_two_statements_hold_nothing_up(database: Database, dsn: str) -> None:

@@ -15,7 +15,6 @@ from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import EMPTY_TREE
 
 
-
 @dataclass(frozen=True)
 class Bloat:
     """How much of a generation's tables and B-trees holds no entry. None: it can't be known, and `note` says why.

@@ -54,8 +54,8 @@ HORIZON_DAYS = 30.0
 LEAST_DAYS = 1.0
 # A vacuum cleans the visibility map for less than a compaction, so dead entries count only until the next vacuum.
 VACUUM_DAYS = 1.0
-# The one rule for all advice to rebuild or compact. Waste below this share comes back (from 90 % to ln 2 is 23 %), or is
-# an estimate's error.
+# The one rule for all advice to rebuild or compact. Waste below this share comes back (from 90 % to ln 2 is 23 %), or
+# is an estimate's error.
 LEAST_WASTE = 0.25
 # Tables grow by whole blocks, and estimates err.
 LEAST_WASTE_BYTES = 256 << 10

@@ -156,7 +156,9 @@ def _ago(one: OperationStatus, moment: datetime | None) -> str:
 
 
 def time_left(one: OperationStatus) -> str:
-    """`about 12 s left`."""
+    """`about 12 s left`; of a paused operation why it is paused."""
+    if one.status in (PAUSING, Status.PAUSED):
+        return paused_by(one)
     return left(one.seconds_left, one.seconds_left_low, one.seconds_left_high) or "time left: not known yet"
 
 
