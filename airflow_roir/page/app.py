@@ -197,7 +197,7 @@ def _reads(app: FastAPI) -> None:
             content["wanted"] = run.missed
             return answer(request, content)
         one = shown
-        content["task"] = run.task_of(one)
+        content |= {"task": run.task_of(one), "continued_by": run.continued_by(one)}
         coming = await looks.look(AIRFLOW, ("next", run.dag_id, run.run_id, one.operation), lambda: next_task(run, one))
         content["clean_up"] = settings.CLEAN_UP_DAG
         content["may_clean_up"] = one.status in LIVE and await run_in_threadpool(

@@ -28,7 +28,7 @@ RUNS = 300
 MOST_CONNECTIONS = 16
 # Parts of the messages of a refused login; an attempt to connect has no SQLSTATE.
 REFUSALS = ("authentication failed", "no password supplied", "not permitted to log in", "no pg_hba.conf entry")
-# What helps where no session opens; the two places where Airflow keeps a connection's fields.
+# Where Airflow keeps a connection's fields.
 WHERE_KEPT = "in Airflow's Admin → Connections or your secrets backend"
 # A look is short; a long one must not go on when no request waits for it any more.
 STATEMENT_MS, LOCK_MS = 6_000, 1_000
@@ -143,7 +143,7 @@ def trouble(connection_id: str, error: DBAPIError) -> str:
 
 
 def remedy(error: DBAPIError) -> str:
-    """What helps if a connection's database opens no session; '' if one was open."""
+    """The remedy if a connection's database opens no session; '' if one was open."""
     state, text = sqlstate(error), str(error.orig)
     if state[:2] == "28" or any(said_so in text for said_so in REFUSALS) or ("does not exist" in text and not state):
         return f"Correct the connection's login, password and database {WHERE_KEPT}"

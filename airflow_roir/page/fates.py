@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.control import expected
 from airflow_roir.engine.control.expected import ENDED, Fate
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import RoirError
 from airflow_roir.one_line import one_line
 from airflow_roir.page.databases import open_database
@@ -24,6 +24,10 @@ from airflow_roir.task.run_state import fate, fates_by
 
 log = logging.getLogger(__name__)
 
+LAST_RUNS = """
+SELECT id, run_ended_at IS NOT NULL AS has_ended, coalesce(awaited_by, owner, created_by) AS run
+  FROM roir.operation WHERE id = ANY (%(ids)s)
+"""
 # After the database refused to write, a connection tries again after this time.
 REFUSED_S = 60.0
 _refused: dict[str, float] = {}
@@ -43,6 +47,17 @@ def settle_runs(connection_id: str, reading: Database, operations: Sequence[int]
     except (DBAPIError, RoirError) as error:
         _refused[connection_id] = time.monotonic()
         log.warning("Connection %s: an abandoned operation can't be noted: %s", connection_id, one_line(str(error)))
+
+
+def left(database: Database, operations: Sequence[int]) -> set[int]:
+    """Those of these operations that no run will continue: their runs have ended or are gone, or were commands.
+
+    An operation that is paused needs this: `settle_runs` notes the ends of runs of the others.
+    """
+    with database.transaction() as connection:
+        rows = execute(connection, LAST_RUNS, {"ids": list(operations)}).all() if operations else []
+    fate_of = fates_by(_read)
+    return {row.id for row in rows if row.has_ended or (found := fate_of(row.run)) is None or found.ended}
 
 
 def _read(dag_id: str, run_id: str) -> Fate:

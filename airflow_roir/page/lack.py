@@ -1,4 +1,4 @@
-"""What a connection lacks before its database can have an index, and what helps."""
+"""The things that a connection may lack before its database can have an index, with the remedies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lack:
 
 
 def lack_of(connection_id: str, error: RoirError) -> Lack:
-    """What a connection lacks. error: of an attempt to read its indexes."""
+    """The thing that a connection lacks. error: of an attempt to read its indexes."""
     if isinstance(error, NoConnection):
         add = f"airflow connections add {shlex.quote(connection_id)} --conn-uri"
         return Lack(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -16,23 +17,17 @@ from airflow_roir.engine.snapshot.parts import NextTask
 from airflow_roir.engine.snapshot.words import State, paused_by, state_of, way_on
 from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
 from airflow_roir.operation import Status
-from airflow_roir.page import databases
+from airflow_roir.page import databases, fates
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.continuing import continuation, options_text
 from airflow_roir.page.failures import Failure, failures_of, shown
-from airflow_roir.page.fates import settle_runs
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
 
 # If one of several databases doesn't answer in this time, the others are shown without it.
 SEVERAL_S = 4.0
 # An index may have hundreds; those whose compaction would free most are worth a row.
 MOST_SEGMENTS = 20
-# is_left: of a paused operation, whose run has ended, or was a command.
-DRIVERS = """
-SELECT id, created_by,
-       run_ended_at IS NOT NULL OR coalesce(awaited_by, owner, created_by) NOT LIKE 'airflow %%' AS is_left
-  FROM roir.operation WHERE id = ANY (%(ids)s)
-"""
+CREATORS = "SELECT id, created_by FROM roir.operation WHERE id = ANY (%(ids)s)"
 
 
 async def the_run(looks: Looks, dag_id: str, run_id: str) -> Run:
@@ -63,8 +58,10 @@ async def operations_found(looks: Looks, run: Run) -> tuple[list[Found], list[st
                 seen = operations_of(database, connection_id, run)
                 idle = [one.operation for one in seen if one.drives and one.status == "running" and not one.at_work]
                 if idle:
-                    settle_runs(connection_id, database, idle)
-                return seen
+                    fates.settle_runs(connection_id, database, idle)
+                paused = [one.operation for one in seen if one.status == "paused" and one.elsewhere]
+                gone = fates.left(database, paused)
+                return [replace(one, left=one.operation in gone) for one in seen]
 
         key = ("operations", run.dag_id, run.run_id, run.adopted)
         try:
@@ -131,7 +128,7 @@ def indexes_of(connection_id: str) -> list[dict[str, Any]]:
     from airflow_roir.engine.snapshot.index import indexes
 
     with databases.reading(connection_id) as database:
-        settle_runs(connection_id, database)
+        fates.settle_runs(connection_id, database)
         found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
         unfinished = [one["operation"] for one in found if one["operation"] is not None]
         runs = runs_of(database, unfinished)
@@ -154,13 +151,11 @@ def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dic
         return {}
     with database.transaction() as connection:
         shown = rows(connection, ids)
-        by = {row.id: row for row in execute(connection, DRIVERS, {"ids": list(ids)})}
+        by = {row.id: row.created_by for row in execute(connection, CREATORS, {"ids": list(ids)})}
     warned = warnings_of(database, shown)
-    left = {
-        one.operation_id: one.status == ABANDONED
-        or (one.status == Status.PAUSED and not one.is_fresh and by[one.operation_id].is_left)
-        for one in shown
-    }
+    idle = [one.operation_id for one in shown if one.status == Status.PAUSED and not one.is_fresh]
+    gone = fates.left(database, idle)
+    left = {one.operation_id: one.status == ABANDONED or one.operation_id in gone for one in shown}
     return {
         one.operation_id: {
             "state_of_operation": shown_state(state_of(one))
@@ -171,7 +166,7 @@ def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dic
                 "left": left[one.operation_id],
             },
             "continues": continuation(
-                connection_id, one.index, one.kind, by[one.operation_id].created_by, options_text(one.options)
+                connection_id, one.index, one.kind, by[one.operation_id], options_text(one.options)
             )
             if left[one.operation_id]
             else None,

@@ -29,6 +29,7 @@ PREPARE = "prepare"
 
 OPERATIONS = """
 SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
+       coalesce(CASE WHEN o.run_ended_at IS NULL THEN o.awaited_by END, o.owner) AS last_run,
        o.status IN ('running', 'paused', 'failed') AS live,
        o.status = 'running' AND o.heartbeat_at IS NOT NULL
        AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s AS alive,
@@ -94,8 +95,18 @@ class Run:
 
     def left_behind(self, one: Found) -> bool:
         """Whether this run has ended and its operation hasn't, after a mark or a timeout."""
-        is_ours = one.drives and not one.at_work and not one.elsewhere
-        return self.has_ended and is_ours and one.status in ("running", "paused")
+        is_idle = one.drives and not one.at_work and one.status in ("running", "paused")
+        return self.has_ended and is_idle and (not one.elsewhere or one.left)
+
+    def continued_by(self, one: Found) -> dict[str, str] | None:
+        """The run or command that has continued an operation of this run, which has ended; None if nothing has.
+
+        name: of a command. dag_id, run_id: of a run.
+        """
+        if not self.has_ended or self.dag_id == CONTROL_DAG or not one.elsewhere or one.left:
+            return None
+        named = RUN.fullmatch(one.last_run)
+        return {"name": one.last_run} if named is None else {"dag_id": named[1], "run_id": named[2]}
 
     def how_to_go_on(self, one: Found) -> str:
         """What to do with an operation that was left behind."""
@@ -147,7 +158,8 @@ class Found:
     """An operation that a run is about. drives: the run drives it, or would continue it.
 
     at_work: a run drives it now. map_index: of the task that drives it, or did last; -1 if it isn't mapped. elsewhere:
-    another run has driven it last. created_by: the run or user that has begun it.
+    another run has driven it last, or is awaited. created_by: the run or user that has begun it. last_run: the run or
+    command that drives it, will, or did last. left: the operation is paused, and neither drives it any more.
     """
 
     connection: str
@@ -160,6 +172,8 @@ class Found:
     map_index: int = -1
     elsewhere: bool = False
     created_by: str = ""
+    last_run: str = ""
+    left: bool = False
 
 
 def read_run(dag_id: str, run_id: str) -> Run:
@@ -236,8 +250,9 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             row.live and (row.owns or ((row.created or row.id in adopted) and not row.alive)),
             bool(row.alive),
             _map_index(row.owner),
-            not (row.owns or row.owner is None),
+            row.last_run is not None and row.last_run != run.owner and not row.last_run.startswith(f"{run.owner} ["),
             row.created_by,
+            row.last_run or "",
         )
         for row in rows
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
-from airflow_roir.page import databases, lookups
+from airflow_roir.page import databases, fates, lookups
 from tests.conftest import run_sql
 from tests.engine import steps
 
@@ -24,7 +24,7 @@ def shown(database: Database, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield database
 
     monkeypatch.setattr(databases, "reading", reading)
-    monkeypatch.setattr(lookups, "settle_runs", lambda *_: None)
+    monkeypatch.setattr(fates, "settle_runs", lambda *_: None)
     monkeypatch.setattr(lookups, "runs_of", lambda *_: {})
     monkeypatch.setattr(lookups, "continuation", lambda *_: None)
 

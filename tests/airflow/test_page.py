@@ -17,7 +17,7 @@ from sqlalchemy import NullPool, create_engine
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import clean_up, lifecycle, prepare
-from airflow_roir.engine.control import admission, operations, requests
+from airflow_roir.engine.control import admission, expected, operations, requests
 from airflow_roir.engine.control.remedies import moment
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.forecast import set_up
@@ -319,10 +319,42 @@ def test_an_operation_whose_run_is_over_is_abandoned_and_can_be_continued(
         again = server.trigger(*wish)
         about = {"dag_id": DAG, "run_id": again}
         assert page.ask("user", "GET", "/api/run", params=about).json()["chosen"]["operation"] == named["operation"]
+        if way in ("failed", "success"):
+            expected.expect(shop.database, named["operation"], f"airflow {DAG} {again}", None)
+            shown()
+            seen = shown("viewer")
+            assert (seen["continued_by"], seen["continues"]) == ({"dag_id": DAG, "run_id": again}, None)
     finally:
         if way == "renamed":
             server.run_python("-c", STALE, "fresh")
         server.unpause(DAG)
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("way", ["failed", "deleted"])
+def test_a_paused_operation_whose_run_is_gone_can_be_continued(
+    page: Page, shop: Any, build: tuple[str, dict[str, Any]], way: str
+) -> None:
+    """Found: after the deletion of its run there was no button for it."""
+    run, named = build
+    page.server.trigger("verify_index", {"index": INDEX, "postgres_conn_id": named["connection"]})
+    requests.pause(shop.database, INDEX, "ann")
+
+    def left() -> bool:
+        databases = page.ask("user", "GET", "/api/indexes").json()["databases"]
+        [index] = [one for of in databases if of["connection"] == named["connection"] for one in of["indexes"]]
+        state = index["state_of_operation"]
+        assert state["name"] == "paused"
+        assert state["left"] == (index["continues"] is not None)
+        return bool(state["left"])
+
+    assert not left(), "its run goes on after a resume"
+    where = f"/api/v2/dags/{DAG}/dagRuns/{quote(run, safe='')}"
+    if way == "deleted":
+        page.server.call("DELETE", where)
+    else:
+        page.server.call("PATCH", where, {"state": way})
+    wait_until(left, 60, "the buttons")
 
 
 # Faster than Airflow's own models in a process for each.

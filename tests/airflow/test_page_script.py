@@ -271,6 +271,21 @@ def test_an_operation_whose_run_is_over_is_continued_as_it_was_begun(airflow: Ai
     assert airflow.sent == ([resume] if status == "paused" else []) + [trigger]
 
 
+def test_the_tab_of_a_run_names_the_run_that_continued_its_operation(airflow: Airflow, tab: Any) -> None:
+    """Found: only the tab whose user had pressed *Continue* said so, until it was reloaded."""
+    airflow.run["state"] = "failed"
+    airflow.more["continued_by"] = {"dag_id": "rebuild_index", "run_id": "manual__2026-01-31T11:00:00+00:00"}
+    tab.reload()
+    tab.get_by_text("Continued by run manual__2026-01-31T11:00:00+00:00 of rebuild_index. See its run").wait_for()
+    address = tab.get_by_role("link", name="See its run").get_attribute("href")
+    assert address.endswith("/dags/rebuild_index/runs/manual__2026-01-31T11:00:00+00:00/plugin/index-build")
+    airflow.more["continued_by"] = {"name": "ann@desk pid 4711"}
+    tab.get_by_text("Continued by ann@desk pid 4711.", exact=True).wait_for()
+    assert tab.get_by_role("link", name="See its run").count() == 0
+    airflow.more["continued_by"] = None
+    tab.get_by_text("Continued by").wait_for(state="hidden")
+
+
 def test_figures_of_workers_that_have_left_are_not_shown(airflow: Airflow, tab: Any) -> None:
     """Found: *Rows/s now* 707 with no worker; after *Pause* the state was *Running* for seconds."""
     airflow.progress["rows_per_second_now"] = 707

@@ -113,6 +113,7 @@ class Build {
     this.fill = el("i");
     this.meter = el("div", { class: "meter", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": "Work done" }, this.fill);
     this.held = el("p", { class: "held", hidden: true });
+    this.continued = el("p", { class: "note info", hidden: true });
     this.notes = el("div", { class: "notes" });
     this.pauseButton = el("button", { type: "button", class: "main", text: "Pause", onclick: () => this.askPause() });
     this.resumeButton = el("button", { type: "button", class: "main", text: "Resume", onclick: () => this.change("resume") });
@@ -158,6 +159,7 @@ class Build {
         this.meter,
         this.phases.node,
       ),
+      this.continued,
       this.held,
       this.notes,
       (this.queryPanel = el("section", { class: "panel", hidden: true }, el("header", {}, el("h2", { text: "Query it" })), this.queries)),
@@ -227,7 +229,7 @@ class Build {
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
     // The run that the user has triggered takes the operation up a moment later.
-    if (this.continuedBy && !LEFT.includes(p.status)) this.continuedBy = null;
+    if (this.continuedBy && (content.continued_by || !LEFT.includes(p.status))) this.continuedBy = null;
     if (this.continuedBy) content.continues = null;
     const { name: state, word, note } = this.continuedBy ? { name: "undriven", word: "Continued", note: `Continued by run ${this.continuedBy}` } : p.state;
     mark(this.chip, "data-status", state);
@@ -241,6 +243,7 @@ class Build {
     this.queryPanel.hidden = !p.queries?.length;
     keep(this.queries, p.queries ?? [], () => el("li", {}, el("code")), (item, text) => put(item.firstChild, text));
     put(this.left, note);
+    this.showContinued(content);
     this.showHeld(content);
     this.showTiles(p);
     this.pieces.show(p.bars, ["paused", "queued", "undriven", "abandoned"].includes(state) && !p.workers?.alive);
@@ -285,6 +288,15 @@ class Build {
   choose(operation, connection) {
     chosen = { connection, operation };
     poll.now();
+  }
+
+  /** The run or command that has continued the operation of this run, which has ended. */
+  showContinued({ continued_by: by }) {
+    this.continued.hidden = !by;
+    const key = JSON.stringify(by ?? null);
+    if (this.continued.dataset.key === key) return;
+    mark(this.continued, "data-key", key);
+    if (by) this.continued.replaceChildren(...(by.name ? [`Continued by ${by.name}.`] : [`Continued by run ${by.run_id} of ${by.dag_id}. `, link("See its run", runPage(by))]));
   }
 
   showHeld({ progress: p, run, paused_by_switch: bySwitch }) {
@@ -527,7 +539,7 @@ class Build {
       const run = await trigger(wish.dag_id, wish.conf);
       this.continuedBy = run.dag_run_id;
       this.draw(this.content);
-      this.tell(`${wish.dag_id} is triggered, and continues the operation. `, false, link("See its run", `dags/${part(wish.dag_id)}/runs/${part(run.dag_run_id)}/plugin/index-build`));
+      this.tell(`${wish.dag_id} is triggered, and continues the operation. `, false, link("See its run", runPage({ dag_id: wish.dag_id, run_id: run.dag_run_id })));
     } catch (refusal) {
       this.tell(`No run of ${wish.dag_id} could be triggered: ${refusal.message}`, true);
     } finally {
@@ -560,6 +572,8 @@ class Build {
     this.telling = setTimeout(() => put(this.said, ""), wrong ? 20000 : 8000);
   }
 }
+
+const runPage = ({ dag_id: dag, run_id: run }) => `dags/${part(dag)}/runs/${part(run)}/plugin/index-build`;
 
 function safe(address) {
   try {

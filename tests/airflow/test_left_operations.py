@@ -1,0 +1,124 @@
+"""Operations that no run will continue: *Indexes* offers *Continue* and *Abort*; tabs of old runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_roir.definition import IndexDefinition
+from airflow_roir.engine import prepare
+from airflow_roir.engine.control import expected, requests
+from airflow_roir.engine.control.expected import COMES, ENDED, Fate
+from airflow_roir.engine.control.run import start_run
+from airflow_roir.options import BuildOptions
+from airflow_roir.page import fates, lookups
+from airflow_roir.page.settings import CONTROL_DAG
+from airflow_roir.page.targets import Run, operations_of
+
+OWNER = "airflow rebuild_index r1"
+COMMAND = "ann@desk pid 4711"
+SILENT = "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '2 h'"
+INDEX = "public.i"
+
+
+def begin(shop: Any, owner: str) -> int:
+    definition = IndexDefinition.parse(INDEX, "public.item", ["price"])
+    return prepare.prepare(shop.database, definition, BuildOptions(), owner).operation_id
+
+
+def shown(shop: Any, operation: int, monkeypatch: pytest.MonkeyPatch, **runs: Fate) -> tuple[str, bool, bool]:
+    """The state on *Indexes*, whether there is *Abort*, and *Continue*. runs: the fates of those that Airflow has."""
+    monkeypatch.setattr(fates, "_read", lambda _dag_id, run_id: runs.get(run_id, ENDED))
+    monkeypatch.setattr(lookups, "continuation", lambda *_: {"dag_id": "rebuild_index"})
+    one = lookups.states_of(shop.database, "c", [operation])[operation]
+    state = one["state_of_operation"]
+    return state["name"], state["left"], one["continues"] is not None
+
+
+LEFT, KEPT = ("paused", True, True), ("paused", False, False)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["prepared", "begun"])
+def test_a_paused_operation_whose_run_is_gone_can_be_continued_and_aborted(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Found: only the end that the task itself had noted counted; after the run's deletion there was no button."""
+    operation = begin(shop, OWNER)
+    if begun:
+        start_run(shop.database, INDEX, OWNER)
+    requests.pause(shop.database, INDEX, "ann")
+    shop.run(SILENT)
+    assert shop.run("SELECT run_ended_at FROM roir.operation") == [(None,)]
+    assert shown(shop, operation, monkeypatch) == LEFT, "it was deleted, or its DAG, or it has ended"
+    assert shown(shop, operation, monkeypatch, r1=COMES) == KEPT
+    assert shown(shop, operation, monkeypatch, r1=Fate(waits=True)) == KEPT
+    assert shown(shop, operation, monkeypatch, r1=Fate(switch="airflow switch of DAG d")) == KEPT
+    # The task knows that it won't come back, although its run goes on, with other indexes for example.
+    expected.expect(shop.database, operation, OWNER, None)
+    expected.has_ended(shop.database, operation, OWNER)
+    assert shown(shop, operation, monkeypatch, r1=COMES) == LEFT
+    # Another run is awaited, and counts alone.
+    expected.expect(shop.database, operation, "airflow rebuild_index r2 [3]", None)
+    assert shown(shop, operation, monkeypatch, r2=COMES) == KEPT
+    assert shown(shop, operation, monkeypatch, r1=COMES) == LEFT
+
+
+def test_a_paused_operation_of_a_command_can_be_continued_and_aborted(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = begin(shop, COMMAND)
+    requests.pause(shop.database, INDEX, "ann")
+    shop.run(SILENT)
+    assert shown(shop, operation, monkeypatch) == LEFT
+
+
+def test_an_abandoned_operation_whose_run_is_gone_can_be_continued_and_aborted(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = begin(shop, OWNER)
+    assert shown(shop, operation, monkeypatch) == ("undriven", False, False)
+    shop.run("UPDATE roir.operation SET run_ended_at = clock_timestamp()")
+    assert shown(shop, operation, monkeypatch) == ("abandoned", True, True)
+    # A worker is still there.
+    start_run(shop.database, INDEX, OWNER)
+    assert shown(shop, operation, monkeypatch) == ("running", False, False)
+
+
+def test_the_tab_of_an_old_run_names_the_run_that_continued_its_operation(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: only the open tab said so; after a reload, or in another browser, the run had ended, and that was all."""
+    old = Run("rebuild_index", "r1", "failed", False, {"index": INDEX}, {})
+    new = replace(old, run_id="r2", state="running")
+    operation = begin(shop, OWNER)
+
+    def continued(run: Run = old) -> Any:
+        [found] = operations_of(shop.database, "c", run)
+        return run.continued_by(found)
+
+    by = {"dag_id": "rebuild_index", "run_id": "r2"}
+    start_run(shop.database, INDEX, f"{OWNER} [3]")
+    assert continued() is None
+    shop.run(SILENT)
+    # Prepared, and not begun.
+    expected.expect(shop.database, operation, "airflow rebuild_index r2", None)
+    assert (continued(), continued(new)) == (by, None)
+    [found] = operations_of(shop.database, "c", old)
+    assert not old.left_behind(found), "it is continued"
+    start_run(shop.database, INDEX, "airflow rebuild_index r2 [0]")
+    assert (continued(), continued(new)) == (by, None)
+    assert continued(replace(old, state="running")) is None, "it may go on itself"
+    assert continued(replace(old, dag_id=CONTROL_DAG, run_id="r9")) is None, "it has changed the operation of another"
+    shop.run(SILENT)
+    # That one has ended, too.
+    requests.pause(shop.database, INDEX, "ann")
+    monkeypatch.setattr(fates, "_read", lambda *_: ENDED)
+    assert fates.left(shop.database, [operation]) == {operation}
+    [found] = operations_of(shop.database, "c", old)
+    found = replace(found, left=True)
+    assert (old.continued_by(found), old.left_behind(found)) == (None, True)
+    requests.resume(shop.database, INDEX, "ann")
+    start_run(shop.database, INDEX, COMMAND)
+    assert continued() == {"name": COMMAND}
