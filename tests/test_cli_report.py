@@ -20,7 +20,15 @@ def test_each_kind_of_operation_has_a_page(dsn: str, database: Database) -> None
         here(dsn, *command)
         page = here(dsn, "report", "public.ix").stdout
         assert "Completed" in page.splitlines()[0], command
+        assert page.startswith("# create of public.ix, operation 1: Completed"), command
         assert "missing 0, extra 0, different 0: index and table are equal" in page
+    # Found: after a verification the report was that of the verification. It is a part of the build's, with its own.
+    assert page.splitlines()[0].endswith("operation 1: Completed; verify 2: Completed")
+    assert "| verify 2 | " in page
+    assert "roir report public.ix --operation 2" in page
+    own = here(dsn, "report", "ix", "--operation", "2").stdout
+    assert own.startswith("# verify of public.ix, operation 2: Completed\n")
+    assert "## Since then" not in own
     begin(database, "ix", None, None)
     assert here(dsn, "report", "ix").stdout.startswith("# rebuild of")
     run_sql(dsn, "SELECT roir.abort('ix', 'a reason')")

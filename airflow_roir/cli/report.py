@@ -13,7 +13,10 @@ from airflow_roir.cli.app import Index, app, database_of, show_as_it_is
 def report(
     context: typer.Context,
     index: Index,
-    operation: Annotated[int | None, typer.Option(help="The number of an operation; by default the latest.")] = None,
+    operation: Annotated[
+        int | None,
+        typer.Option(help="The number of an operation; by default the latest build, with what followed."),
+    ] = None,
     in_html: Annotated[bool, typer.Option("--html", help="HTML instead of Markdown.")] = False,
 ) -> None:
     """Print an operation as one page, for a change ticket: what, when, who, pauses, verification, figures."""

@@ -1,4 +1,7 @@
-"""An operation as one page for a change ticket, in Markdown or HTML, from what `details.progress` reads."""
+"""An operation as one page for a change ticket, in Markdown or HTML, from what `details.progress` reads.
+
+By default it is the index's latest build: later verifications and compactions are a part of its page.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ import html
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import takewhile
 
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot import details
-from airflow_roir.engine.snapshot.operation import OperationStatus
+from airflow_roir.engine.snapshot.operation import OperationStatus, read
 from airflow_roir.engine.snapshot.words import done, state_of
 from airflow_roir.engine.verify.report import VerifyReport, report
 from airflow_roir.errors import NotFound
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import Kind
+from airflow_roir.operation import BUILDS, Kind
 from airflow_roir.quantity import counted, duration, lost, rate, size
 
 # All that Markdown or the HTML in it gives a meaning to.
@@ -26,9 +30,20 @@ STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{text-ali
 # A title, the heads of its columns ('' for none), rows of plain texts.
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
+LATEST_BUILD = """
+SELECT max(b.id) FROM roir.operation o JOIN roir.operation b ON b.index_id = o.index_id
+ WHERE o.id = %(operation)s AND b.kind IN ('create', 'rebuild')
+"""
+LATER = """
+SELECT l.id FROM roir.operation o JOIN roir.operation l ON l.index_id = o.index_id AND l.id > o.id
+ WHERE o.id = %(operation)s ORDER BY l.id DESC LIMIT %(most)s
+"""
+# The most later operations that a page lists.
+MOST_LATER = 20
+
 
 def write(database: Database, index: str, operation_id: int | None = None, in_html: bool = False) -> str:
-    """The page about an index's latest operation, or about the one with that id. Raises NotFound, InvalidInput."""
+    """The page about an index's latest build, or about the operation with that id. Raises NotFound, InvalidInput."""
     listed = f"its operations: roir status {argument(index)} --history"
     try:
         one = details.progress(database, index, operation_id)
@@ -38,29 +53,47 @@ def write(database: Database, index: str, operation_id: int | None = None, in_ht
         # Raises if there is no such index.
         operations.find_operation(database, index)
         raise NotFound(f"index {index} has no operation {operation_id}; {listed}") from None
+    if operation_id is None and one.kind not in BUILDS:
+        one = _latest_build(database, index, one)
     named, its = parse_name(index, "index"), parse_name(one.index, "index")
     if named.name != its.name or named.schema not in (None, its.schema):
         raise NotFound(f"operation {one.operation_id} is one of index {one.index}, not of {index}; {listed}")
     compared = report(database, one.verification_id) if one.is_compared and one.verification_id else None
-    return (as_html if in_html else markdown)(one, compared)
+    return (as_html if in_html else markdown)(one, compared, _later(database, one) if one.kind in BUILDS else ())
 
 
-def markdown(one: OperationStatus, compared: VerifyReport | None) -> str:
+def _latest_build(database: Database, index: str, one: OperationStatus) -> OperationStatus:
+    """The latest build of an operation's index; the operation itself if no build is known."""
+    with database.transaction() as connection:
+        found = execute(connection, LATEST_BUILD, {"operation": one.operation_id}).scalar()
+    return one if found is None else details.progress(database, index, found)
+
+
+def _later(database: Database, one: OperationStatus) -> Sequence[OperationStatus]:
+    """The operations of its index that came after a build, until the next one."""
+    with database.transaction() as connection:
+        values = {"operation": one.operation_id, "most": MOST_LATER}
+        ids = list(execute(connection, LATER, values).scalars())
+        found = sorted(read(connection, ids), key=lambda later: later.operation_id) if ids else []
+    return list(takewhile(lambda later: later.kind not in BUILDS, found))
+
+
+def markdown(one: OperationStatus, compared: VerifyReport | None, later: Sequence[OperationStatus] = ()) -> str:
     """The page in Markdown: texts of users can't be more than text."""
-    parts = [f"# {_md(_title(one))}"]
-    for title, heads, rows in _tables(one, compared):
+    parts = [f"# {_md(_title(one, later))}"]
+    for title, heads, rows in _tables(one, compared, later):
         lines = [heads, ("---",) * len(heads)]
         shown = [" | ".join(line) for line in lines] + [" | ".join(map(_md, row)) for row in rows]
         parts.append(f"## {title}\n\n" + "\n".join(f"| {line} |" for line in shown))
     return "\n\n".join(parts)
 
 
-def as_html(one: OperationStatus, compared: VerifyReport | None) -> str:
+def as_html(one: OperationStatus, compared: VerifyReport | None, later: Sequence[OperationStatus] = ()) -> str:
     """The page in HTML, without a script and without anything to load."""
-    title = html.escape(_title(one))
+    title = html.escape(_title(one, later))
     parts = [f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>']
     parts.append(f"<h1>{title}</h1>")
-    for name, heads, rows in _tables(one, compared):
+    for name, heads, rows in _tables(one, compared, later):
         lines = [_tr("th", heads), *(_tr("td", row) for row in rows)]
         parts.append(f"<h2>{name}</h2>\n<table>\n" + "\n".join(lines) + "\n</table>")
     return "\n".join([*parts, "</html>"])
@@ -78,13 +111,28 @@ def _line(text: str) -> str:
     return one_line(text, len(text))
 
 
-def _title(one: OperationStatus) -> str:
-    return f"{one.kind} of {one.index}, operation {one.operation_id}: {state_of(one).word}"
+def _title(one: OperationStatus, later: Sequence[OperationStatus]) -> str:
+    title = f"{one.kind} of {one.index}, operation {one.operation_id}: {state_of(one).word}"
+    # A verification that found differences counts more than the build's own.
+    return title + "".join(f"; {last.kind} {last.operation_id}: {state_of(last).word}" for last in later[-1:])
 
 
-def _tables(one: OperationStatus, compared: VerifyReport | None) -> list[Table]:
+def _tables(one: OperationStatus, compared: VerifyReport | None, later: Sequence[OperationStatus]) -> list[Table]:
     tables: list[Table] = [
         ("Facts", ("What", "Value"), _facts(one, compared)),
+        (
+            "Since then",
+            ("Operation", "Begun", "State", "Its report"),
+            [
+                (
+                    f"{o.kind} {o.operation_id}",
+                    _moment(o.started_at),
+                    str(state_of(o)),
+                    f"roir report {argument(o.index)} --operation {o.operation_id}",
+                )
+                for o in later
+            ],
+        ),
         ("Options", ("Option", "Value"), [(name, _value(value)) for name, value in one.options.items()]),
         (
             "Phases",
