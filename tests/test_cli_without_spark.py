@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from airflow_roir.cli.last_line import LastLine
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -76,6 +77,41 @@ def test_ctrl_c_pauses_and_a_resume_with_other_workers_continues(dsn: str, datab
     done = here(dsn, "resume", "ix", "--without-spark", "--parallelism", "2", "--max-rows-per-second", "0")
     assert "build: 2 workers" in done.stderr
     steps.assert_exact(database)
+
+
+@pytest.mark.slow
+def test_a_signal_says_the_state_and_how_to_go_on(dsn: str, database: Database) -> None:
+    """Found: SIGTERM ended a command without a word. It holds: as Ctrl-C, it says what pauses and what continues it."""
+
+    def ended_while(at_work: str, *arguments: str) -> str:
+        command = subprocess.Popen(
+            [ROIR, *arguments], env={**os.environ, "ROIR_DSN": dsn}, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            while sql(session(dsn), f"SELECT count(*) FROM roir.shown_operation WHERE {at_work}") == [(0,)]:
+                assert command.poll() is None
+                time.sleep(0.1)
+            command.terminate()
+            said = command.communicate()[1]
+        finally:
+            command.kill()
+            command.wait()
+        assert command.returncode == 128 + signal.SIGTERM, said
+        return said.splitlines()[-1]
+
+    for command in (BUILD, ("resume", "ix", "--without-spark")):
+        line = ended_while("driven AND rows > 0", *command, *SLOWLY)
+        assert line.startswith("roir: ended by a signal. Index public.ix, operation 1: paused by "), line
+        assert line.endswith(": interrupted; resume with: roir resume public.ix"), line
+    here(dsn, "resume", "ix", "--without-spark", "--max-rows-per-second", "0")
+    # A command that waits, too.
+    [(hour,)] = sql(session(dsn), "SELECT extract(hour FROM now() AT TIME ZONE 'UTC' + interval '12 hours')::int")
+    closed = ("--windows", f"0 {hour} * * * for 1h")
+    line = ended_while("kind = 'verify' AND status = 'paused'", "verify", "ix", "--without-spark", *closed)
+    assert line.startswith("roir: ended by a signal. Index public.ix, operation 2: paused by window: "), line
+    last = LastLine(Database("postgresql://nobody@127.0.0.1:9/none?connect_timeout=1"), "ix", 1)
+    last.say()
+    assert last.is_said
 
 
 @pytest.mark.slow

@@ -105,6 +105,7 @@ def _to_end(
 ) -> OperationStatus:
     """Runs an operation to its end: the long phases on Spark, if there is one, the others in this process."""
     owner = f"{operations.default_actor()} pid {os.getpid()}"
+    spark.last_line.drives(database, index, operation_id)
     for now, taking_over in _turns(database, operation_id, index, spark, owner, take_over):
         with _progress(database, operation_id, quiet) as relay:
             if now.status == Status.PAUSED:

@@ -11,7 +11,8 @@ from typing import Any
 import typer
 
 from airflow_roir.cli.app import say
-from airflow_roir.cli.ending import ending
+from airflow_roir.cli.ending import Ended, ending
+from airflow_roir.cli.last_line import LastLine
 from airflow_roir.spark.driver_process import (
     TERMINATE_S,
     Driver,
@@ -42,6 +43,7 @@ class CommandSpark:
         self._ending = ExitStack()
         self._is_released = False
         self._waiting_log: Path | None = None
+        self.last_line = LastLine()
 
     def start(self, operation_id: int | None = None) -> None:
         """Starts Spark, if it doesn't run. Raises JavaMissing.
@@ -100,7 +102,7 @@ class CommandSpark:
         self._ending.enter_context(ending(self._end_at_once))
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         with self._ending:
             if self._driver is not None:
                 if self._is_released:
@@ -111,10 +113,13 @@ class CommandSpark:
             if self._waiting_log is not None:
                 # No operation has begun. A driver that had to be killed has left the log.
                 self._waiting_log.unlink(missing_ok=True)
+            if kind is Ended:
+                self.last_line.say()
 
     def _end_at_once(self) -> None:
         if self._driver is not None:
             self._driver.kill(0)
+        self.last_line.say_unread()
 
 
 class NoSpark:
@@ -122,6 +127,7 @@ class NoSpark:
 
     def __init__(self) -> None:
         self._ending = ExitStack()
+        self.last_line = LastLine()
 
     def start(self, operation_id: int | None = None) -> None:
         """Does nothing: there is no Spark to start."""
@@ -135,11 +141,13 @@ class NoSpark:
     rest = release
 
     def __enter__(self) -> NoSpark:
-        self._ending.enter_context(ending())
+        self._ending.enter_context(ending(self.last_line.say_unread))
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._ending.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        with self._ending:
+            if kind is Ended:
+                self.last_line.say()
 
 
 def spark_of(without: bool, dsn: str, master: str | None, conf: Sequence[str] | None) -> CommandSpark | NoSpark:

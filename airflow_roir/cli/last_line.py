@@ -1,0 +1,62 @@
+"""The last line of a command that a signal ends: the state of the operation that it drove, and how that goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_roir.cli.app import say
+from airflow_roir.definition import argument
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
+
+
+@dataclass
+class LastLine:
+    """The operation that a command drives. operation_id: None until it drives one."""
+
+    database: Database | None = None
+    index: str = ""
+    operation_id: int | None = None
+    is_said: bool = False
+
+    def drives(self, database: Database, index: str, operation_id: int) -> None:
+        """Note the operation."""
+        self.database, self.index, self.operation_id = database, index, operation_id
+
+    def say(self) -> None:
+        """Say the state, as this moment's committed rows have it."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from airflow_roir.engine.snapshot.operation import operation_soon
+        from airflow_roir.engine.snapshot.words import paused_by, state_of, way_on
+        from airflow_roir.errors import RoirError
+        from airflow_roir.operation import Status
+
+        if self.database is None or self.operation_id is None:
+            return
+        try:
+            now = operation_soon(self.database, self.operation_id)
+        except (SQLAlchemyError, RoirError):
+            self.say_unread()
+            return
+        self.is_said = True
+        name = argument(now.index)
+        if now.status == Status.PAUSED:
+            text = f"{paused_by(now)}; {way_on(now)}"
+        elif now.status == Status.RUNNING:
+            text = f"nothing that was committed is lost; continue with: roir resume {name}"
+        else:
+            text = str(state_of(now))
+        say(f"ended by a signal. Index {now.index}, operation {self.operation_id}: {text}")
+
+    def say_unread(self) -> None:
+        """Say how to go on, without the state."""
+        if self.operation_id is not None and not self.is_said:
+            self.is_said = True
+            name = argument(self.index)
+            say(
+                f"ended by a signal. Index {self.index}: nothing that was committed is lost; continue with: "
+                f"roir resume {name}"
+            )
