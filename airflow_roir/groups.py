@@ -87,22 +87,25 @@ def rebuild_index_group(
     known: dict[str, Any] = {"throttle_query": throttle_query, "replica_conn_ids": replica_conn_ids}
     what: dict[str, Any] = {"index": index, "postgres_conn_id": postgres_conn_id, "map_index_template": NAMED}
     given = options or {}
+    to_build: dict[str, Any] = {
+        "table": table,
+        "keys": keys,
+        "include": include,
+        "unique": unique,
+        "nulls_not_distinct": nulls_not_distinct,
+        "on_duplicate": on_duplicate,
+        "census": census,
+        "verify": verify,
+        "spark": spark,
+        "replica_conn_ids": replica_conn_ids,
+        **given,
+    }
     prepare = PrepareIndexBuildOperator(
         task_id="prepare",
-        table=table,
-        keys=keys,
-        include=include,
-        unique=unique,
-        nulls_not_distinct=nulls_not_distinct,
-        on_duplicate=on_duplicate,
-        census=census,
-        verify=verify,
-        spark=spark,
-        replica_conn_ids=replica_conn_ids,
         # The comparison before is skipped if there is nothing to compare.
         trigger_rule="none_failed" if verify_before else "all_success",
         **what,
-        **given,
+        **to_build,
     )
     # Not a template: in a mapped group it is the id of the same index.
     operation: Any = prepare.output
@@ -122,6 +125,7 @@ def rebuild_index_group(
         compare = VerifyIndexOperator(
             task_id="verify_before",
             mode="before",
+            build=to_build,
             spark=spark,
             fail_on_difference=False,
             **{name: given[name] for name in WORK_OPTIONS if name in given},

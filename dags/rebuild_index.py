@@ -105,6 +105,17 @@ PARAMS = {
     ),
 }
 
+BUILD = {
+    "table": "{{ params.table or '' }}",
+    "keys": "{{ params['keys'] or '' }}",
+    "include": "{{ params.include or '' }}",
+    "shards": "{{ (params.shards or []) | map('trim') | select | join(',') }}",
+    "unique": "{{ params.unique }}",
+    "nulls_not_distinct": "{{ params.nulls_not_distinct }}",
+    "spark": "{{ params.spark }}",
+    **templates_of(names_in_form(BuildOptions)),
+}
+
 with DAG(
     dag_id="rebuild_index",
     description="Build or rebuild a global index online: pause, resume, change the parallelism",
@@ -134,6 +145,8 @@ with DAG(
     verify_before = VerifyIndexOperator(
         task_id="verify_before",
         mode="{{ 'before' if params.verify in ('before', 'both') else 'none' }}",
+        # As the first task, it refuses what the build would refuse.
+        build=BUILD,
         spark="{{ params.spark }}",
         # The rebuild is there to repair differences.
         fail_on_difference=False,
@@ -143,14 +156,7 @@ with DAG(
         task_id="prepare",
         # It is skipped where there is nothing to verify.
         trigger_rule="none_failed",
-        table="{{ params.table or '' }}",
-        keys="{{ params['keys'] or '' }}",
-        include="{{ params.include or '' }}",
-        shards="{{ (params.shards or []) | map('trim') | select | join(',') }}",
-        unique="{{ params.unique }}",
-        nulls_not_distinct="{{ params.nulls_not_distinct }}",
-        spark="{{ params.spark }}",
-        **templates_of(names_in_form(BuildOptions)),
+        **BUILD,
     )
     build = BuildIndexOperator(
         task_id="build",

@@ -104,18 +104,7 @@ class PrepareIndexBuildOperator(RoirOperator):
             why = f"DAG {ti.dag_id} is paused; nothing is prepared yet. Unpause the DAG to continue"
             raise leave(look_again_s(waits.waits(why, why), LEAVE_S))
         with failing_clearly():
-            wrong = Complaints()
-            definition, options = self.definition(wrong), self.options(wrong, waits.is_on)
-            with _noted(wrong):
-                spark_of(self.spark)
-            for conn_id in self.replica_conn_ids:
-                with _noted(wrong):
-                    open_database(conn_id, "roir governor", by_author=True)
-            with _noted(wrong):
-                database = self.get_database(again=waits.is_on)
-                # Shards may have to be added first.
-                objections.settle(wrong, database, [] if definition.shards else [definition], options)
-            wrong.settle()
+            definition, options, database = self.checked(waits.is_on)
             if definition.shards:
                 add_shards(database, self.postgres_conn_id, definition.shards)
             try:
@@ -134,6 +123,32 @@ class PrepareIndexBuildOperator(RoirOperator):
             prepared.index,
         )
         return prepared.operation_id
+
+    def checked(self, told: bool = False) -> tuple[IndexDefinition, BuildOptions, Database]:
+        """The definition, the options and the database, if the fields have no error of their own; changes nothing.
+
+        Raises one InvalidInput for all that is against the build otherwise. told: as for `given_to`.
+        """
+        wrong = Complaints()
+        definition, options = self.definition(wrong), self.options(wrong, told)
+        with _noted(wrong):
+            spark_of(self.spark)
+        for conn_id in self.replica_conn_ids:
+            with _noted(wrong):
+                open_database(conn_id, "roir governor", by_author=True)
+        with _noted(wrong):
+            database = self.get_database(again=told)
+            # Shards may have to be added first.
+            objections.settle(wrong, database, [] if definition.shards else [definition], options)
+        wrong.settle()
+        return definition, options, database
+
+    def refuse(self, told: bool = False) -> None:
+        """Raises one InvalidInput for all that is against the build, as `execute` would; changes nothing."""
+        definition, options, database = self.checked(told)
+        # Shards may have to be added first.
+        if not definition.shards:
+            objections.refuse(database, definition, options)
 
     def _end_verification(self, database: Database, owner: str) -> None:
         """Aborts a verification before the build that this run's own task has left unfinished: the task was marked, so

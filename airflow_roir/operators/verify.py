@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.xcom import BaseXCom
@@ -13,12 +13,13 @@ from airflow_roir.engine.verify import record
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import BUILDS, Kind
+from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.options import VerifyOptions
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.given import given_to, names_of, takes
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.waiting_operator import wait_log
-from airflow_roir.task.whole_operation import WholeOperationOperator
+from airflow_roir.task.whole_operation import OPERATION, WholeOperationOperator
 from airflow_roir.task.wrong_rows import log_report
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class VerifyIndexOperator(WholeOperationOperator):
 
     mode: `only`; `before` if a rebuild follows: the task is skipped if the index isn't published yet or has an
         unfinished build, or if an input can't be used, which the rebuild refuses, too; `none` always skips it.
+    build: the arguments of the `PrepareIndexBuildOperator` that follows. If it would refuse them, this task fails with
+        all its reasons before it verifies or is skipped.
     spark: see `SparkDrivingOperator`. All of these are templated.
     fail_on_difference: fail, without a retry, if something is still wrong; the XCom has the counts either way.
 
@@ -54,6 +57,7 @@ class VerifyIndexOperator(WholeOperationOperator):
         *WholeOperationOperator.template_fields,
         *OPTIONS,
         "mode",
+        "build",
     )
 
     @takes(OPTIONS)
@@ -61,11 +65,13 @@ class VerifyIndexOperator(WholeOperationOperator):
         self,
         *,
         mode: str = "only",
+        build: Mapping[str, Any] | None = None,
         fail_on_difference: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.mode = mode
+        self.build = build
         self.fail_on_difference = fail_on_difference
 
     def options(self, told: bool = False) -> VerifyOptions:
@@ -81,6 +87,10 @@ class VerifyIndexOperator(WholeOperationOperator):
             mode = optional_text(self.mode)
             if mode not in MODES:
                 raise InvalidInput(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}")
+            if self.build is not None and context["task_state_store"].get(OPERATION) is None:
+                what = {"index": self.index, "postgres_conn_id": self.postgres_conn_id}
+                told = wait_log(context, self.log).is_on
+                PrepareIndexBuildOperator(task_id=self.task_id, **what, **self.build).refuse(told)
             if mode == "none":
                 raise AirflowSkipException("mode is none: nothing to verify")
             try:

@@ -261,6 +261,7 @@ NOT_FOR_USERS = {
     "control.operations.find_resumable",
     "control.operations.has_paused",
     "control.sign_of_life.refuse_running",
+    "forecast.objections.refuse",
     "control.requests.request_abort",
     "control.run.leave_run",
     "metrics.reading.metrics",

@@ -18,15 +18,16 @@ from airflow_roir.definition import IndexDefinition, QualifiedName
 from airflow_roir.engine import dry_run
 from airflow_roir.engine.apart import apart
 from airflow_roir.engine.control import live_options
+from airflow_roir.engine.control.new_operation import unfinished
 from airflow_roir.engine.control.stored_definition import existing_index
-from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.database import Database, execute, is_transient, said, sqlstate
 from airflow_roir.engine.forecast import before_init, rights
 from airflow_roir.engine.forecast.rights import MissingRight
 from airflow_roir.engine.forecast.worth import Worth
 from airflow_roir.engine.locks.table_lock import DENIED
 from airflow_roir.engine.schema.schema import check_schema, check_writable
 from airflow_roir.engine.source import catalog, checks
-from airflow_roir.errors import Complaints, InvalidInput, RightMissing, RoirError
+from airflow_roir.errors import Complaints, InvalidInput, NotFound, RightMissing, RoirError
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted
 
@@ -43,13 +44,14 @@ class Objections:
     """The objections to a build. missing: rights; refused: sentences with their remedies.
 
     before_init: the control schema is missing, so that only some checks were made; that is the last of `refused`.
-    worth: whether the index will pay; None if it isn't known.
+    worth: whether the index will pay; None if it isn't known. unsure: a check met an error that may pass.
     """
 
     missing: tuple[MissingRight, ...]
     refused: tuple[str, ...]
     before_init: bool = False
     worth: Worth | None = None
+    unsure: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.refused)
@@ -100,6 +102,28 @@ def raise_missing(database: Database, definition: IndexDefinition, options: Buil
     complaints.settle()
 
 
+def refuse(database: Database, definition: IndexDefinition, options: BuildOptions) -> None:
+    """Raises all objections to a build that `prepare.prepare` would refuse; looks into no shard, and changes nothing.
+
+    Raises nothing for an index with an unfinished build, which prepare continues, or if an error hides what is wrong.
+    """
+    try:
+        with database.transaction() as connection:
+            check_schema(connection)
+            existing, whole = dry_run.whole_definition(connection, definition)
+            continues = unfinished(connection, existing) is not None
+    except (InvalidInput, NotFound) as refusal:
+        raise with_others(refusal, database, definition, options) from None
+    if continues or whole.shards:
+        return
+    against = find(database, definition, options)
+    if against.refused and not against.unsure:
+        complaints = Complaints()
+        for objection in against.errors():
+            complaints.add(objection)
+        complaints.settle()
+
+
 def with_others(
     refusal: RoirError, database: Database, definition: IndexDefinition, options: BuildOptions
 ) -> RoirError:
@@ -127,6 +151,7 @@ class _Notes:
         self.connection = connection
         self.refused: list[str] = []
         self.rights: list[str] = []
+        self.unsure = False
 
     def __call__(self, check: Callable[[], T]) -> T | None:
         savepoint = self.connection.begin_nested()
@@ -137,6 +162,7 @@ class _Notes:
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise
+            self.unsure = self.unsure or is_transient(error)
             self.add((RightMissing if sqlstate(error) == DENIED else InvalidInput)(said(error)))
         finally:
             if not self.connection.invalidated:
@@ -179,7 +205,7 @@ def find(
         if absent:
             notes(lambda: check_schema(connection))
         refused = (*before, *(one for one in notes.refused if one not in before))
-        return Objections(tuple(missing), refused, absent, pays)
+        return Objections(tuple(missing), refused, absent, pays, notes.unsure)
 
 
 def _look(
