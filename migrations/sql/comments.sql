@@ -18,7 +18,6 @@ COMMENT ON COLUMN roir.index.key_columns IS 'names, in order';
 COMMENT ON COLUMN roir.index.included_columns IS 'names, in order';
 COMMENT ON COLUMN roir.index.is_unique IS 'no two rows may have the same key';
 COMMENT ON COLUMN roir.index.nulls_not_distinct IS 'two NULLs of a unique key are the same';
-COMMENT ON COLUMN roir.index.created_at IS 'when prepare committed';
 COMMENT ON COLUMN roir.index.dropped_at IS 'when the index was dropped';
 COMMENT ON COLUMN roir.index.shard_table IS 'of an index over shards: the table in each shard';
 COMMENT ON COLUMN roir.index.shard_column IS 'of an index over shards: the column that names the shard';
@@ -86,7 +85,6 @@ COMMENT ON COLUMN roir.generation.layout IS
 COMMENT ON COLUMN roir.generation.laid_out_at IS 'when the last swap committed';
 COMMENT ON COLUMN roir.generation.entry IS
     'its columns: names, types, collations and their versions, equality operators, covered or not';
-COMMENT ON COLUMN roir.generation.created_at IS 'when prepare committed';
 COMMENT ON COLUMN roir.generation.published_at IS 'when readers saw it first';
 COMMENT ON COLUMN roir.generation.retired_at IS 'when another generation took its place';
 COMMENT ON COLUMN roir.generation.drop_after IS 'end of the revert window';
