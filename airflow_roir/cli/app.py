@@ -63,33 +63,12 @@ WithoutSpark = Annotated[
 Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value; may be repeated.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take the operation even from a run that is alive.")]
 Reason = Annotated[str, typer.Option(help="Why; kept with the operation.")]
-TableName = Annotated[
-    str | None, typer.Option("--table", help="The source, for a new index.", autocompletion=complete.tables)
-]
-Keys = Annotated[str | None, typer.Option("--keys", help="Key columns, comma-separated, in order.")]
-Include = Annotated[str | None, typer.Option("--include", help="Included columns, comma-separated.")]
 IgnorePublications = Annotated[
     bool,
     typer.Option(
         "--ignore-publications",
         help="A publication may contain the index's own tables: its subscribers skip unknown tables.",
     ),
-]
-Unique = Annotated[
-    bool,
-    typer.Option(
-        "--unique", help="No two rows may have the same key, over all partitions, or shards. A rebuild keeps it."
-    ),
-]
-NullsNotDistinct = Annotated[
-    bool, typer.Option("--nulls-not-distinct", help="With --unique: keys with NULLs count, too.")
-]
-Shards = Annotated[
-    str | None,
-    typer.Option(help="The shards that have the table, comma-separated, for an index over shards."),
-]
-ShardColumn = Annotated[
-    str | None, typer.Option("--shard-column", help="The view's column with the shard's name; by default shard.")
 ]
 
 

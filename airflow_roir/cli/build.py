@@ -13,17 +13,10 @@ from airflow_roir.cli.app import (
     Beside,
     Conf,
     IgnorePublications,
-    Include,
     Index,
     Indexes,
-    Keys,
     Master,
-    NullsNotDistinct,
-    ShardColumn,
-    Shards,
-    TableName,
     TakeOver,
-    Unique,
     WithoutSpark,
     app,
     database_of,
@@ -32,6 +25,7 @@ from airflow_roir.cli.app import (
     say,
     show,
 )
+from airflow_roir.cli.defined import Defined, definition_of
 from airflow_roir.cli.given import Given, Wrong, flag_of, in_flags, is_live, settle, settle_of_index, takes
 from airflow_roir.definition import IndexDefinition, argument, parse_beside
 from airflow_roir.errors import InvalidInput
@@ -73,14 +67,8 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
 def build(
     context: typer.Context,
     indexes: Indexes,
-    table: TableName = None,
-    keys: Keys = None,
-    include: Include = None,
-    unique: Unique = False,
-    nulls_not_distinct: NullsNotDistinct = False,
-    shards: Shards = None,
-    shard_column: ShardColumn = None,
     *,
+    defined: Defined,
     given: Given,
     wrong: Wrong,
     beside: Beside = None,
@@ -96,21 +84,17 @@ def build(
     from airflow_roir.cli.spark import spark_of
 
     index = indexes[0]
-    definitions = [
-        IndexDefinition.parse(
-            index, table, keys, include, unique, nulls_not_distinct, shards, shard_column, complaints=wrong
-        )
-    ]
+    definitions = [definition_of(index, defined, wrong)]
     for one in beside or ():
         with wrong.noted():
-            definitions.append(parse_beside(one, table))
+            definitions.append(parse_beside(one, defined["table"]))
     definitions += [IndexDefinition.parse(one, complaints=wrong) for one in indexes[1:]]
     for name in sorted({str(one.name) for one in definitions if definitions.count(one) > 1}):
         wrong.add(InvalidInput(f"index {name} is named twice; name it once"))
     if len(definitions) > 1 and given.get("scan") == BuildOptions.scan:
         given["scan"] = SOURCE
     options = BuildOptions.asked(**given)
-    if len(definitions) > 1 and shards:
+    if len(definitions) > 1 and defined["shards"]:
         wrong.add(InvalidInput("an index over shards is built alone: give one index, without --with"))
 
     def look(database: Database) -> None:

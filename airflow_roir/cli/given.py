@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airflow_roir.cli.defined import PARAMETERS
 from airflow_roir.errors import Complaints, InvalidInput, RoirError
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import (
@@ -43,9 +44,10 @@ def takes(
 ) -> Callable[[Command], Command]:
     """Gives a command the options of a class in place of its parameter `given`, which gets their values.
 
-    If any is wrong, the command isn't called, unless it has a parameter `wrong`. fits: chooses the options. changes:
-    the command changes an operation that has begun, so an option that isn't given stays as it is. Then a flag that
-    isn't given is None; another option is None or its default.
+    A parameter `defined` gets the options that define an index. If any of the others is wrong, the command isn't
+    called, unless it has a parameter `wrong`. fits: chooses the options. changes: the command changes an operation that
+    has begun, so an option that isn't given stays as it is. Then a flag that isn't given is None; another option is
+    None or its default.
     """
     options = [one for one in options_of(declared) if fits(one)]
 
@@ -53,15 +55,21 @@ def takes(
         signature = inspect.signature(command, eval_str=True)
         taken: list[inspect.Parameter] = []
         for name, parameter in signature.parameters.items():
-            taken += (
-                [_parameter(one, changes) for one in options] if name == "given" else [parameter] * (name != "wrong")
-            )
+            if name == "given":
+                taken += [_parameter(one, changes) for one in options]
+            elif name == "defined":
+                taken += PARAMETERS
+            elif name != "wrong":
+                taken.append(parameter)
         goes_on = "wrong" in signature.parameters
+        defines = "defined" in signature.parameters
 
         @functools.wraps(command)
         def called(**values: Any) -> None:
             wrong = Complaints() if goes_on else None
             given = checked(options, lambda one: _value(one, values.pop(_dest(one))), complaints=wrong, called=flag_of)
+            if defines:
+                values["defined"] = {one.name: values.pop(one.name) for one in PARAMETERS}
             command(given=given, **values, **({"wrong": wrong} if goes_on else {}))
 
         called.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]

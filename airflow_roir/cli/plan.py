@@ -9,14 +9,7 @@ import typer
 
 from airflow_roir.cli.app import (
     AsJson,
-    Include,
     Index,
-    Keys,
-    NullsNotDistinct,
-    ShardColumn,
-    Shards,
-    TableName,
-    Unique,
     app,
     database_of,
     print_json,
@@ -24,6 +17,7 @@ from airflow_roir.cli.app import (
     show,
     show_as_it_is,
 )
+from airflow_roir.cli.defined import Defined, definition_of
 from airflow_roir.cli.given import Given, Wrong, in_flags, takes
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.errors import InvalidInput
@@ -47,14 +41,8 @@ MOST_MEASURED_S = 3_600
 def plan(
     context: typer.Context,
     index: Index,
-    table: TableName = None,
-    keys: Keys = None,
-    include: Include = None,
-    unique: Unique = False,
-    nulls_not_distinct: NullsNotDistinct = False,
-    shards: Shards = None,
-    shard_column: ShardColumn = None,
     *,
+    defined: Defined,
     given: Given,
     wrong: Wrong,
     measure: Annotated[
@@ -83,9 +71,7 @@ def plan(
         wrong.add(InvalidInput("--run-query runs the query that --query names: give both"))
     if sql and query is not None:
         wrong.add(InvalidInput("--sql prints the DDL alone: leave --query out, or --sql"))
-    definition = IndexDefinition.parse(
-        index, table, keys, include, unique, nulls_not_distinct, shards, shard_column, complaints=wrong
-    )
+    definition = definition_of(index, defined, wrong)
     options = BuildOptions.asked(**given)
     database = database_of(context)
     try:

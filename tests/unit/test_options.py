@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from airflow_roir.cli import build, plan
+from airflow_roir.cli.defined import PARAMETERS
 from airflow_roir.cli.given import Given, takes
 from airflow_roir.errors import InvalidInput
 from airflow_roir.option import Kind
@@ -83,3 +85,11 @@ def test_all_wrong_options_of_a_command_are_named() -> None:
     assert "parallelism is 0" in said
     assert "nonsense" in said
     assert "--warn-after" in said
+
+
+@pytest.mark.parametrize("command", [build.build, plan.plan])
+def test_the_options_of_a_definition_are_declared_once(command: Callable[..., None]) -> None:
+    """Found: the commands `build` and `plan` each declared them, and each read a definition from them."""
+    taken = inspect.signature(command).parameters
+    assert [taken[one.name] for one in PARAMETERS] == PARAMETERS
+    assert not {"table", "keys", "unique"} & inspect.signature(inspect.unwrap(command)).parameters.keys()
