@@ -30,7 +30,7 @@ def test_a_first_build_is_checked_before_it_is_triggered(
             found.get_by_role("row", name=row).first.wait_for()
         found.get_by_text("API server's").wait_for()
         assert found.get_by_role("row", name="Problem").count() == 0
-        frame.get_by_role("button", name="Check connection postgres_default for a first build").focus()
+        frame.get_by_role("button", name="Check for a first build: connection postgres_default").focus()
         tab.page.keyboard.press("Enter")
         found.locator(".sum", has_text="1 warning.").wait_for()
         tab.page.screenshot(path=tmp_path / "first_build.png")

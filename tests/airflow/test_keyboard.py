@@ -6,6 +6,7 @@ By hand, `make test-browser`. `test_users.py` does the same with a real Airflow 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -234,12 +235,12 @@ STATES = {
         ],
         [
             *of("searchbox", "Filter by name or table"),
-            *buttons("Check connection c for a first build", "Clean up", *(f"{verb} public.i" for verb in VERBS)),
+            *buttons("Check for a first build: connection c", "Clean up", *(f"{verb} public.i" for verb in VERBS)),
             *LISTS,
             *of("link", "Watch it: public.busy"),
             *buttons(*(f"{verb} public.busy" for verb in VERBS)),
             *LISTS,
-            *buttons("Continue public.left", "Abort public.left", "Check connection d for a first build"),
+            *buttons("Continue public.left", "Abort public.left", "Check for a first build: connection d"),
         ],
         "indexes",
     ),
@@ -249,7 +250,7 @@ STATES = {
         of("searchbox", "Filter by name or table"),
         [
             *of("searchbox", "Filter by name or table"),
-            *buttons("Check connection c for a first build", "Clean up"),
+            *buttons("Check for a first build: connection c", "Clean up"),
         ],
         "indexes",
     ),
@@ -478,3 +479,19 @@ def test_drawings_have_names_and_the_bar_its_value(airflow: Airflow, tab: Any) -
     for words in ("1 of 2 ranges done", "Rows per second from", "New and changed entries: 4", "Replica’s lag from"):
         assert [name for name in names if name.startswith(words)], names
     assert "" not in names
+
+
+LABELS = """() => [...document.querySelectorAll("button, a[href], summary, [role=button]")]
+  .filter((one) => one.checkVisibility())
+  .map((one) => [one.innerText.trim().replace(/\\s+/g, " "), one.getAttribute("aria-label")])"""
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_button_is_called_by_what_is_written_on_it(airflow: Airflow, tab: Any, name: str) -> None:
+    """Found: *Check for a first build* was called "Check connection c for a first build": a user who speaks what the
+    button shows didn't reach it (WCAG 2.5.3). A sign alone, as + for one worker more, is no text.
+    """
+    show(airflow, tab, STATES[name], may=True)
+    seen = [(text, label) for text, label in tab.evaluate(LABELS) if label is not None and re.search(r"\w", text)]
+    assert [(text, label) for text, label in seen if text.lower() not in label.lower()] == []
+    assert seen or STATES[name].page != "indexes"

@@ -70,7 +70,7 @@ def test_without_an_index_the_page_checks_by_itself_and_once(airflow: Airflow, t
         tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     assert len(asked) == before, "the page's next look at the indexes asks for no other look at the set-up"
     with tab.expect_response("**/api/set-up?connection=c"):
-        tab.get_by_role("button", name="Check connection c for a first build").click()
+        tab.get_by_role("button", name="Check for a first build: connection c").click()
 
 
 def test_databases_without_the_control_schema_are_checked_too(airflow: Airflow, tab: Any) -> None:
@@ -126,7 +126,7 @@ def test_beside_an_index_the_page_checks_on_demand_and_says_why_it_can_not(airfl
     assert (asked, tab.locator(".of-set-up").is_visible()) == ([], False)
     refusal = {"status": 503, "content_type": "application/json", "body": json.dumps({"detail": "it hasn't answered"})}
     tab.route("**/api/set-up*", lambda route: route.fulfill(**refusal))
-    button = tab.get_by_role("button", name="Check connection c for a first build")
+    button = tab.get_by_role("button", name="Check for a first build: connection c")
     button.click()
     tab.locator(".of-set-up").get_by_text("Not checked: it hasn't answered", exact=True).wait_for()
     tab.unroute("**/api/set-up*")

@@ -143,7 +143,7 @@ def test_indexes_by_its_keys(api: ApiServer, page: Any, user: str, runs: dict[st
     for theme in ("dark", "light"):
         page.evaluate("theme => localStorage.setItem('theme', theme)", theme)
         walk = Walk(page, f"{api.url}/plugin/indexes", "Indexes", f"h3:text-is('{INDEX}')")
-        of_database = [f"Check connection {runs['connection']} for a first build", "Clean up"]
+        of_database = [f"Check for a first build: connection {runs['connection']}", "Clean up"]
         buttons = [*of_database, *(f"{verb} {INDEX}" for verb in OF_INDEX)] if user == "op" else []
         assert walk.buttons() == buttons
         names = walk.names()

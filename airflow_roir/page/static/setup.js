@@ -12,7 +12,7 @@ export class SetUp {
   constructor(connection) {
     this.connection = connection;
     this.asked = false;
-    this.button = el("button", { type: "button", text: "Check for a first build", "aria-label": `Check connection ${connection} for a first build`, onclick: () => this.look() });
+    this.button = el("button", { type: "button", text: "Check for a first build", "aria-label": `Check for a first build: connection ${connection}`, onclick: () => this.look() });
     this.title = el("h3", { text: "Check for a first build" });
     this.sum = el("p", { class: "sum" });
     this.parts = el("div");
