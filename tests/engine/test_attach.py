@@ -73,7 +73,7 @@ def test_shapes(database: Database, dsn: str, shape: str) -> None:
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_nothing_is_shown_before_and_nobody_writes_meanwhile(dsn: str) -> None:
     """The attach dies after two batches and continues after them. A rebuild that began meanwhile gets the rows too."""
     database = Database(dsn, limits=Limits(attach_rows=30))

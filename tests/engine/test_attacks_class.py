@@ -165,6 +165,7 @@ SELECT p.oid::regprocedure::text FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.
 """
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_owner_has_no_right_of_ours_once_the_last_index_is_dropped(
     database: Database, dsn: str, roles: tuple[str, str, str]
 ) -> None:

@@ -48,6 +48,7 @@ def published(database: Database, include: str | None = "v") -> None:
     steps.make_index(database, include=include)
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("how", ["raw", "roir"])
 def test_included_values_change_while_a_partition_is_out(database: Database, dsn: str, how: str) -> None:
     """Found: included values changed while a partition was detached, then a plain `ATTACH`: the old values stayed,
@@ -69,6 +70,7 @@ def test_included_values_change_while_a_partition_is_out(database: Database, dsn
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_more_than_a_million_subtransactions(database: Database, dsn: str) -> None:
     """Found: a savepoint that begins a million transactions after its own: rows that it wrote twice lost their entries,
     silently. It holds: our own transaction is recognised whatever its number.
@@ -305,6 +307,7 @@ def type_with_operators(schema: str) -> list[str]:
     ]
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_operator_classs_schema_is_renamed(database: Database, dsn: str) -> None:
     """ALTER EXTENSION citext SET SCHEMA does this."""
     run_sql(
@@ -367,6 +370,7 @@ def test_values_are_rewritten_while_a_table_is_being_attached(database: Database
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_two_indexed_tables_above_a_partition(database: Database, dsn: str) -> None:
     """Found: a partition with two indexed tables above it was detached from one of them alone. It holds: from each."""
     run_sql(

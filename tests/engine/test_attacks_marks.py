@@ -35,7 +35,7 @@ def stubbed(dsn: str) -> tuple[psycopg2.extensions.connection, psycopg2.extensio
     return admin, writer
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_wait(
     database: Database, dsn: str
 ) -> None:

@@ -71,7 +71,7 @@ def attempt(database: Database, patience_s: int = 30) -> list[str]:
     return [line for line in reports if not line.startswith("expected")]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_drain_cancels_an_autovacuum_and_names_it(vacuumed: tuple[str, Any]) -> None:
     """Found: autovacuum starved drains, as "unknown". It holds: cancelled, and named."""
     dsn, _ = vacuumed

@@ -206,7 +206,7 @@ class Readers:
         self.open.clear()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("isolation", ISOLATION)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_snapshot_of_any_moment_sees_the_whole_index_or_is_refused(

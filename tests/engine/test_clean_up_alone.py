@@ -89,7 +89,7 @@ def walked(how: str) -> Any:
     return pytest.param(how, marks=() if how in small else pytest.mark.sample(0))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("how", list(map(walked, BROKEN)))
 def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
     database: Database, dsn: str, how: str

@@ -97,6 +97,7 @@ def test_a_resume_under_another_library_fails(
     assert status(database)[0].status == Status.FAILED
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_exchanged_library_under_a_published_index_is_told(database: Database, dsn: str, collation: str) -> None:
     make(dsn, '"C"', collation)
     steps.make_index(database)

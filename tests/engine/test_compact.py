@@ -126,7 +126,7 @@ def test_segments_that_were_compacted_can_be_compacted_again(database: Database,
     check(database, dsn)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("unique", [{"unique": True}, {"unique": True, "nulls_not_distinct": True}], ids=["", "nulls"])
 def test_keys_of_a_unique_index_are_taken_over_at_every_step(
     database: Database, dsn: str, unique: dict[str, bool]
@@ -427,6 +427,7 @@ def test_new_segments_are_not_published_unless_the_build_said_so(database: Datab
     compact(database, action("rewrite", [1]))
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.usefixtures("index")
 def test_a_revert_ends_a_compaction_of_what_was_shown(database: Database, dsn: str) -> None:
     steps.make_index(database, table=None, keys=None)

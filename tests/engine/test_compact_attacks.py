@@ -297,7 +297,7 @@ def test_a_partition_leaves_while_a_swap_waits_for_its_lock(dsn: str) -> None:
     is_right(database)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("unique", [False, True])
 def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
     """Partitions are empty, full or dropped; their entries are removed between the steps."""
@@ -374,7 +374,7 @@ def test_a_generation_is_dropped_under_a_compaction_that_a_revert_has_ended(dsn:
     is_right(database)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_walk_of_a_verification_goes_on_after_a_compaction(dsn: str) -> None:
     """An earlier slice left units of segments that are gone."""
     database = scene(dsn, 3, 2000)

@@ -14,6 +14,7 @@ from tests.engine.compacting import act
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.by_hand("sweeps")
 def test_two_compactions_and_a_build_over_one_table(database: Database, dsn: str) -> None:
     """There are too many segments for the capture to guess one."""
     run_sql(

@@ -56,6 +56,7 @@ def test_a_fresh_index_needs_nothing(database: Database, dsn: str, index: int) -
     assert "none is worth a compaction" in here(dsn, "compact", "ix", "--dry-run").stdout
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_deletions_have_emptied_is_chosen_with_its_figures(database: Database, dsn: str, index: int) -> None:
     with database.transaction() as connection:
         before = {one.ordinal: one for one in segments(connection, index)}
@@ -78,6 +79,7 @@ def test_what_deletions_have_emptied_is_chosen_with_its_figures(database: Databa
     assert not little.actions
 
 
+@pytest.mark.by_hand("sweeps")
 def test_neighbours_that_are_nearly_empty_are_merged(database: Database, dsn: str, index: int) -> None:
     with database.transaction() as connection:
         second = {one.ordinal: one for one in segments(connection, index)}[2]
@@ -86,7 +88,7 @@ def test_neighbours_that_are_nearly_empty_are_merged(database: Database, dsn: st
     assert chosen(choosing.choose(database, "ix")) == [(Kind.MERGE, (1, 2))]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_the_segment_of_a_key_that_only_grows_is_split(database: Database, dsn: str, index: int) -> None:
     more = f"INSERT INTO t SELECT i, i, 'v' FROM generate_series({ROWS + 1}, {3 * ROWS}) i"
     aged(dsn, index, more)

@@ -474,6 +474,7 @@ STATISTICS = {
 }
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("what", STATISTICS)
 def test_a_choice_by_odd_statistics(dsn: str, what: str) -> None:
     """With imported or damaged statistics the choice may be bad, but it ends."""

@@ -114,7 +114,7 @@ def test_a_build_s_options_are_refused_and_its_own_change(database: Database) ->
     assert (changed.parallelism, changed.priority, set(changed.throttle)) == (5, 7, {"commit_latency"})
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_metrics_and_status_count_what_is_swapped_in(database: Database) -> None:
     assert "roir_index_compaction_age_seconds" not in samples(database)
     operation = begun(database)

@@ -57,7 +57,7 @@ class Notices(list[str]):
         self.said.append(line)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("key", KEYS)
 def test_keys_as_bounds(dsn: str, key: str) -> None:
     """Split, merged and rewritten beside writes."""

@@ -141,7 +141,7 @@ def test_a_row_that_is_committed_while_the_removal_waits_keeps_its_entry(databas
     assert steps.assert_exact(database).rows == 205
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("store", ["base", "delta"])
 def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(dsn: str, store: str) -> None:
     """`VACUUM FULL` puts entries into blocks that the removal has passed."""
@@ -179,6 +179,7 @@ def test_a_level_goes_with_what_left_it_before(database: Database, dsn: str) -> 
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_every_index_and_generation_of_the_source_is_followed(database: Database, dsn: str) -> None:
     published(database, dsn)
     _, run = steps.begin(database, "ix", None, None)  # a rebuild: one is retired then
@@ -215,6 +216,7 @@ def viewed(database: Database) -> str:
     return re.sub(r"\b(b|g1)\.| b(?=;)", "", str(one(database, "SELECT pg_get_viewdef('public.ix'::regclass)")))
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_plain_view_is_back_after_clean_up(database: Database, dsn: str) -> None:
     published(database, dsn)
     clean_up.clean_up(database)

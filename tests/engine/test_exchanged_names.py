@@ -340,7 +340,7 @@ def templates(server: str) -> Iterator[Templates]:
     made.close()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(("command", "scene", "kind"), exchanges.members())
 def test_names_are_exchanged_before_a_statement(templates: Templates, command: str, scene: str, kind: str) -> None:
     """The member's name decides at random which of the command's statements it is."""

@@ -84,6 +84,7 @@ def test_a_partitioned_table_is_not_sent_to_a_native_index(database: Database, d
     assert "CREATE INDEX" not in advice
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_last_build_of_the_index_is_believed_first(database: Database, dsn: str) -> None:
     for rows in SIZES[:2]:
         table(dsn, rows)

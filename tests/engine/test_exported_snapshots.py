@@ -101,7 +101,7 @@ def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(
         exporter.close()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_reader_that_begins_after_the_publish_is_refused_and_keeps_the_guard(database: Database, dsn: str) -> None:
     """The snapshot is handed on twice, as in a parallel pg_dump, and the last session alone holds it."""
     exporter, name = exported(dsn)
@@ -128,7 +128,7 @@ def decoder(dsn: str) -> Iterator[psycopg2.extensions.connection]:
     session.close()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_snapshot_that_a_replication_slot_exports_keeps_the_guard(
     database: Database, dsn: str, decoder: psycopg2.extensions.connection
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_run_whose_start_was_lost_says_so(both: Pair) -> None:
     go_on(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_workers_of_a_phase_that_has_not_come_yet_do_nothing(both: Pair) -> None:
     """The driver knows that all is copied, and the new server doesn't."""
     database = Database(both.dsn)
@@ -112,6 +113,7 @@ def test_an_abort_that_is_lost_takes_nothing_from_a_running_operation(both: Pair
     assert read(both, "SELECT relname FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace") == []
 
 
+@pytest.mark.by_hand("sweeps")
 def test_an_abort_that_was_lost_is_not_finished_by_somebody_elses_number(both: Pair) -> None:
     """A clean-up that remembers the operation as aborting finds it running."""
     database = Database(both.dsn)
@@ -123,6 +125,7 @@ def test_an_abort_that_was_lost_is_not_finished_by_somebody_elses_number(both: P
     go_on(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_clean_up_takes_no_delta_of_a_generation_whose_publish_was_lost(both: Pair) -> None:
     database = Database(both.dsn)
     run = steps.folded(database)
@@ -150,6 +153,7 @@ def test_copies_of_an_attach_that_were_lost_are_made_again(both: Pair) -> None:
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(
     ("lost", "over"),
     [
@@ -192,6 +196,7 @@ def test_steps_of_a_compaction_that_are_lost_are_taken_again(both: Pair, lost: s
     assert compacting.segments(both.there) == [0, 4, 3]
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(
     ("lost", "over"),
     [
@@ -222,6 +227,7 @@ def test_a_compaction_goes_on_from_what_the_new_server_has(both: Pair, lost: str
     assert compacting.left_over(both.there) == []
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("lost", ["UPDATE roir.generation SET capture_mode", "SELECT count(*) FROM roir_data.g"])
 def test_a_finalize_goes_on_from_what_the_new_server_has(both: Pair, lost: str) -> None:
     """It continues automatically. In the first case the switch is lost, in the second the fold."""
@@ -237,6 +243,7 @@ def test_a_finalize_goes_on_from_what_the_new_server_has(both: Pair, lost: str) 
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", ["build", "seal", "fold", "publish"])
 def test_a_server_that_restarts_between_looks_is_looked_at_again(
     primary: Server, dsn: str, monkeypatch: pytest.MonkeyPatch, phase: str
@@ -263,6 +270,7 @@ def test_a_server_that_restarts_between_looks_is_looked_at_again(
     steps.assert_exact(database)
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("phase", ["fold", "publish"])
 def test_a_failover_between_looks_that_loses_commits_is_noticed(
     both: Pair, monkeypatch: pytest.MonkeyPatch, phase: str

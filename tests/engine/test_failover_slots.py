@@ -20,7 +20,7 @@ from tests.engine.test_replication import primary as primary
 SLOTS = "SELECT synced AND NOT temporary AND invalidation_reason IS NULL FROM pg_replication_slots WHERE slot_name = %s"
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
     primary: Server, dsn: str, pg: int
 ) -> None:

@@ -76,7 +76,7 @@ def compare(
     steps.assert_exact(database, index)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("scan", ["key", "block"])
 @pytest.mark.parametrize("unique", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)

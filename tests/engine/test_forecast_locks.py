@@ -116,7 +116,7 @@ SHAPES = {
 ROWS = "INSERT INTO {} SELECT i, i::text, i FROM generate_series(1, 100) i"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("scan", ["key", "block"])
 @pytest.mark.parametrize("unique", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)

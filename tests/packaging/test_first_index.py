@@ -45,7 +45,7 @@ def unspaced(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip("\n").splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     java = subprocess.run([JAVA], capture_output=True, text=True, check=True).stdout.strip()
     with embedded_postgres(18) as dsn:

@@ -76,7 +76,7 @@ def ends_in_order(command: list[str], given: dict[str, str]) -> None:
     assert process.returncode == 0, said
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_the_composed_services_do_what_they_are_for(made: Shards, tmp_path: Path) -> None:
     for name in ("roir-init", "roir-shards", "roir-shards"):
         # The second time nothing changes.

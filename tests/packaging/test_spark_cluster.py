@@ -88,7 +88,7 @@ def assert_healthy(service: str, address: str) -> None:
         assert answer.status == 200
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_the_cluster_runs_a_job(tmp_path: Path, environment: dict[str, str]) -> None:
     """A driver that knows the secret gets its rows counted; no setting contains the secret itself."""
     master_changes = {"spark-master": "127.0.0.1", "7077": "0", "8080": "0"}

@@ -48,7 +48,7 @@ def as_script(page: str) -> str:
     return "\n".join([*script, f'psql --dbname app -At --command "{LEFT}"'])
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_the_page_leaves_nothing_but_the_table(tmp_path: Path) -> None:
     with embedded_postgres(18) as dsn:
         host = dsn.split("host=")[1]

@@ -138,7 +138,7 @@ def test_a_hung_index_server_that_is_ended_fails_the_commit_at_once(made: Shards
         assert is_free(made)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
 def test_a_writer_whose_announcement_hangs_in_the_middle_undoes_it_though_its_session_may_stay(
     made: Shards, how: str
@@ -180,6 +180,7 @@ def test_the_servers_own_process_alone_ends_no_wait(made: Shards) -> None:
         assert is_free(made)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_writer_that_leaves_is_noticed_by_a_shard_that_looks_for_it(made: Shards) -> None:
     with committing(made, "SET client_connection_check_interval = '100ms'") as (writer, _):
         pid = writer.info.backend_pid

@@ -42,7 +42,7 @@ def published(made: Shards) -> int:
     return int(generation)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_from_the_build_to_the_drop(shards: Make) -> None:
     made = apart.add_all(shards(3, TABLE, ROWS))
     prepared, run = apart.begin(made, shards="s0,s1")

@@ -41,7 +41,7 @@ def test_a_shard_may_be_called_anything(shards: Make, name: str) -> None:
     assert verify(made.database, "public.ix").found == 0
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("by", ["server", "client"])
 def test_strict_reads_of_names_that_must_be_quoted(contrib_shards: Make, by: str) -> None:
     schema, table, key, value = (quote(f"{one} {HOSTILE}") for one in "STKV")

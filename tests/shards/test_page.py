@@ -159,7 +159,7 @@ def place(pg: int, tmp_path: Path) -> Iterator[Place]:
             yield found
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_the_page_does_what_it_says(place: Place) -> None:
     # Set up.
     place.made.servers["index"].execute(place.shell("roir role-sql app"), "app")

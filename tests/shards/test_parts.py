@@ -39,7 +39,7 @@ def test_a_shard_writes_to_the_index_server_by_postgres_fdw(contrib_shards: Make
     assert made.ask(f"SELECT * FROM dblink('{made.dsns['s0']}', 'SELECT 7') AS d (n int)") == [(7,)]
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_shards_of_their_own_are_killed_one_by_one() -> None:
     with shard_servers(2) as made:
         made.run("CREATE TABLE t (id int PRIMARY KEY)")

@@ -47,7 +47,7 @@ def test_what_is_refused_is_told_of_each_shard(shards: Make) -> None:
     assert [ended.stderr.count(f'refused: shard "s{n}"') for n in range(3)] == [1, 1, 1]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_each_line_is_of_shards(shards: Make) -> None:
     made = apart.add_all(shards(3))
     made.run(ROWS, "ANALYZE t")

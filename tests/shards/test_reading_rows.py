@@ -85,6 +85,7 @@ WEIRD = Table(
 )
 
 
+@pytest.mark.by_hand("sweeps")
 def test_hostile_names_and_keys_whose_values_python_would_change(contrib_shards: Make) -> None:
     made = contrib_shards(2, *HOSTILE)
     apart.add_all(made)

@@ -204,7 +204,7 @@ def test_every_command_is_here() -> None:
     assert names == COMMANDS.keys() | WITHOUT_DATABASE
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_no_secret_is_where_others_can_read_it(place: Place) -> None:
     """Found: passwords of shards in the servers' logs (`INSERT INTO roir.shard`, `CREATE USER MAPPING`) and in `ps`. It
     holds: they go by `COPY`, and by variables; the command warns of one among its arguments.

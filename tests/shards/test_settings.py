@@ -43,7 +43,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("by", ["server", "client"])
 @pytest.mark.parametrize("which", SETTINGS)
 def test_defaults_of_databases_change_nothing(contrib_shards: Make, which: str, by: str) -> None:

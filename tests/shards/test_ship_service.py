@@ -321,7 +321,7 @@ def command(laid: Laid, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_the_command_ships_and_ends_when_it_is_told_to(shards: Make) -> None:
     made = shards(2)
     laid = lay(made)
@@ -341,6 +341,7 @@ def test_the_command_ships_and_ends_when_it_is_told_to(shards: Make) -> None:
     assert "shipped" in json.loads(out)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_the_command_refuses(shards: Make) -> None:
     laid = lay(shards(1))
     for arguments, said in (
