@@ -88,6 +88,7 @@ def test_what_is_chosen_is_done_on_spark_and_then_nothing_is_worth_it(dsn: str, 
     assert as_json(dsn, "verify", "ix", "--without-spark")["rows"] == ROWS / 10
 
 
+@pytest.mark.sample(0)
 def test_by_threads_it_tells_what_each_unit_was(dsn: str, aged: None) -> None:
     done = here(dsn, "compact", "ix", "--without-spark", "--segment-size", "1GB")
     first, *units = done.stdout.splitlines()

@@ -236,6 +236,7 @@ def test_names_are_swapped_while_entries_of_a_partition_are_removed(database: Da
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("verify", ["none"])
 def test_names_are_swapped_while_a_rebuild_waits_for_its_lock(database: Database, dsn: str, verify: str) -> None:
     """The lock is taken by name: another table's writers are drained, and the source's aren't."""

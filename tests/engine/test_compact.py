@@ -329,6 +329,7 @@ def test_that_is_seen_of_a_capture_that_does_not_ask_for_the_layout(
     skew(database, dsn)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.usefixtures("index")
 def test_nothing_is_read_under_the_lock_of_the_swap(database: Database, dsn: str) -> None:
     run_sql(dsn, "UPDATE t SET k = NULL WHERE id % 3 = 0")

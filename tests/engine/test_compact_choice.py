@@ -108,6 +108,7 @@ def test_an_index_that_isnt_there_or_isnt_published(database: Database, dsn: str
     here(dsn, "compact", "ix", "--dry-run", "--budget", "20", code=2)
 
 
+@pytest.mark.sample(0)
 def test_the_rate_is_that_of_earlier_builds(database: Database, dsn: str, index: int) -> None:
     """The rate is computed from the time of earlier builds and today's bytes per row."""
     aged(dsn, index, "DELETE FROM t WHERE k % 10 > 1")

@@ -221,6 +221,7 @@ def test_what_a_writer_holds_is_left_and_the_rest_is_mended(dsn: str, base: str)
     steps.assert_exact(database)
 
 
+@pytest.mark.sample(0)
 def test_a_repair_waits_for_no_row_so_it_is_in_nobodys_way(database: Database, dsn: str) -> None:
     """The repair holds the first of a hundred rows when it comes to the one that a writer holds."""
     base = build_index(dsn, database, *SETUP)

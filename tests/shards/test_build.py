@@ -341,6 +341,7 @@ def test_columns_that_are_renamed_are_followed(shards: Make) -> None:
     apart.assert_exact(made, prepared.generation_id)
 
 
+@pytest.mark.sample(0)
 def test_a_shard_that_loses_what_was_copied_is_noticed(shards: Make) -> None:
     """As a failover to a replica does it: row and mark are gone together."""
     made = apart.add_all(shards(2, TABLE, ROWS))
