@@ -233,7 +233,7 @@ class Row:
 
 
 NOT_STARTED = "Not started, since a task before failed: "
-AFTER_PREPARE = (NOT_STARTED + "build, finalize",)
+AFTER_FIRST = (NOT_STARTED + "build, finalize, prepare",)
 AFTER_BUILD = (NOT_STARTED + "finalize",)
 ENDED = Deed("prepare", "after", "nothing", dag=ONCE)
 WHILE = "while"
@@ -244,7 +244,7 @@ TABLE = [
         "The run's conf has keys that DAG rebuild_once has no parameter for (Keys: did you mean keys?). Nothing was "
         "done. Trigger the DAG again with the right names",
         ENDED,
-        (NOT_STARTED + "build, finalize, prepare",),
+        AFTER_FIRST,
         conf={"Keys": "k"},
     ),
     Row(
@@ -255,22 +255,27 @@ TABLE = [
         (NOT_STARTED + "abort, change, pause, resume, revert",),
     ),
     Row(
-        "a refused value", "Task prepare has failed", "…no column…", ENDED, AFTER_PREPARE, conf={"keys": "<b>nope</b>"}
+        "a refused value",
+        "Task verify_before has failed",
+        "…no column…",
+        ENDED,
+        AFTER_FIRST,
+        conf={"keys": "<b>nope</b>"},
     ),
     Row(
         "no connection",
-        "Task prepare has failed",
+        "Task verify_before has failed",
         "…nowhere…",
         ENDED,
-        AFTER_PREPARE,
+        AFTER_FIRST,
         conf={"postgres_conn_id": "nowhere"},
     ),
     Row(
         "the database refuses",
-        "Task prepare has failed",
+        "Task verify_before has failed",
         "…onnection refused…",
         ENDED,
-        AFTER_PREPARE,
+        AFTER_FIRST,
         closed=True,
     ),
     Row(

@@ -162,6 +162,8 @@ def test_each_user_reads_and_changes_what_airflow_allows(
             "map_index": -1,
             "elsewhere": False,
             "created_by": f"airflow {DAG} {run}",
+            "last_run": "",
+            "left": False,
         }
         assert read["progress"]["operation_id"] == named["operation"]
         assert read["may_change"] is (user != "viewer")
