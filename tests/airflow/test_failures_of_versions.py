@@ -193,7 +193,7 @@ def test_failed_instances_of_a_mapped_group_say_why_to_users_who_may_read_logs(a
 @pytest.mark.usefixtures("warehouse")
 def test_a_run_of_an_older_version_is_shown_as_its_own_version_has_it(airflow: Whole) -> None:
     """Its next try is that of its own version, although the newest has no such task; a file that can't be imported any
-    more ends it, and then it isn't offered again. Found: while the database was away, the tab of a run whose prepare
+    more ends it, and then it isn't offered again. Found: while the database was away, the tab of a run whose first task
     would be tried again said neither its message nor when.
     """
     closed = {"host": "127.0.0.1", "port": 9, "login": "app", "password": "sesame", "schema": "app"}
@@ -201,7 +201,7 @@ def test_a_run_of_an_older_version_is_shown_as_its_own_version_has_it(airflow: W
     waiting = airflow.trigger(DAG, {"index": "public.i", "table": "t", "keys": "k", "postgres_conn_id": "closed"})
     failing = airflow.trigger(DAG, {"index": "public.i", "table": "nope", "keys": "k", "postgres_conn_id": "warehouse"})
     wait_until(lambda: airflow.run_state(DAG, failing) == "failed", PATIENCE_S, "the run's end")
-    wait_until(lambda: airflow.task_state(DAG, waiting, "prepare") == "up_for_retry", PATIENCE_S, "the wait")
+    wait_until(lambda: airflow.task_state(DAG, waiting, "verify_before") == "up_for_retry", PATIENCE_S, "the wait")
 
     def shown() -> dict[str, list[dict[str, Any]]]:
         return {run: airflow.seen(DAG, run)["failures"] for run in (waiting, failing)}
@@ -209,12 +209,12 @@ def test_a_run_of_an_older_version_is_shown_as_its_own_version_has_it(airflow: W
     before = shown()
     assert airflow.seen(DAG, waiting)["troubles"] == ["the database of connection closed can't be reached"]
     tried, *rest = before[waiting]
-    assert (tried["text"], rest) == ("Try 1 of 7 of task prepare has failed", [])
+    assert (tried["text"], rest) == ("Try 1 of 7 of task verify_before has failed", [])
     ahead = datetime.fromisoformat(tried["again"]) - datetime.fromisoformat(tried["at"])
     assert ahead >= timedelta(minutes=50)
     assert [one["text"] for one in before[failing]] == [
-        "Task prepare has failed",
-        "Not started, since a task before failed: build, finalize",
+        "Task verify_before has failed",
+        "Not started, since a task before failed: build, finalize, prepare",
     ]
     assert airflow.seen(DAG, failing)["again"]["dag_id"] == DAG
 

@@ -135,7 +135,7 @@ TABLE = [
     Row("prepare", "while", "timed out", NOTHING, "prepare", ONCE),
     Row("prepare", "while", "run timed out", NOTHING, "prepare", ONCE),
     Row("prepare", "while", "killed"),
-    Row("prepare", "failed", "marked success", NOTHING, "prepare", conf={"table": "u"}),
+    Row("prepare", "failed", "marked success", NOTHING, "prepare", conf={"shards": ["nowhere"]}),
     Row("prepare", "after", "cleared"),
     Row("prepare", "after", "cleared alone", left("running", "build", run="success", index="published"), "build"),
     Row("build", "before", "marked success", left("running", "build"), "build"),
