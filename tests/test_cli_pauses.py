@@ -79,11 +79,11 @@ def test_it_is_told_who_paused_it_since_when_and_the_way_on(database: Database, 
     assert f"{on[1:]}; or abort it: roir abort public.ix" in pause.text
 
 
-def begun(database: Database, dsn: str) -> Run:
+def begun(database: Database, dsn: str, last_try: bool = False) -> Run:
     """A run of a DAG that is awaited, and may be silent for 700 s."""
     steps.make_table(dsn, 100)
     _, run = steps.begin(database)
-    expected.expect(database, run.operation_id, RUN, 30, 700)
+    expected.expect(database, run.operation_id, RUN, 30, 700, last_try)
     return start_run(database, "ix", RUN, take_over=True)
 
 
@@ -100,9 +100,7 @@ def test_after_a_killed_worker_the_first_words_are_that_it_goes_on_by_itself(dat
     run_sql(dsn, "UPDATE roir.operation SET awaited_until = heartbeat_at")
     whens = {in_minutes(database, seconds) for seconds in (580, 600, 620)}
     text, one = Terminal(dsn).status()
-    said = re.search(
-        r"    (goes on by itself at the next try, about (.* UTC), if one is left); no run has driven", text
-    )
+    said = re.search(r"    (goes on by itself at the next try, about (.* UTC)); no run has driven", text)
     assert said is not None, text
     assert said[2] in whens
     assert one["status"] == "running"
@@ -121,13 +119,64 @@ def test_a_pause_by_the_run_itself_names_the_next_try_or_the_task_to_clear(datab
     end_run(database, run)
     _, one = Terminal(dsn).status()
     assert re.fullmatch(
-        r"goes on by itself at the next try, about \d\d:\d\d UTC, if one is left; or: roir resume public\.ix",
+        r"goes on by itself at the next try, about \d\d:\d\d UTC; or: roir resume public\.ix",
         one["resume_with"],
     )
     expected.has_ended(database, run.operation_id, RUN)
     _, one = Terminal(dsn).status()
     assert one["resume_with"] == WAYS[Way.RUN][1]
     assert one["expected_at"] is None
+
+
+def test_after_the_last_try_was_killed_nothing_is_promised(database: Database, dsn: str) -> None:
+    """Found: the next try was awaited for minutes, while the run's tab said that the run has ended."""
+    run = begun(database, dsn, last_try=True)
+    _, one = Terminal(dsn).status()
+    assert (one["last_try"], one["expected_at"], one["driven"]) == (True, None, True)
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '100 s'")
+    text, one = Terminal(dsn).status()
+    assert re.search(r"no run has driven it for .*, and its task has no try left; clear its task in run manual__", text)
+    assert (one["status"], one["expected_at"]) == ("running", None)
+    held = f"No run drives it, and its task has no try left; nothing is lost; {WAYS[Way.RUN][1]}"
+    assert (one["held_up"]["by"], one["held_up"]["text"]) == ("no run", held)
+    assert "next try" not in text
+    # The rule of the silence is the same.
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '800 s'")
+    assert Terminal(dsn).status()[1]["status"] == "abandoned"
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp()")
+    settle(database, run, RoirError("the disk is full"), fatal=False)
+    end_run(database, run)
+    _, one = Terminal(dsn).status()
+    assert (one["resume_with"], one["expected_at"]) == (WAYS[Way.RUN][1], None)
+    # A user's resume brings no try.
+    run_sql(dsn, "SELECT roir.resume('ix', actor := 'ann')")
+    text, one = Terminal(dsn).status()
+    assert "and its task has no try left" in text
+    assert (one["held_up"]["by"], one["expected_at"]) == ("no run", None)
+
+
+@pytest.mark.parametrize("way", ["its part is done", "another run", "a command", "it waits", "cleared", "ended"])
+def test_a_last_try_ends_with_its_task(database: Database, dsn: str, way: str) -> None:
+    """The next task of its DAG run, another run and a task that was cleared have tries of their own."""
+    run = begun(database, dsn, last_try=True)
+    if way == "its part is done":
+        end_run(database, run)
+    elif way == "another run":
+        expected.expect(database, run.operation_id, f"{RUN}_2", 30, 700)
+        start_run(database, "ix", f"{RUN}_2", take_over=True)
+    elif way == "a command":
+        start_run(database, "ix", "ann@desk pid 4711", take_over=True)
+    elif way == "it waits":
+        expected.expect(database, run.operation_id, RUN, 30, 700)
+    else:
+        run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
+        if way == "ended":
+            expected.settle_runs(database, lambda _: expected.ENDED)
+            assert operation_status(database, run.operation_id).last_try
+        fate = expected.COMES if way == "ended" else expected.Fate(waits=True)
+        expected.settle_runs(database, lambda _: fate)
+    assert not operation_status(database, run.operation_id).last_try
+    assert "no try left" not in Terminal(dsn).status()[0]
 
 
 def test_the_cause_of_a_kill_replaces_that_it_was_interrupted(database: Database, dsn: str) -> None:

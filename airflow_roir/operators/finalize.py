@@ -18,9 +18,10 @@ from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, Operat
 from airflow_roir.operation import LONG, Status
 from airflow_roir.quantity import shared
 from airflow_roir.spark.driver_process import SETTLE_S
+from airflow_roir.task.fates import is_last_try
 from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
 from airflow_roir.task.metrics import sending
-from airflow_roir.task.operation_task import DrivingOperator, is_last_try
+from airflow_roir.task.operation_task import DrivingOperator
 from airflow_roir.task.published import claim_announcement, has_event, published_facts
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.ui_requests import Watcher

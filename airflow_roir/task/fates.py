@@ -63,9 +63,22 @@ def _if_there(ask: Callable[[], Any]) -> Any:
         raise Unknown(str(error)) from None
 
 
-def expect(database: Database, operation_id: int, task: Any, ti: RuntimeTaskInstanceProtocol, within_s: int) -> None:
-    """Writes that this task drives the operation within these seconds, or looks again."""
-    expected.expect(database, operation_id, owner_of(ti), within_s, grace_s(task, ti.try_number))
+def expect(
+    database: Database,
+    operation_id: int,
+    task: Any,
+    ti: RuntimeTaskInstanceProtocol,
+    within_s: int,
+    last_try: bool = False,
+) -> None:
+    """Writes that this task drives the operation within these seconds, or looks again. last_try: as the engine has it;
+    a task that leaves to look again keeps its try."""
+    expected.expect(database, operation_id, owner_of(ti), within_s, grace_s(task, ti.try_number), last_try)
+
+
+def is_last_try(ti: RuntimeTaskInstanceProtocol) -> bool:
+    """True if Airflow won't try the task again when it fails."""
+    return bool(ti.try_number > int(getattr(ti, "max_tries", ti.try_number)))
 
 
 def leaves(
@@ -74,14 +87,16 @@ def leaves(
     """As `expect`, for a task that Airflow ends. If its run has ended, too, or the task was marked, writes that no task
     will look again. Returns why Airflow ends the task, None if it isn't known: as at a shutdown, it comes back.
     """
+    is_lost = False
     try:
         found, cause = fates(ti)(owner_of(ti)), _cause(ti)
     except Unknown:
-        found, cause = None, None
+        # Airflow doesn't hear that this task leaves, either.
+        found, cause, is_lost = None, None, True
     if (found is not None and found.ended) or (cause is not None and not cause.comes_back):
         expected.has_ended(database, operation_id, owner_of(ti))
     else:
-        expect(database, operation_id, task, ti, within_s)
+        expect(database, operation_id, task, ti, within_s, is_lost and is_last_try(ti))
     return cause
 
 

@@ -19,7 +19,7 @@ from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.buttons import IndexBuildLink, show_link
 from airflow_roir.operation import BUILDS, BY_WINDOW, Kind, Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
-from airflow_roir.task.fates import START_S, Cause, expect, leaves
+from airflow_roir.task.fates import START_S, Cause, expect, is_last_try, leaves
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.next_step import Done, Fail, Go, Wait, decide, was_aborted
 from airflow_roir.task.open_database import open_database
@@ -203,7 +203,7 @@ class DrivingOperator(WaitingOperator):
             case Go():
                 self._await_admission(database, row)
                 self.end_wait()
-                expect(database, row.id, self, ti, START_S)
+                expect(database, row.id, self, ti, START_S, is_last_try(ti))
                 turn = self.read(database)
         return turn
 
@@ -334,11 +334,6 @@ class DrivingOperator(WaitingOperator):
         if permanent:
             raise AirflowFailException(f"{said}. {NO_RETRY}")
         raise AirflowException(said)
-
-
-def is_last_try(ti: RuntimeTaskInstanceProtocol) -> bool:
-    """True if Airflow won't try the task again when it fails."""
-    return bool(ti.try_number > int(getattr(ti, "max_tries", ti.try_number)))
 
 
 def has_part(database: Database, row: OperationRow, owner: str) -> bool:

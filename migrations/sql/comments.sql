@@ -187,6 +187,7 @@ COMMENT ON COLUMN roir.operation.awaited_until IS
 COMMENT ON COLUMN roir.operation.grace_s IS 'seconds of silence after which its run is taken to be gone for good';
 COMMENT ON COLUMN roir.operation.run_ended_at IS
     'when it was found that its runs have ended; null: they haven''t, as far as is known';
+COMMENT ON COLUMN roir.operation.last_try IS 'whether the task that drives it has no other try';
 COMMENT ON COLUMN roir.operation.scan_of IS 'the operation whose ranges these are a copy of: one scan serves both';
 COMMENT ON COLUMN roir.operation.parallelism IS 'workers';
 COMMENT ON COLUMN roir.operation.batch_rows IS 'most rows of a batch';

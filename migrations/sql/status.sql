@@ -22,7 +22,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- When the DAG run that will continue an operation looks again, or at the latest tries again. NULL: a run drives the
--- operation, or none is expected, or it waits for its turn.
+-- operation, or none is expected, since its task has no other try for example, or it waits for its turn.
 CREATE FUNCTION roir.expected_at(o roir.operation) RETURNS timestamptz
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN o.status NOT IN ('running', 'paused') OR o.run_ended_at IS NOT NULL OR NOT isfinite(s.seen)
@@ -31,7 +31,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                          AND coalesce(abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < 30, false))
                 THEN NULL
                 WHEN s.seen > clock_timestamp() THEN s.seen
-                WHEN s.seen + make_interval(secs => o.grace_s) > clock_timestamp()
+                WHEN NOT o.last_try AND s.seen + make_interval(secs => o.grace_s) > clock_timestamp()
                 THEN s.seen + make_interval(secs => o.grace_s) END
       FROM (SELECT greatest(o.heartbeat_at, o.awaited_until, o.queued_seen_at) AS seen) s
 $$;
@@ -70,7 +70,8 @@ SELECT clock_timestamp() AS now,
        -- A run that has left in order has no heartbeat; then the last event says why it left.
        coalesce(b.heartbeat_age, extract(epoch FROM clock_timestamp() - (
            SELECT max(e.at) FROM roir.event e WHERE e.operation_id = o.id)))::float8 AS silent_seconds,
-       o.started_at, o.paused_at, b.abandoned_since, roir.expected_at(o) AS expected_at, o.finished_at,
+       o.started_at, o.paused_at, b.abandoned_since, roir.expected_at(o) AS expected_at,
+       o.status IN ('running', 'paused') AND o.last_try AS last_try, o.finished_at,
        o.pause_reason, o.paused_by,
        q.actor AS ended_by, q.detail AS end_reason,
        -- The notice of a run that is gone is void.

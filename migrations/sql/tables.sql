@@ -197,6 +197,7 @@ CREATE TABLE roir.operation (
     awaited_until timestamptz DEFAULT clock_timestamp(),
     grace_s integer NOT NULL DEFAULT '60',
     run_ended_at timestamptz,
+    last_try boolean NOT NULL DEFAULT 'false',
     scan_of bigint,
     CONSTRAINT operation_grace CHECK (grace_s > 0),
     CONSTRAINT operation_granted CHECK (granted BETWEEN 0 AND 256),

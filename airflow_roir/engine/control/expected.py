@@ -22,7 +22,7 @@ QUEUE_S = 120
 
 EXPECT = """
 UPDATE roir.operation
-   SET awaited_by = %(by)s, run_ended_at = NULL, grace_s = coalesce(%(grace)s, grace_s),
+   SET awaited_by = %(by)s, run_ended_at = NULL, grace_s = coalesce(%(grace)s, grace_s), last_try = %(last_try)s,
        awaited_until = CASE WHEN %(seconds)s IS NULL THEN 'infinity'
                             ELSE clock_timestamp() + make_interval(secs => %(seconds)s) END
  WHERE id = %(operation)s AND status IN ('running', 'paused')
@@ -30,7 +30,7 @@ UPDATE roir.operation
 # The operations that no run drives, and that don't wait in the queue. runs: the runs that may continue the operation.
 # lapses: the operation will soon be abandoned, unless one of them comes back.
 UNDRIVEN = """
-SELECT o.id, o.epoch, o.awaited_by, o.run_ended_at IS NOT NULL AS has_ended,
+SELECT o.id, o.epoch, o.awaited_by, o.run_ended_at IS NOT NULL AS has_ended, o.last_try,
        coalesce(o.awaited_until < clock_timestamp() + make_interval(secs => %(waits)s / 2), true) AS lapses,
        array_remove(ARRAY[coalesce(o.awaited_by, CASE WHEN o.owner IS NULL THEN o.created_by END), o.owner], NULL)
            AS runs
@@ -46,7 +46,7 @@ SAME = """
    AND awaited_by IS NOT DISTINCT FROM %(awaited_by)s
 """
 NOTE_END = f"UPDATE roir.operation SET run_ended_at = clock_timestamp() {SAME} AND run_ended_at IS NULL"
-NOTE_RETURN = f"UPDATE roir.operation SET run_ended_at = NULL {SAME}"
+NOTE_RETURN = f"UPDATE roir.operation SET run_ended_at = NULL, last_try = false {SAME}"
 NOTE_OWN_END = """
 UPDATE roir.operation SET run_ended_at = clock_timestamp()
  WHERE id = %(operation)s AND status IN ('running', 'paused') AND coalesce(awaited_by, owner) = %(by)s
@@ -100,12 +100,20 @@ class Change:
     values: dict[str, Any]
 
 
-def expect(database: Database, operation_id: int, by: str, seconds: float | None, grace_s: int | None = None) -> None:
+def expect(
+    database: Database,
+    operation_id: int,
+    by: str,
+    seconds: float | None,
+    grace_s: int | None = None,
+    last_try: bool = False,
+) -> None:
     """Writes that a run will drive the operation, or look again. seconds: within these; None: before it ends.
 
-    grace_s: the silence that is allowed afterwards, in seconds; None keeps the operation's value.
+    grace_s: the silence that is allowed afterwards, in seconds; None keeps the operation's value. last_try: if the run
+    dies afterwards, none comes by itself.
     """
-    values = {"operation": operation_id, "by": by, "seconds": seconds, "grace": grace_s}
+    values = {"operation": operation_id, "by": by, "seconds": seconds, "grace": grace_s, "last_try": last_try}
     with database.transaction() as connection:
         execute(connection, EXPECT, values)
 
@@ -147,8 +155,12 @@ def _change(row: Row[Any], fate_of: FateOf) -> Change | None:
         actor = next(fate.switch for fate in coming.values())
         return Change(row, PAUSE, {**seen, "actor": actor, "reason": SWITCHED_OFF})
     if row.lapses and (waiting := [run for run, fate in coming.items() if fate.waits]):
-        return Change(row, EXPECT, {"operation": row.id, "by": waiting[0], "seconds": WAITS_S, "grace": None})
-    return Change(row, NOTE_RETURN, seen) if row.has_ended else None
+        return Change(
+            row, EXPECT, {"operation": row.id, "by": waiting[0], "seconds": WAITS_S, "grace": None, "last_try": False}
+        )
+    # A task that was cleared, but has not started yet, has a try.
+    comes_back = row.has_ended or (row.last_try and any(fate.waits for fate in coming.values()))
+    return Change(row, NOTE_RETURN, seen) if comes_back else None
 
 
 def apply(database: Database, found: list[Change]) -> None:

@@ -43,6 +43,7 @@ BEGUN = """
 owner = %(owner)s, heartbeat_at = clock_timestamp(), ticked_at = NULL, pause_reason = NULL, paused_by = NULL,
        queued_at = NULL, queued_seen_at = NULL,
        grace_s = CASE WHEN awaited_by = %(owner)s THEN grace_s ELSE %(grace)s END,
+       last_try = last_try AND coalesce(awaited_by = %(owner)s, false),
        awaited_by = NULL, awaited_until = NULL, run_ended_at = NULL,
        notice = CASE WHEN NOT starts_with(notice, %(queue_notice)s) THEN notice END,
        working_since = CASE WHEN %(begins_anew)s THEN clock_timestamp() ELSE working_since END
@@ -52,7 +53,9 @@ UPDATE roir.operation SET epoch = roir.next_epoch(epoch) WHERE id = %(operation)
 """
 END_RUN = """
 UPDATE roir.operation
-   SET heartbeat_at = NULL, ticked_at = NULL, awaited_until = greatest(awaited_until, clock_timestamp())
+   SET heartbeat_at = NULL, ticked_at = NULL, awaited_until = greatest(awaited_until, clock_timestamp()),
+       -- A run whose part is done: the next task of the DAG run has tries of its own.
+       last_try = last_try AND status = 'paused'
  WHERE id = %(operation)s AND epoch = %(epoch)s
 """
 IS_KNOWN = """

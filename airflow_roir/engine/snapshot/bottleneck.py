@@ -109,10 +109,11 @@ def held_up(connection: Connection, one: OperationStatus, work: AtWork) -> HeldU
         return HeldUp("another run", cut(one.notice or ""))
     if state.name == "undriven":
         # Without the seconds of its silence, since the page compares texts to see whether anything has changed.
-        by = "starting" if one.heartbeat_age is None or one.next_task is not None else "no run"
+        is_gone = one.next_task is None and (one.heartbeat_age is not None or one.last_try)
+        by = "no run" if is_gone else "starting"
         if one.next_task is not None:
             return HeldUp(by, cut(state.text))
-        first = state.note if one.expected_at is not None else "no run drives it"
+        first = state.note if one.expected_at is not None or one.last_try else "no run drives it"
         return HeldUp(by, cut(f"{first}; {state.remedy}"))
     return _by_lock(connection, one, work) or _by_throttle(one) or _by_work(one, work)
 

@@ -74,6 +74,7 @@ class OperationStatus:
     abandoned_since: since when no run drives it, and none will; null unless it is abandoned.
     expected_at: when the DAG run that will continue it looks again, or at the latest tries again; null if a run drives
         it, or none is expected.
+    last_try: whether the task that drives it, or did, has no other try.
     paused_by: the user or run that paused it; or `duplicates` (rows share keys of a unique index), `governor` (a signal
         can't be read), `window` or `max_duration` (docs/throttle.md#windows).
     pause_reason: why it is paused.
@@ -123,6 +124,7 @@ class OperationStatus:
     paused_at: datetime | None
     abandoned_since: datetime | None
     expected_at: datetime | None
+    last_try: bool
     finished_at: datetime | None
     pause_reason: str | None
     paused_by: str | None

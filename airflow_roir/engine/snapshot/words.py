@@ -71,12 +71,16 @@ def _running(one: OperationStatus, name: str) -> State:
         then = coming(one.next_task)
         return State("undriven", word, f"{then[0].upper()}{then[1:]}; nothing is lost", then)
     if one.expected_at is not None:
-        again = "at the next try, " if one.heartbeat_age is not None else ""
-        left = ", if one is left" if one.heartbeat_age is not None else ""
-        first = f"goes on by itself {again}about {remedies.moment(one.expected_at)}{left}"
+        again = "at the next try, " if one.heartbeat_age is not None and not one.last_try else ""
+        first = f"goes on by itself {again}about {remedies.moment(one.expected_at)}"
         note = f"{first[0].upper()}{first[1:]}; nothing is lost"
         text = f"{first}; no run has driven it for {duration(one.silent_seconds or 0)}"
         return State("undriven", "Not driven", note, text, f"or: roir resume {name}")
+    if one.last_try:
+        text = f"no run has driven it for {duration(one.silent_seconds or 0)}, and its task has no try left"
+        note = "No run drives it, and its task has no try left; nothing is lost"
+        owner = one.owner or ""
+        return State("undriven", "Not driven", note, text, remedies.way_on(one.index, owner, owner))
     if one.heartbeat_age is None:
         begins = "its run's task begins when its turn comes"
         note = f"{begins[0].upper()}{begins[1:]}; nothing is lost"
