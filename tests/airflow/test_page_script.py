@@ -405,11 +405,54 @@ def test_indexes_says_from_when_old_figures_are(airflow: Airflow, tab: Any) -> N
     database = {"connection": "c", "indexes": [index], "trouble": "it hasn't answered", "as_of": at.isoformat()}
     airflow.pages["api/indexes"] = {"databases": [database], "dags": {}, "may": NO_RIGHT}
     tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
-    tab.get_by_text(re.compile(r"These figures are from [\d:]+, 11 min ago: it hasn't answered")).wait_for()
+    tab.get_by_text(re.compile(r"These figures are from [\d:]+ \S+, 11 min ago: it hasn't answered")).wait_for()
     tab.locator(".chip[data-status=aged]", has_text=re.compile(r"Building at [\d:]+")).wait_for()
     database["trouble"] = None
     tab.reload()
     tab.get_by_text("a look at this database takes long").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (None, "31 Jan 2026, 19:05 GMT+9"),
+        ('"UTC"', "31 Jan 2026, 10:05 UTC"),
+        ('"Europe/Berlin"', "31 Jan 2026, 11:05 CET"),
+        ('"Pacific/Kiritimati"', "1 Feb 2026, 00:05 GMT+14"),
+        ('"Nowhere"', "31 Jan 2026, 10:05 UTC"),
+        ("no JSON", "31 Jan 2026, 10:05 UTC"),
+    ],
+)
+def test_times_are_in_the_zone_that_airflows_ui_shows_and_name_it(
+    airflow: Airflow, tab: Any, kept: str | None, said: str
+) -> None:
+    """Found: the browser's zone, whatever the user had chosen in Airflow, beside texts in UTC; no time named its zone.
+
+    Where the user has chosen none, Airflow's UI shows the browser's zone. It keeps a choice as `timezone`.
+    """
+    index = ABANDONED_INDEX | {"published_at": FOUND_AT, "rows": 5, "bytes": 8192}
+    index |= {"source_bytes": 8192, "state": "published", "revert_until": None, "bloat": None, "verified": None}
+    airflow.pages["api/indexes"] = {
+        "databases": [{"connection": "c", "indexes": [index], "trouble": None}],
+        "dags": {},
+        "may": NO_RIGHT,
+    }
+    airflow.progress["errors"] = [{"at": FOUND_AT, "text": "broken", "remedy": "mend it"}]
+    airflow.progress["pauses"] = [{"at": FOUND_AT, "by": "ann", "why": "x", "until": FOUND_AT}]
+    airflow.progress["events"] = [{"at": FOUND_AT, "actor": "ann", "action": "pause", "detail": "x"}]
+    own = tab.context.browser.new_context(timezone_id="Asia/Tokyo")
+    try:
+        page = own.new_page()
+        if kept is not None:
+            page.add_init_script(f"localStorage.setItem('timezone', {json.dumps(kept)})")
+        page.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
+        page.locator(".facts", has_text=said).wait_for()
+        page.goto(f"http://127.0.0.1:{airflow.server_port}/roir/run?dag_id=rebuild_index&run_id={RUN['run_id']}")
+        page.locator("li small", has_text=re.compile(f"^{re.escape(said)}$")).wait_for()
+        page.locator("li small", has_text=re.compile(f"to {re.escape(said)}$")).wait_for()
+        page.locator("td", has_text=said).wait_for(state="attached")
+    finally:
+        own.close()
 
 
 def test_an_index_has_no_facts_that_it_has_not_yet(airflow: Airflow, tab: Any) -> None:

@@ -1,6 +1,6 @@
 // The drawings of the page Index build: phases, pieces, the chart. Each keeps its nodes and has words for what it shows.
 
-import { DASH, bytes, clock, count, duration, el, many, mark, put, short } from "./page.js";
+import { DASH, bytes, clock, count, duration, el, many, mark, put, short, zoned } from "./page.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const NAME_OF = { sum: "compare sums", check: "compare rows" };
@@ -148,7 +148,7 @@ export class Chart {
     put(this.high, short(top));
     put(this.middle, short(top / 2));
     put(this.from, clock(new Date(begin * 1000)));
-    put(this.to, clock(new Date(rates.at(-1).to * 1000)));
+    put(this.to, zoned(new Date(rates.at(-1).to * 1000)));
     const values = rates.map((rate) => rate.value);
     mark(
       this.picture,

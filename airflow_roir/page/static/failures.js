@@ -1,7 +1,7 @@
 // Why tasks of a run failed: their messages, their logs, and the way to try again.
 
 import { keep } from "./draw.js";
-import { clock, el, link, mark, off, part, put, question, say, trigger } from "./page.js";
+import { clock, el, link, mark, off, part, put, question, say, trigger, zoned, zoneName } from "./page.js";
 import { textsOf } from "./values.js";
 
 /** The failed tasks of a run, below each other. */
@@ -58,8 +58,8 @@ export class Failures {
     mark(node, "data-key", key);
     const log = `dags/${part(run.dag_id)}/runs/${part(run.run_id)}/tasks/${part(one.task_id)}${one.map_index >= 0 ? `/mapped/${one.map_index}` : ""}?try_number=${one.try_number}`;
     const parts = [
-      one.again ? `Goes on by itself at the next try, about ${clock(one.again).slice(0, 5)}.` : "",
-      one.at ? clock(one.at) : "",
+      one.again ? `Goes on by itself at the next try, about ${clock(one.again).slice(0, 5)} ${zoneName(one.again)}.` : "",
+      one.at ? zoned(one.at) : "",
       one.task_id ? link(`Log of ${one.task_id}${one.map_index >= 0 ? ` [${one.map_index}]` : ""}`, log) : "",
     ].filter(Boolean);
     node.replaceChildren(...parts.flatMap((text, n) => (n ? [" · ", text] : [text])));

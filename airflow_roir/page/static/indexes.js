@@ -4,7 +4,7 @@ import { keep } from "./draw.js";
 import { SegmentList } from "./segments.js";
 import { SetUp } from "./setup.js";
 import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
-import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, holdFocus, link, many, mark, off, part, put, question, say, share, since, trigger } from "./page.js";
+import { DASH, Poll, Refused, banner, bytes, count, duration, el, followTheme, holdFocus, link, many, mark, off, part, put, question, say, share, since, trigger, zoned } from "./page.js";
 
 followTheme();
 const main = document.getElementById("main");
@@ -217,7 +217,7 @@ class Card {
     // It may have been dropped since.
     const aged = index.aged && from;
     mark(this.chip, "data-status", aged ? "aged" : (first?.name ?? { published: "completed", building: "running" }[index.state] ?? "aborted"));
-    put(this.chip, aged ? `${word} at ${clock(from)}` : word);
+    put(this.chip, aged ? `${word} at ${zoned(from)}` : word);
     put(this.source, index.source ? `on ${index.source}` : "its table was dropped");
     const key = JSON.stringify([index.run, index.operation, doing?.word, doing?.why]);
     if (this.linked !== key) {
@@ -254,7 +254,7 @@ class Card {
       generations,
       () => el("tr", {}, el("th", { scope: "row" }), el("td"), el("td"), el("td"), el("td")),
       (row, one) => {
-        const moment = (at) => (at ? clock(at, true) : DASH);
+        const moment = (at) => (at ? zoned(at, true) : DASH);
         [one.status, bytes(one.bytes), moment(one.published_at), moment(one.retired_at), moment(one.drop_after)].forEach((text, n) => put(row.children[n], text));
       },
     );
@@ -309,7 +309,7 @@ class Card {
         off: busy,
         danger: true,
         title: "Revert the last rebuild?",
-        text: `Readers see the replaced generation again. Every write has maintained that generation, so nothing is lost. You can revert until ${clock(index.revert_until, true)}.`,
+        text: `Readers see the replaced generation again. Every write has maintained that generation, so nothing is lost. You can revert until ${zoned(index.revert_until, true)}.`,
         yes: () => start(dags.control, { ...conf, action: "revert", reason: "on the page Indexes" }),
       },
     ].filter(Boolean);
@@ -343,14 +343,14 @@ function factsOf(index) {
   return [
     index.rows !== null && ["Entries", count(index.rows)],
     index.bytes && ["Size", bytes(index.bytes), index.source_bytes ? `${share((index.bytes ?? 0) / index.source_bytes)} of its source (${bytes(index.source_bytes)})` : ""],
-    index.published_at && ["Built", ago(index.published_at), index.published_at ? clock(index.published_at, true) : ""],
+    index.published_at && ["Built", ago(index.published_at), index.published_at ? zoned(index.published_at, true) : ""],
     (v || index.published_at) && [
       "Verified",
       v ? v.outcome : "never",
       v ? [ago(v.at), ...found].join(", ") : "",
       v ? (v.wrong ? "bad" : "good") : null,
     ],
-    index.published_at && ["Revert", index.revert_until && new Date(index.revert_until) > new Date() ? `until ${clock(index.revert_until, true)}` : "not possible"],
+    index.published_at && ["Revert", index.revert_until && new Date(index.revert_until) > new Date() ? `until ${zoned(index.revert_until, true)}` : "not possible"],
     b && ["Bloat", share(b.share), bloatOf(b)],
     ...factsOfShards(index),
   ].filter(Boolean);

@@ -95,18 +95,41 @@ export function duration(seconds) {
 
 export const share = (value) => (value === null || value === undefined ? DASH : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`);
 
+/** The time zone of Airflow's UI: its user's choice, kept by Airflow, else the browser's; UTC if neither can be read. */
+function zone() {
+  try {
+    const kept = localStorage.getItem("timezone");
+    const name = kept === null ? Intl.DateTimeFormat().resolvedOptions().timeZone : JSON.parse(kept);
+    return new Intl.DateTimeFormat("en-GB", { timeZone: name }).resolvedOptions().timeZone;
+  } catch {
+    return "UTC";
+  }
+}
+
 export function clock(moment, withDay = false) {
   const date = moment instanceof Date ? moment : new Date(moment);
   if (Number.isNaN(date.getTime())) return DASH;
-  const sameDay = date.toDateString() === new Date().toDateString();
-  const time = date.toLocaleTimeString("en-GB");
-  return sameDay && !withDay ? time : `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" })}, ${time.slice(0, 5)}`;
+  const timeZone = zone();
+  const day = (of) => of.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric", timeZone });
+  const time = date.toLocaleTimeString("en-GB", { timeZone });
+  return day(date) === day(new Date()) && !withDay ? time : `${day(date)}, ${time.slice(0, 5)}`;
 }
 
-/** A moment with its age: `09:41:10, 11 min ago`. */
-export const since = (moment) => `${clock(moment)}, ${duration((Date.now() - new Date(moment)) / 1000)} ago`;
+/** The name of the zone of these times: `UTC`, `CET`, `GMT-5`. */
+export function zoneName(moment) {
+  const date = new Date(moment);
+  if (Number.isNaN(date.getTime())) return "";
+  const parts = new Intl.DateTimeFormat("en-GB", { timeZone: zone(), timeZoneName: "short" }).formatToParts(date);
+  return parts.find((one) => one.type === "timeZoneName").value;
+}
 
-export const time = (moment) => el("time", { datetime: moment, text: clock(moment) });
+/** A moment with its zone: `09:41:10 UTC`. */
+export const zoned = (moment, withDay = false) => `${clock(moment, withDay)} ${zoneName(moment)}`.trim();
+
+/** A moment with its age: `09:41:10 UTC, 11 min ago`. */
+export const since = (moment) => `${zoned(moment)}, ${duration((Date.now() - new Date(moment)) / 1000)} ago`;
+
+export const time = (moment) => el("time", { datetime: moment, text: zoned(moment) });
 
 // --- Airflow's theme
 

@@ -7,7 +7,7 @@ import { NOTHING, Nothing } from "./nothing.js";
 import { Shards } from "./shards.js";
 import { Throttle } from "./throttle.js";
 import { Values } from "./values.js";
-import { DASH, Poll, banner, clock, count, duration, el, followTheme, holdFocus, link, many, mark, off, part, put, question, say, send, short, trigger } from "./page.js";
+import { DASH, Poll, banner, clock, count, duration, el, followTheme, holdFocus, link, many, mark, off, part, put, question, say, send, short, trigger, zoned, zoneName } from "./page.js";
 
 followTheme();
 const asked = new URLSearchParams(location.search);
@@ -386,7 +386,7 @@ class Build {
       (item, pause) => {
         put(item.children[0], pause.by ?? "unknown");
         put(item.children[1], pause.why ?? "");
-        put(item.children[2], `${clock(pause.at)} ${pause.until ? `to ${clock(pause.until)}` : "until now"}`);
+        put(item.children[2], `${clock(pause.at)} ${pause.until ? `to ${zoned(pause.until)}` : `${zoneName(pause.at)} until now`}`);
       },
     );
     const errors = p.errors ?? [];
@@ -398,7 +398,7 @@ class Build {
       (item, error) => {
         put(item.children[0], error.text ?? "");
         put(item.children[1], error.remedy ?? "");
-        put(item.children[2], clock(error.at));
+        put(item.children[2], zoned(error.at));
       },
     );
     this.history.hidden = !p.events?.length;
@@ -407,7 +407,7 @@ class Build {
       p.events ?? [],
       () => el("tr", {}, el("td"), el("td"), el("td")),
       (row, event) => {
-        put(row.children[0], clock(event.at));
+        put(row.children[0], zoned(event.at));
         put(row.children[1], event.actor ?? "");
         put(row.children[2], [event.action, event.detail].filter(Boolean).join(": "));
       },

@@ -1,6 +1,6 @@
 // What holds an operation back: its limits, the time that each cost, each signal against its limit, the grant.
 
-import { DASH, bytes, clock, duration, el, many, mark, put, share } from "./page.js";
+import { DASH, bytes, clock, duration, el, many, mark, put, share, zoned } from "./page.js";
 import { keep, svg } from "./draw.js";
 
 const NAMES = {
@@ -127,7 +127,7 @@ export class Throttle {
     if (!t) return;
     this.edit.hidden = !mayChange;
     const runs = p.status === "running";
-    const since = t.since ? ` since ${clock(t.since)}` : "";
+    const since = t.since ? ` since ${zoned(t.since)}` : "";
     put(this.sum, !runs ? "" : t.throttled ? `${t.granted === 0 ? "on hold" : "paced"}${since}` : t.limits ? "all may work" : "");
     put(this.limits, t.limits || "none any more");
     this.lostPart.hidden = t.lost.length === 0;
@@ -193,6 +193,6 @@ export class Throttle {
       this.made.get(one.key).show({ ...one, from, to });
     });
     this.charts.hidden = shown.length === 0;
-    put(this.times, shown.length ? `${clock(new Date(from * 1000))} to ${clock(new Date(to * 1000))}. The dashed line is the limit. If a signal couldn’t be read, its line has a gap.` : "");
+    put(this.times, shown.length ? `${clock(new Date(from * 1000))} to ${zoned(new Date(to * 1000))}. The dashed line is the limit. If a signal couldn’t be read, its line has a gap.` : "");
   }
 }
