@@ -20,7 +20,7 @@ from airflow_roir.engine.database import Database, execute, has_vanished
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.table_lock import lock_table
-from airflow_roir.engine.retry.trouble import reason_of, trouble_of
+from airflow_roir.engine.retry.trouble import is_permanent, reason_of, trouble_of
 from airflow_roir.engine.scan.copier import Away, Claim, Copied, Limit
 from airflow_roir.engine.scan.reader import KeyReader, Stretch
 from airflow_roir.engine.sessions.limits import limits_of
@@ -296,5 +296,5 @@ class ShardCopier:
         if isinstance(error, NotFound):
             return SourceChanged(f"index {self.job.run.index}: shard {quote(shard.name)}: {error}")
         if isinstance(error, DBAPIError) and trouble_of(error) is None and not has_vanished(error):
-            return WorkerFailed(f"shard {quote(shard.name)}: {reason_of(error)}")
+            return WorkerFailed(f"shard {quote(shard.name)}: {reason_of(error)}", is_permanent(error))
         return ShardAway(shard, reason_of(error))
