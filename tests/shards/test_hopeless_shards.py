@@ -34,4 +34,4 @@ def test_an_error_that_no_retry_helps_stays_permanent_up_to_the_task(
     assert isinstance(error, WorkerFailed)
     told = worker_failed(0, error)
     assert is_permanent(told) is permanent
-    assert str(told) == "worker 0: shard west: permission denied for table t"
+    assert str(told) == 'worker 0: shard "west": permission denied for table t'
