@@ -58,8 +58,9 @@ def tag_of(text: str) -> str:
 
 def why(error: BaseException) -> str:
     """One line of Spark's message: a Python worker's own error, the reason of a lost executor, or the first line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in str(error).splitlines() if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit)\b", line)]
+    said = _said(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    raised = [line for line in said.splitlines() if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit)\b", line)]
     if is_python_error(error) and raised:
         return raised[-1].strip()
     reasons = [line for line in lines if "most recent failure:" in line or "Reason:" in line]
@@ -69,4 +70,12 @@ def why(error: BaseException) -> str:
 
 def is_python_error(error: BaseException) -> bool:
     """True if a worker's own Python code raised it: a missing module, a wrong version. It would do so again."""
-    return "Traceback (most recent call last)" in str(error)
+    return "Traceback (most recent call last)" in _said(error)
+
+
+def _said(error: BaseException) -> str:
+    """The error's text. Py4J asks the JVM for it, which may be gone: then only what this process knows."""
+    try:
+        return str(error)
+    except Exception:
+        return str(getattr(error, "errmsg", "")) or type(error).__name__

@@ -10,13 +10,15 @@ import pytest
 
 from airflow_roir.engine import build
 from airflow_roir.engine.control import operations, requests
-from airflow_roir.engine.control.run import Run
+from airflow_roir.engine.control.run import Run, driving
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.kept_session import kept_sessions
+from airflow_roir.engine.snapshot.details import progress
 from airflow_roir.engine.work.driver import PhaseDriver
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.engine.work.worker import session_name
 from airflow_roir.spark import pool, task
+from airflow_roir.spark.session import why
 from tests.engine import steps
 
 SPARK = SimpleNamespace(shared_cores=2, tasks_without_slot=0)
@@ -155,3 +157,30 @@ def test_a_session_of_a_worker_that_has_ended_holds_nobody_up(database: Database
     workers.on_start, workers.on_wait = Workers.do, on_wait
     with database.named(session_name(run, 0)).connect():
         build_phase(workers, database, run, [])
+
+
+class OfAnEndedJava(Exception):
+    """As Py4JJavaError, which asks the JVM for its text."""
+
+    errmsg = "An error occurred while calling o1.collect.\n"
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_the_end_of_the_jvm_is_no_error_of_a_driver_that_is_ended(database: Database, workers: Any) -> None:
+    """The signal that ends a driver ends its JVM, too: the refused connection was recorded as the operation's error."""
+    _, run = steps.begin(database, ranges=2, parallelism=1)
+    assert why(OfAnEndedJava()) == "OfAnEndedJava"
+
+    def interrupt(_these: Workers, _number: int) -> None:
+        raise KeyboardInterrupt
+
+    def refuse() -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    workers.on_start, workers.on_leave = interrupt, staticmethod(refuse)
+    with pytest.raises(KeyboardInterrupt), driving(database, run):
+        build_phase(workers, database, run, [])
+    found = progress(database, "ix")
+    assert (found.status, found.pause_reason, found.errors) == ("paused", "interrupted", ())

@@ -256,6 +256,9 @@ def driving(database: Database, run: Run) -> Iterator[None]:
     except BaseException as error:
         # Also for a bug or Ctrl-C: no run drives the operation any more, and users must see why.
         settle(database, run, error, fatal=False)
+        ending = _ending(error)
+        if ending is not None and ending is not error:
+            raise ending from None
         raise
     finally:
         try:
@@ -271,19 +274,19 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
 
     If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
-    interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-    if not interrupted:
+    ending = _ending(error)
+    if ending is None:
         reason = reason_of(error)
     else:
         # The text of a SystemExit is only its code.
-        reason = (isinstance(error, KeyboardInterrupt) and str(error)) or "interrupted"
+        reason = (isinstance(ending, KeyboardInterrupt) and str(ending)) or "interrupted"
     try:
         with database.transaction() as connection:
             row = operations.read_operation(connection, run.operation_id)
             if row.epoch != run.epoch:
                 return
             # Duplicates need no event: they are listed in roir.duplicate, and the next run finds them again.
-            if row.status == Status.PAUSED and not (interrupted or isinstance(error, DuplicatesFound)):
+            if row.status == Status.PAUSED and not (ending is not None or isinstance(error, DuplicatesFound)):
                 _keep_error(connection, row, run, reason)
             if row.status != Status.RUNNING:
                 return
@@ -299,6 +302,17 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
     except (DBAPIError, RoirError):
         # The user must see the first error. Without this record the operation can be resumed all the same.
         return
+
+
+def _ending(error: BaseException) -> KeyboardInterrupt | SystemExit | None:
+    """The request to end that a run has got; None for an error of the work.
+
+    Also of an error that the run met while it left: the JVM got the same signal, and refuses connections.
+    """
+    met: BaseException | None = error
+    while not (met is None or isinstance(met, KeyboardInterrupt | SystemExit)):
+        met = met.__cause__ or met.__context__
+    return met
 
 
 def leave_run(database: Database, run: Run, error: BaseException) -> None:
