@@ -58,6 +58,23 @@ def test_a_build_needs_no_java(dsn: str, database: Database, monkeypatch: pytest
     steps.assert_exact(database)
 
 
+def test_the_printed_commands_work_without_java(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: a build by threads printed `roir resume ix`, which failed for want of a Java."""
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    paused = here(dsn, *BUILD, "--max-duration", "1s", *SLOWLY, code=3)
+    assert "resume with: roir resume public.ix" in paused.stderr
+    refused = here(dsn, "resume", "ix", "--master", "local[2]", code=2).stderr
+    assert "Spark needs Java 17" in refused
+    assert "--without-spark" in refused
+    assert "Airflow" not in refused
+    for command in (("resume", "ix", "--max-duration", "0", "--max-rows-per-second", "0"), ("verify", "ix")):
+        assert "no Java for Spark here: working by threads" in here(dsn, *command).stderr
+    assert "no Java for Spark here: working by threads" in here(dsn, "compact", "ix").stderr
+    steps.assert_exact(database)
+
+
 def test_where_spark_runs_is_refused(dsn: str) -> None:
     for option in (("--master", "local[2]"), ("--conf", "spark.x=1")):
         assert "leave out --master and --conf" in roir(dsn, *BUILD, *option, code=2).stderr

@@ -153,7 +153,7 @@ def resume(
 ) -> None:
     """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import print_census, run_and_print
-    from airflow_roir.cli.spark import spark_of
+    from airflow_roir.cli.spark import spark_or_threads
     from airflow_roir.engine import abort
     from airflow_roir.engine.control import operations, requests, sign_of_life
     from airflow_roir.errors import LockNotAcquired
@@ -172,7 +172,7 @@ def resume(
         # Otherwise this command would change the options and then refuse to drive the operation.
         sign_of_life.refuse_running(database, row, index)
     # An error in the options of Spark is found before anything is changed.
-    command_spark = spark_of(without_spark, database.dsn, master, conf)
+    command_spark = spark_or_threads(without_spark, database.dsn, master, conf)
     command_spark.check()
     if any(value is not None for value in given.values()):
         requests.change_options(database, index, actor=operations.default_actor(), **given)

@@ -80,12 +80,12 @@ def compact(
         print_choice(choose(database, index, allowed, exact, segment_bytes=wanted), as_json, index)
         return
     from airflow_roir.cli.execute import run_and_print
-    from airflow_roir.cli.spark import spark_of
+    from airflow_roir.cli.spark import spark_or_threads
     from airflow_roir.engine.control import live_options
 
     options = CompactOptions.asked(**given)
     live_options.check_throttle(database, options.throttle)
-    with spark_of(without_spark, database.dsn, master, conf) as spark:
+    with spark_or_threads(without_spark, database.dsn, master, conf) as spark:
         spark.check()
         if (begun := _begin(database, index, allowed, exact, wanted, options, as_json)) is None:
             return

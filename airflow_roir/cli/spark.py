@@ -13,6 +13,7 @@ import typer
 from airflow_roir.cli.app import say
 from airflow_roir.cli.ending import Ended, ending
 from airflow_roir.cli.last_line import LastLine
+from airflow_roir.errors import JavaMissing
 from airflow_roir.spark.driver_process import (
     TERMINATE_S,
     Driver,
@@ -21,7 +22,7 @@ from airflow_roir.spark.driver_process import (
     driver_order,
     later,
 )
-from airflow_roir.spark.java import use_java
+from airflow_roir.spark.java import OF_A_COMMAND, use_java
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.spark.options import SECRETS_GO, SparkOptions, is_connect
 
@@ -56,7 +57,7 @@ class CommandSpark:
     def check(self) -> None:
         """Raises JavaMissing if a driver couldn't start here. To be called before anything is prepared."""
         if not is_connect(self._options.master):
-            use_java()
+            use_java(instead=OF_A_COMMAND)
 
     def _new(self, operation_id: int | None) -> Driver:
         self.check()
@@ -157,6 +158,21 @@ def spark_of(without: bool, dsn: str, master: str | None, conf: Sequence[str] | 
     if master or conf:
         raise typer.BadParameter("--without-spark works by threads of this command: leave out --master and --conf")
     return NoSpark()
+
+
+def spark_or_threads(without: bool, dsn: str, master: str | None, conf: Sequence[str] | None) -> CommandSpark | NoSpark:
+    """As `spark_of`, for a command that another one's message names: threads, in a line, on a machine without Java.
+
+    If a Spark is named, by an option or SPARK_HOME, the command raises JavaMissing as it starts it.
+    """
+    spark = spark_of(without, dsn, master, conf)
+    if isinstance(spark, CommandSpark) and not (master or conf or os.environ.get("SPARK_HOME")):
+        try:
+            spark.check()
+        except JavaMissing:
+            say("no Java for Spark here: working by threads of this command, as with --without-spark")
+            return NoSpark()
+    return spark
 
 
 def spark_options(master: str | None, conf: Sequence[str] | None) -> SparkOptions:

@@ -33,7 +33,7 @@ def verify_command(
 ) -> None:
     """Compare an index with its source while users write. Exit code 1: they differ, and not all is repaired."""
     from airflow_roir.cli.execute import run_and_print
-    from airflow_roir.cli.spark import spark_of
+    from airflow_roir.cli.spark import spark_or_threads
     from airflow_roir.engine.control import live_options, operations
     from airflow_roir.engine.verify import record
 
@@ -41,7 +41,7 @@ def verify_command(
     database = database_of(context)
     options = VerifyOptions.asked(**given)
     live_options.check_throttle(database, options.throttle)
-    with spark_of(without_spark, database.dsn, master, conf) as spark:
+    with spark_or_threads(without_spark, database.dsn, master, conf) as spark:
         spark.start()
         begun = record.begin(database, index, options, operations.default_actor(), report=say)
         if begun.adopted:

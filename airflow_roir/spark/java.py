@@ -12,13 +12,16 @@ from pathlib import Path
 from airflow_roir.errors import JavaMissing
 
 NEEDED = 17
+OF_A_WORKER = "set JAVA_HOME for Airflow's workers, and start again"
+OF_A_COMMAND = "set JAVA_HOME, or use threads of the command by --without-spark, and start again"
 # A Java answers in a second; this is for a machine that swaps.
 ANSWER_S = 60.0
 
 
-def use_java(environment: MutableMapping[str, str] = os.environ) -> Path:
+def use_java(environment: MutableMapping[str, str] = os.environ, instead: str = OF_A_WORKER) -> Path:
     """Finds a Java that Spark can run on, and sets JAVA_HOME to it for child processes; returns its home.
 
+    instead: what a user can do other than install a Java, for the message.
     JAVA_HOME comes first, then `java` on PATH. Raises JavaMissing, with the versions found and the one to install; also
     if SPARK_HOME contains no Spark, since PySpark starts that one, not its own.
     """
@@ -37,8 +40,8 @@ def use_java(environment: MutableMapping[str, str] = os.environ) -> Path:
     raise JavaMissing(
         f"Spark needs Java {NEEDED} or newer on the machine that runs its driver, and there is none "
         f"({'; '.join(found) or 'JAVA_HOME is not set, and no java is on PATH'}). Install it there (Debian, Ubuntu: "
-        f"apt-get install openjdk-{NEEDED}-jre-headless; Fedora, RHEL: dnf install java-21-openjdk-headless), or set "
-        "JAVA_HOME for Airflow's workers, and start again"
+        f"apt-get install openjdk-{NEEDED}-jre-headless; Fedora, RHEL: dnf install java-21-openjdk-headless), or "
+        f"{instead}"
     )
 
 
