@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import TaskGroup, task, task_group
+from airflow.sdk.definitions._internal.contextmanager import DagContext, TaskGroupContext
 
 from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.roir import RoirHook
@@ -33,12 +34,11 @@ RETRIES: dict[str, Any] = {
     "max_retry_delay": timedelta(minutes=10),
 }
 
-
 # In a mapped group, Airflow's UI shows each task by its index.
 NAMED = "{{ task.index }}"
 
 
-@task_group(default_args=RETRIES)  # type: ignore[untyped-decorator]
+@task_group  # type: ignore[untyped-decorator]
 def rebuild_index_group(
     index: str,
     table: str | None = None,
@@ -76,8 +76,10 @@ def rebuild_index_group(
     on_long_pause_callback: see `DrivingOperator`; called by the build and by finalize.
     throttle_query, replica_conn_ids: as of `BuildIndexOperator`.
 
-    The tasks are retried for about half an hour; `rebuild_index_group.override(default_args=…)` changes that.
+    The tasks are retried for about half an hour; `default_args` of the DAG or of a group around this one, or
+    `rebuild_index_group.override(default_args=…)`, change that.
     """
+    _retry_by_default()
     shapes = isinstance(verify_before, bool) and isinstance(options, dict | None)
     if not (shapes and isinstance(throttle_query, str | None) and isinstance(replica_conn_ids, list | tuple)):
         raise InvalidInput(
@@ -136,7 +138,7 @@ def rebuild_index_group(
     prepare >> build >> finalize
 
 
-@task_group(default_args=RETRIES)  # type: ignore[untyped-decorator]
+@task_group  # type: ignore[untyped-decorator]
 def rebuild_indexes_group(
     indexes: Sequence[str],
     postgres_conn_id: str = RoirHook.default_conn_name,
@@ -149,6 +151,7 @@ def rebuild_indexes_group(
     indexes: their names, which shape the group. Each index has a group of its own, and one that fails leaves the others
     alone; the whole group fails if one of them does. The other arguments are as of `rebuild_index_group`, for all.
     """
+    _retry_by_default()
     names = list(indexes) if isinstance(indexes, list | tuple) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise InvalidInput("indexes shape the group itself: give a list of names, or map rebuild_index_group over them")
@@ -171,3 +174,11 @@ def rebuild_indexes_group(
             finalize = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **what)
         prepare >> [prepared, build]
         prepared >> build >> finalize
+
+
+def _retry_by_default() -> None:
+    """Gives the group, in whose function this is called, `RETRIES` where neither it nor its DAG has a value."""
+    group, dag = TaskGroupContext.get_current(), DagContext.get_current()
+    given = {**(dag.default_args if dag is not None else {}), **(group.default_args if group is not None else {})}
+    if group is not None:
+        group.default_args |= {name: value for name, value in RETRIES.items() if name not in given}

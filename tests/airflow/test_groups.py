@@ -100,6 +100,26 @@ def test_several_indexes_of_a_table_are_all_prepared_before_one_is_built() -> No
     DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
 
 
+@pytest.mark.parametrize("group", ["rebuild_index_group", "rebuild_indexes_group", "mapped"])
+def test_the_retries_of_the_dag_or_of_the_group_win(group: str) -> None:
+    """The six of the group won over a DAG's own value."""
+
+    def make(args: dict[str, Any], own: dict[str, Any]) -> set[tuple[int, Any]]:
+        with DAG("mine", schedule=None, default_args=args) as dag:
+            of = rebuild_indexes_group if group == "rebuild_indexes_group" else rebuild_index_group
+            made = of.override(**own) if own else of
+            if group == "mapped":
+                made.partial(spark="local[2]").expand(index=["a", "b"])
+            else:
+                made(**({"indexes": ["a", "b"]} if of is rebuild_indexes_group else {"index": "a"}))
+        return {(task.retries, task.retry_delay.total_seconds()) for task in dag.tasks}
+
+    assert make({}, {}) == {(6, 30)}
+    assert make({"retries": 0}, {}) == {(0, 30)}
+    assert make({"retries": 2}, {"default_args": {"retries": 1}}) == {(1, 30)}
+    assert make({}, {"group_id": "own"}) == {(6, 30)}
+
+
 @pytest.mark.parametrize("names", ["public.a", [], ["a", "a"], [1]])
 def test_what_is_no_list_of_indexes_is_refused(names: Any) -> None:
     with DAG("mine", schedule=None), pytest.raises(InvalidInput, match="indexes"):
