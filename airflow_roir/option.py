@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from airflow_roir import signals, windows
-from airflow_roir import span as span_of_time
 from airflow_roir.errors import InvalidInput
 from airflow_roir.span import LONGEST_S
 from airflow_roir.windows import parse_windows
@@ -85,14 +83,6 @@ class Option:
     @property
     def least_asked(self) -> int:
         return self.least if self.asked is None else self.asked
-
-    @property
-    def pattern(self) -> str | None:
-        """The texts that users may give in a form, as a pattern of JSON Schema; None if the kind has none."""
-        if self.kind is Kind.SPAN:
-            takes_none = self.zero is not None or self.least == 0
-            return span_of_time.PATTERN_WITH_NONE if takes_none else span_of_time.PATTERN
-        return {Kind.WINDOWS: windows.PATTERN, Kind.LIMITS: signals.PATTERN}.get(self.kind)
 
     def check(self, value: Any, asked: bool = False, called: str | None = None) -> None:
         """Raises InvalidInput for a value that can't be used. asked: a user has given it; None means not given.

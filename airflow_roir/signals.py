@@ -60,11 +60,6 @@ SIGNALS = {
 }
 
 
-# Limits in a form, as JSON Schema has patterns; `roir.throttle_of` also reads the values.
-_LIMIT = rf"(off|({'|'.join((*SIGNALS, 'replicas'))})=[^\s;]+)"
-PATTERN = rf"^[\s;]*({_LIMIT}([\s;]+{_LIMIT})*)?[\s;]*$"
-
-
 @dataclass(frozen=True)
 class Reading:
     """A reading of a signal. value: None if it couldn't be read; problem: why. of: the replica or shard, if any."""

@@ -8,9 +8,6 @@ from typing import Any
 from airflow_roir.errors import InvalidInput
 
 _PART = re.compile(r"(\d+)\s*(d|h|min|m|s)(?=[\d\s]|$)")
-# The texts that `seconds` reads, for forms, as JSON Schema has patterns; without `off` and `never`, which are 0.
-PATTERN = r"^\s*([0-9_,]*[0-9][0-9_,]*|([0-9]+\s*(d|h|min|m|s)\s*)+)?\s*$"
-PATTERN_WITH_NONE = PATTERN.replace("(", "(off|never|", 1)
 LONGEST_S = 365 * 86_400
 _UNITS = {"d": 86_400, "h": 3_600, "min": 60, "m": 60, "s": 1}
 

@@ -21,8 +21,6 @@ from airflow_roir.nearest import meant, nearest
 HINT = "write CRON for DURATION in ZONE, for example: 0 22 * * 1-5 for 8h in Europe/Berlin"
 LONGEST = timedelta(days=366)
 # The most characters of windows: any text can be written by SQL, and this one is read each second.
-# For forms, as JSON Schema has patterns: a text that it refuses is no window.
-PATTERN = r"^[\s;]*(off|[^;]+\sfor\s[^;]+(;\s*([^;]+\sfor\s[^;]+)?)*)?\s*$"
 MOST_TEXT = 2_000
 
 _WINDOW = re.compile(r"(?P<cron>.+?)\s+for\s+(?P<length>\S.*?)(?:\s+in\s+(?P<zone>\S+))?")

@@ -57,14 +57,17 @@ def _field(option: Option, section: str | None, changes: bool, value: Any) -> Pa
     # The field of a span is empty: its default would be shown in seconds.
     is_empty = changes or option.is_optional or option.kind is Kind.SPAN
     types = [*(["null"] if is_empty else []), *TYPES[option.kind]]
+    # Texts have no pattern: the form would refuse one by the bare pattern, one field at a time. The first task names
+    # all errors at once, in words.
     schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "title": _title(option)}
-    if option.pattern is not None:
-        schema["pattern"] = option.pattern
     if option.kind in (Kind.NUMBER, Kind.SPAN):
         takes_zero = option.zero is not None and (changes or option.kind is Kind.SPAN)
         schema |= {"minimum": 0 if takes_zero else option.least_asked, "maximum": option.most}
         if takes_zero and option.least_asked > 1:
             schema["anyOf"] = [{"enum": [None, 0]}, {"minimum": option.least_asked}]
+        if option.kind is Kind.SPAN:
+            # Without examples Airflow's form shows a large field of JSON, since there are two types.
+            schema["examples"] = [option.example]
     elif option.kind is Kind.SHARE:
         schema |= {"exclusiveMinimum": 0, "maximum": 100}
     elif option.choices is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg2
@@ -14,14 +15,16 @@ from sqlalchemy import event
 from airflow_roir.engine import abort
 from airflow_roir.engine.control import requests, sign_of_life
 from airflow_roir.engine.control.remedies import remedy
-from airflow_roir.engine.control.run import Run, end_run, settle
+from airflow_roir.engine.control.run import Run, end_run, settle, start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot import bars, words
 from airflow_roir.engine.snapshot.details import MOST_SAMPLES, progress
 from airflow_roir.engine.snapshot.operation import OperationStatus
+from airflow_roir.engine.snapshot.parts import NextTask
+from airflow_roir.engine.snapshot.report import markdown
 from airflow_roir.engine.work.phase_work import Step
 from airflow_roir.engine.work.worker import session_name
-from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
+from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged, SparkFailed
 from airflow_roir.operation import Phase
 from airflow_roir.options import LIVE, MAX_PARALLELISM
 from tests.conftest import run_sql
@@ -84,6 +87,7 @@ CONTRACT: dict[str, Any] = {
     "paused_at": MAYBE_TEXT,
     "abandoned_since": MAYBE_TEXT,
     "expected_at": MAYBE_TEXT,
+    "last_try": bool,
     "finished_at": MAYBE_TEXT,
     "pause_reason": MAYBE_TEXT,
     "paused_by": MAYBE_TEXT,
@@ -121,7 +125,7 @@ CONTRACT: dict[str, Any] = {
     "governor": OR_NONE,
     "samples": [list],
     "pauses": [{"at": str, "by": str, "why": str, "until": MAYBE_TEXT}],
-    "errors": [{"at": str, "text": str, "remedy": str}],
+    "errors": [{"at": str, "text": str, "remedy": str, "continued_at": MAYBE_TEXT, "continued_by": MAYBE_TEXT}],
     "events": [{"at": str, "actor": str, "action": str, "detail": MAYBE_TEXT}],
     "shards": [
         {
@@ -439,6 +443,29 @@ def test_errors_come_with_what_to_do(database: Database, dsn: str) -> None:
     assert "roir abort" in last.errors[-1].remedy
     assert len(last.errors[-1].text) < 600
     assert last.status == "failed"
+
+
+def test_an_error_that_is_over_says_who_continued_and_no_remedy(database: Database) -> None:
+    """The list still advised `Remove the cause. Then: roir resume` while the next try was at work."""
+    steps.begin(database)
+    run = start_run(database, "ix", "airflow rebuild manual__1", take_over=True)
+    settle(database, run, SparkFailed("its process has died"), fatal=False)
+    # Found while the operation is paused: the pause's own remedy is enough.
+    settle(database, run, OSError("a disk is broken"), fatal=False)
+    first, second = look(database).errors
+    assert first.remedy.startswith("Goes on by itself at the next try, about ")
+    assert second.remedy == ""
+    end_run(database, run)
+    at = datetime.now(timezone.utc) + timedelta(minutes=5)
+    [waiting, _] = progress(database, "ix", next_task=NextTask("build", False, True, at)).errors
+    assert waiting.remedy.startswith("Goes on by itself: task build is tried again about ")
+    start_run(database, "ix", "try 2", take_over=True)
+    for one in (seen := look(database)).errors:
+        assert (one.remedy, one.continued_by) == ("", "try 2")
+        assert one.continued_at is not None
+    assert markdown(seen, None).count(" UTC by try 2") == 2
+    requests.pause(database, "ix", "ann", "lunch")
+    assert {one.remedy for one in look(database).errors} == {""}
 
 
 def counted(database: Database) -> tuple[OperationStatus, int]:

@@ -10,13 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import parse_name
+from airflow_roir.actor import Way, way_of
+from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.compact.progress import standings
-from airflow_roir.engine.control import operations
+from airflow_roir.engine.control import operations, remedies
 from airflow_roir.engine.control.remedies import remedy
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.generation import physical
@@ -24,11 +26,12 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.side_by_side import AT_ONCE, side_by_side
 from airflow_roir.engine.snapshot.bars import bars
 from airflow_roir.engine.snapshot.bottleneck import at_work, held_up
-from airflow_roir.engine.snapshot.operation import PAUSING, OperationStatus, cut, rows
+from airflow_roir.engine.snapshot.operation import ABANDONED, PAUSING, OperationStatus, cut, rows
 from airflow_roir.engine.snapshot.parts import Delta, Error, Event, NextTask, Pause, PhaseOf
 from airflow_roir.engine.snapshot.querying import queries
 from airflow_roir.engine.snapshot.shards import standing
 from airflow_roir.engine.snapshot.throttle import read_throttle
+from airflow_roir.engine.snapshot.words import way_on
 from airflow_roir.engine.source.relation_size import LOCK_TIMEOUT
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import BUILDS, PHASES_OF, PLACED, Kind, Phase, Status
@@ -52,11 +55,14 @@ SELECT e.at, left(e.actor, 501) AS actor, e.action, left(e.detail, 501) AS detai
  WHERE e.operation_id = %(operation)s ORDER BY e.id DESC LIMIT %(most)s
 """
 STOPS = """
-SELECT e.at, left(e.actor, 501) AS actor, e.action, left(coalesce(e.detail, ''), 501) AS detail, e.until
-  FROM (SELECT x.*, (SELECT min(n.at) FROM roir.event n
-                      WHERE n.operation_id = x.operation_id AND n.id > x.id
-                        AND n.action IN ('resume', 'start', 'abort', 'aborted')) AS until
+SELECT e.at, left(e.actor, 501) AS actor, e.action, left(coalesce(e.detail, ''), 501) AS detail, e.until,
+       left(e.until_by, 501) AS until_by, e.continued
+  FROM (SELECT x.*, n.at AS until, n.actor AS until_by, n.action IN ('resume', 'start') AS continued
           FROM roir.event x
+          LEFT JOIN LATERAL (SELECT y.at, y.actor, y.action FROM roir.event y
+                              WHERE y.operation_id = x.operation_id AND y.id > x.id
+                                AND y.action IN ('resume', 'start', 'abort', 'aborted')
+                              ORDER BY y.id LIMIT 1) n ON true
          WHERE x.operation_id = %(operation)s AND x.action IN ('pause', 'error', 'fail')
          ORDER BY x.id DESC LIMIT %(most)s) e ORDER BY e.at
 """
@@ -242,9 +248,26 @@ def _stops(connection: Connection, of: OperationStatus) -> tuple[tuple[Pause, ..
         if one.action == "pause":
             pauses.append(Pause(one.at, cut(one.actor), cut(HOW_FAR.sub("", one.detail)), one.until))
         if one.action != "pause" or not (HOW_FAR.match(one.detail) or BY_USER.match(one.detail)):
-            failed = one.action == "fail"
-            errors.append(Error(one.at, cut(one.detail), remedy(one.detail, of.index, failed)))
+            way = _remedy(of, one) if one.until is None else ""
+            errors.append(
+                Error(one.at, cut(one.detail), way, *((one.until, cut(one.until_by)) if one.continued else ()))
+            )
     return tuple(pauses), tuple(errors)
+
+
+def _remedy(of: OperationStatus, stop: Row[Any]) -> str:
+    """The remedy for an error that nothing has followed; '' if the operation has ended otherwise, or if another error
+    or a user's wish has paused it: that pause has a remedy of its own."""
+    if stop.action == "fail":
+        return remedy(stop.detail, of.index, failed=True) if of.status == Status.FAILED else ""
+    if stop.action != "pause" or of.status not in (Status.PAUSED, ABANDONED):
+        return ""
+    found = remedy(stop.detail, of.index, failed=False)
+    of_run = way_of(of.paused_by or "", of.owner) is Way.RUN and (of.next_task or of.expected_at)
+    if of_run and found == remedies.OTHERWISE.format(index=argument(of.index)):
+        way = way_on(of)
+        return f"{way[0].upper()}{way[1:]}"
+    return found
 
 
 def _delta(connection: Connection, of: OperationStatus) -> Delta | None:

@@ -39,11 +39,13 @@ class Pause:
 
 @dataclass(frozen=True)
 class Error:
-    """An error of an operation, with its remedy."""
+    """An error of an operation. remedy: '' once it is over. continued_at, continued_by: when, and who continued it."""
 
     at: datetime
     text: str
     remedy: str
+    continued_at: datetime | None = None
+    continued_by: str | None = None
 
 
 @dataclass(frozen=True)

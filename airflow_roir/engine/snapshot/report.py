@@ -16,6 +16,7 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot import details
 from airflow_roir.engine.snapshot.operation import OperationStatus, read
+from airflow_roir.engine.snapshot.parts import Error
 from airflow_roir.engine.snapshot.words import done, state_of
 from airflow_roir.engine.verify.report import VerifyReport, report
 from airflow_roir.errors import NotFound
@@ -144,7 +145,7 @@ def _tables(one: OperationStatus, compared: VerifyReport | None, later: Sequence
             ("From", "Until", "By", "Why"),
             [(_moment(p.at), _moment(p.until) or "now", p.by, p.why) for p in one.pauses],
         ),
-        ("Errors", ("At", "Error", "Remedy"), [(_moment(e.at), e.text, e.remedy) for e in one.errors]),
+        ("Errors", ("At", "Error", "Remedy"), [(_moment(e.at), e.text, _then(e)) for e in one.errors]),
         (
             "Events, the last ones",
             ("At", "By", "Event", "Detail"),
@@ -195,6 +196,13 @@ def _duplicates(one: OperationStatus) -> str:
 
 def _value(value: object) -> str:
     return "none" if value is None else str(value)
+
+
+def _then(error: Error) -> str:
+    """The remedy of an error; of one that is over, how it went on."""
+    if error.continued_at is None:
+        return error.remedy
+    return f"continued at {_moment(error.continued_at)} by {error.continued_by or 'unknown'}"
 
 
 def _moment(moment: datetime | None) -> str:

@@ -397,7 +397,8 @@ class Build {
       () => el("li", {}, el("span", { class: "wrong" }), el("span"), el("small")),
       (item, error) => {
         put(item.children[0], error.text ?? "");
-        put(item.children[1], error.remedy ?? "");
+        const over = error.continued_at && `continued at ${zoned(error.continued_at)} by ${error.continued_by ?? "unknown"}`;
+        put(item.children[1], over || (error.remedy ?? ""));
         put(item.children[2], zoned(error.at));
       },
     );
