@@ -52,7 +52,7 @@ class Change:
             # Another tab, another user or the switch has paused it: that reason stays.
             since = "" if row.paused_at is None else f" since {moment(row.paused_at)},"
             return f"It is already paused{since} by {row.paused_by}: {row.pause_reason}"
-        return "Paused. The workers finish their open batches."
+        return "Pausing: the workers finish their open batches"
 
     def resume(self) -> str:
         """Lifts the pause. Raises as `pause`."""

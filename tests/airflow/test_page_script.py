@@ -89,6 +89,10 @@ class Airflow(ThreadingHTTPServer):
         # The run was deleted.
         self.gone = False
         self.answered = 0
+        self.said = "done"
+        # While it is cleared, looks get no answer.
+        self.answers = threading.Event()
+        self.answers.set()
 
     def duplicates(self, path: str) -> dict[str, Any]:
         """Two groups at a time of those that there are."""
@@ -110,6 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.answered += 1
             self.give("application/json", b'{"detail": "DAG rebuild_index has no run r"}', 404)
         elif path == "api/run":
+            self.server.answers.wait(60)
             self.server.answered += 1
             content = CONTENT | {"progress": self.server.progress, "run": self.server.run} | self.server.more
             self.give("application/json", json.dumps(content).encode())
@@ -129,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.sent.append((self.path.split("?")[0], body))
         self.server.arrived.set()
-        self.give("application/json", b'{"said": "done", "dag_run_id": "manual__2"}')
+        self.give("application/json", json.dumps({"said": self.server.said, "dag_run_id": "manual__2"}).encode())
 
     def give(self, kind: str, content: bytes, status: int = 200) -> None:
         self.send_response(status)
@@ -563,6 +568,33 @@ def test_the_keyboard_and_a_screen_reader_are_enough(airflow: Airflow, tab: Any)
     [(path, body)] = sent(airflow, tab, 1)
     assert path == "/roir/api/run/pause"
     assert body["reason"] == "month-end close"
+
+
+def test_a_pause_and_a_resume_say_one_thing(airflow: Airflow, tab: Any) -> None:
+    """Beside the badge Pausing stood twice `Paused.`, and its former cause; after a resume the pause stayed."""
+    said = "The workers finish their open batches"
+    airflow.progress["held_up"] = {"by": "rate limit", "text": "the limit of 150 rows/s"}
+    held = tab.get_by_text("the limit of 150 rows/s")
+    held.wait_for()
+    airflow.said = f"Pausing: {said[0].lower()}{said[1:]}"
+    airflow.answers.clear()
+    tab.get_by_role("button", name="Pause").click()
+    tab.get_by_label("Why").press("Enter")
+    tab.get_by_text(said).wait_for()
+    assert not held.is_visible()
+    assert tab.get_by_text("open batches").locator("visible=true").count() == 1
+    airflow.progress |= {"status": "paused", "held_up": {"by": "pause", "text": "paused by ann"}}
+    airflow.progress["state"] = {"name": "paused", "word": "Paused", "note": "Paused; nothing is lost"}
+    airflow.answers.set()
+    pause = tab.get_by_text("paused by ann")
+    pause.wait_for()
+    airflow.said = "Resumed. The task continues by itself within a minute."
+    airflow.answers.clear()
+    tab.get_by_role("button", name="Resume").click()
+    tab.get_by_text(airflow.said).wait_for()
+    assert not pause.is_visible()
+    assert tab.locator(".chip").first.text_content() == "Waiting"
+    airflow.answers.set()
 
 
 def test_duplicates_are_asked_for_when_somebody_looks_and_again_once_some_are_healed(

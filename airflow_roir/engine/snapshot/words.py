@@ -47,7 +47,8 @@ def state_of(one: OperationStatus) -> State:
     if one.status == PAUSING:
         alive = one.workers.alive if one.workers is not None else 0
         rest = f"{counted(alive, 'worker')} still to commit" if alive else "its run is still to leave"
-        return State(PAUSING, "Pausing", "The open batches end", f"pausing, on request {_by(one)}; {rest}")
+        note = "The workers finish their open batches"
+        return State(PAUSING, "Pausing", note, f"pausing, on request {_by(one)}; {rest}")
     if one.status == Status.PAUSED:
         by = _by(one)
         if way_of(one.paused_by or "", one.owner) is Way.DUPLICATES:

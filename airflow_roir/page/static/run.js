@@ -311,7 +311,7 @@ class Build {
     if (p.notice && p.notice !== held?.text) notes.push(["warn", p.notice]);
     if (p.long_pause) notes.push(["warn", p.long_pause]);
     if (p.worth && !OVER.includes(p.status)) notes.push(["info", `Will it pay? ${p.worth}.`]);
-    const text = held && held.by !== "nothing" && !OVER.includes(p.status) ? held.text || held.by : "";
+    const text = held && held.by !== "nothing" && p.status !== "pausing" && !OVER.includes(p.status) ? held.text || held.by : "";
     this.held.hidden = !text || Boolean(this.continuedBy);
     mark(this.held, "data-by", held?.by ?? null);
     mark(this.held, "data-paced", held?.by === "throttled" && !text.startsWith("throttled: ") ? "true" : null);
@@ -514,11 +514,15 @@ class Build {
     this.showControls(this.content);
     try {
       const { said } = await send(address(`/${verb}`), { connection, operation, ...more });
-      // Until the next look shows it.
-      if (verb === "pause") this.content.progress = { ...this.content.progress, status: "pausing", rows_per_second_now: null, state: { name: "pausing", word: "Pausing", note: said } };
-      if (verb === "pause") this.draw(this.content);
+      // Until the next look shows it: what held it up before, or the pause that is lifted, doesn't any more.
+      const pauses = verb === "pause" && said.startsWith("Pausing: ");
+      const nothing = { by: "nothing", text: "" };
+      if (pauses) this.content.progress = { ...this.content.progress, status: "pausing", rows_per_second_now: null, held_up: nothing, state: { name: "pausing", word: "Pausing", note: said.slice(9).replace(/^./, (first) => first.toUpperCase()) } };
+      if (verb === "resume") this.content.progress = { ...this.content.progress, status: "running", held_up: nothing, state: { name: "undriven", word: "Waiting", note: "" } };
+      if (pauses || verb === "resume") this.draw(this.content);
       if (more.parallelism) this.content.progress.workers.wanted = more.parallelism;
-      this.tell(said, false);
+      // The badge says a pause.
+      this.tell(pauses ? "" : said, false);
       return true;
     } catch (refusal) {
       this.tell(refusal.message, true);
