@@ -145,7 +145,7 @@ def test_plan_build_verify_and_drop(dsn: str) -> None:
     assert as_json(dsn, "status") == {"indexes": [], "operations": []}
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_rebuild_status_verify_and_clean_up(dsn: str) -> None:
     steps.make_index(Database(dsn), table='"Weird S"."T ""1"""', keys='"line%no"', include="v")
     assert "completed" in roir(dsn, "build", "ix", "--revert-window", "0").stdout
@@ -167,7 +167,7 @@ def test_rebuild_status_verify_and_clean_up(dsn: str) -> None:
     assert [event["action"] for event in as_json(dsn, "status", "ix", "--history")].count("publish") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_partitions_go_and_come(dsn: str) -> None:
     database = Database(dsn)
     make(dsn)
@@ -233,7 +233,7 @@ def test_pause_change_and_abort_from_other_processes(dsn: str) -> None:
     assert as_json(dsn, "verify", "ix", "--without-spark")["rows"] == 5000
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_resume_takes_other_options(dsn: str) -> None:
     prepared(dsn)
     roir(dsn, "pause", "ix")

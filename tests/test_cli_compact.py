@@ -62,7 +62,7 @@ def begun(database: Database, ordinals: tuple[int, ...] = (1, 2, 3), **options: 
     return compaction.begin(database, "ix", actions, CompactOptions(**options), "test")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_what_is_chosen_is_done_on_spark_and_then_nothing_is_worth_it(dsn: str, aged: None, database: Database) -> None:
     before = segments(dsn)
     chosen: Any = as_json(dsn, "compact", "ix", "--dry-run")
@@ -100,7 +100,7 @@ def test_by_threads_it_tells_what_each_unit_was(dsn: str, aged: None) -> None:
     assert "--budget is '7'" in here(dsn, "compact", "ix", "--budget", "7", code=2).stderr
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_paused_compaction_is_shown_and_resumed(dsn: str, index: None, database: Database) -> None:
     found = begun(database, parallelism=1)
     run = start_run(database, "ix", "test")

@@ -24,7 +24,7 @@ FILLED = (
 BUILD = ("build", "a", "--table", "t", "--keys", "k", "--parallelism", "1", "--master", "local[1]")
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_three_indexes_by_one_command_of_which_one_pauses(dsn: str) -> None:
     run_sql(dsn, *FILLED)
     build = (*BUILD, "--include", "v")
@@ -54,7 +54,7 @@ def test_one_that_cannot_be_prepared_is_told_and_the_worst_code_counts(dsn: str)
     assert "give --table, too" in refused.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_what_nohup_ignores_stays_ignored(dsn: str) -> None:
     """Seen to pause both."""
     run_sql(dsn, *FILLED)

@@ -129,7 +129,7 @@ def test_a_build_takes_the_locks_that_its_plan_names(
     watch_build(database, IndexDefinition.parse("ix"), options, "t")
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_of_a_table_of_another_owner_too(scene: Scene) -> None:
     scene.as_owner(PLAIN, ROWS_OF_HIS)
     options = BuildOptions(revert_window_s=0)

@@ -112,7 +112,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_many_indexes_are_found_as_each_alone(database: Database, dsn: str) -> None:
     """Every kind of index and operation, and faults of each kind."""
     run_sql(dsn, "DROP EVENT TRIGGER IF EXISTS roir_guard_drop")

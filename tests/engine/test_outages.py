@@ -158,6 +158,7 @@ def both(primary: Server, dsn: str) -> Iterator[Pair]:
         yield found
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("happens", FAULTS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("phase", PLACES)
 def test_an_operation_goes_on_after_every_fault_in_every_phase(

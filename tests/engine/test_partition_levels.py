@@ -215,7 +215,7 @@ class Case:
         self.look()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("state", ["built", "half built"])
 @pytest.mark.parametrize("commits", ["at once", "one by one"])
 @pytest.mark.parametrize("root", LEVELS)

@@ -72,7 +72,7 @@ class Going(Meeting):
                 user.rollback()
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(("scene", "command", "how", "table"), CASES, ids=["-".join(case) for case in CASES])
 def test_a_partition_goes_in_a_gap(
     server: str, templates: dict[str, str], gaps: Gaps, scene: str, command: str, how: str, table: str

@@ -137,6 +137,7 @@ class Traffic:
         clean_up.clean_up(self.database)
 
 
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("seed", range(6))
 def test_the_index_is_exact_whatever_partitions_do(database: Database, dsn: str, seed: int) -> None:
     print(f"seed {seed}")

@@ -269,7 +269,7 @@ WRITES = ("DELETE FROM roir_data.g1", "SELECT FROM roir_data.g1_source", "UPDATE
           "INSERT INTO roir_data.g3_delta SELECT FROM t", "DELETE FROM roir_data.g1_s001")  # fmt: skip
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain", "guarded"])
 @pytest.mark.parametrize("how", HANDOVERS)
 def test_a_former_owner_keeps_no_right(world: World, how: str, guarded: bool) -> None:

@@ -99,6 +99,7 @@ def replayed(dsn: str, standby: str) -> None:
     wait_until(reached, "the standby's replay")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(primary: Server, dsn: str) -> None:
     database = Database(dsn)
     with standby_of(primary) as standby:

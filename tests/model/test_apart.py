@@ -62,7 +62,7 @@ def _by_time(name: str, *values: object) -> ParameterSet:
     return pytest.param(*values, marks=[pytest.mark.slow] if ALL[name][1] >= 2_000 else [])
 
 
-@pytest.mark.by_hand("sweeps")
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [_by_time(name, name) for name in SCENARIOS])
 def test_what_is_apart_keeps_its_invariants(name: str) -> None:
     bounds, least, reached = SCENARIOS[name]

@@ -91,7 +91,7 @@ SEEN = " ".join(
 )
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("side", ["shards", "index server"])
 def test_what_databases_set_changes_no_value_and_ends_nothing(shards: Make, side: str) -> None:
     made = shards(2, *TABLE)

@@ -93,7 +93,7 @@ def test_from_the_command_to_the_index(shards: Make, tmp_path: Path) -> None:
     assert "roir_data" not in told.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_driver_that_is_killed_and_resumed(shards: Make, tmp_path: Path) -> None:
     """SIGKILL ends the driver and all its processes: the ranges continue after their last committed batches."""
     made = apart.add_all(shards(2, TABLE, ROWS, "ANALYZE t"))

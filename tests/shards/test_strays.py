@@ -59,7 +59,7 @@ def is_kept_out(made: Shards, shard: str) -> bool:
     return True
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_failover_of_the_index_server_that_loses_a_rebuild_keeps_no_writer_out(
     contrib_shards: Make,
     copies: Copies,  # noqa: F811
@@ -77,7 +77,7 @@ def test_a_failover_of_the_index_server_that_loses_a_rebuild_keeps_no_writer_out
     assert [made.ask(OUTBOXES, shard=name) for name in made.names] == [[(1,)], [(1,)]]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_from_an_old_backup_announces_to_no_generation_that_is_gone(
     contrib_shards: Make,
     copies: Copies,  # noqa: F811
@@ -92,7 +92,7 @@ def test_a_shard_from_an_old_backup_announces_to_no_generation_that_is_gone(
     assert made.ask(OUTBOXES, shard="s0") == [(0,)]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_that_comes_back_after_it_was_forgotten(contrib_shards: Make) -> None:
     made = contrib_shards(3, TABLE)
     enforced(made)

@@ -258,7 +258,7 @@ def stepped(made: Shards, database: Database) -> Enforcing:
     return enforcing
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_an_abort_in_the_middle_of_the_switch_is_not_undone(contrib_shards: Make) -> None:
     """The abort comes after the switch has checked that the keys are still being counted."""
     made = contrib_shards(2, *TABLE)

@@ -48,7 +48,7 @@ def repaired(made: Shards) -> Any:
         return verify(made.database, "public.ix", VerifyOptions(repair=True))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_from_an_old_backup_whose_key_is_taken_is_listed_and_healed(
     contrib_shards: Make,
     copies: Copies,  # noqa: F811

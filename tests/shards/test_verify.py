@@ -21,7 +21,7 @@ def test_an_index_that_is_right_is_found_right(shards: Make) -> None:
     assert (report.rows, report.entries, report.found, report.complete) == (1203, 1203, 0, True)
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_each_kind_of_damage_is_found_named_and_repaired(shards: Make) -> None:
     one = build(shards(2, TABLE, FILL))
     one.run(
@@ -43,7 +43,7 @@ def test_each_kind_of_damage_is_found_named_and_repaired(shards: Make) -> None:
     assert one.is_exact()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_on_spark_it_finds_and_repairs_the_same(shards: Make) -> None:
     one = build(shards(2, TABLE, FILL))
     one.run("DELETE FROM {base} WHERE c3 % 100 = 7", "UPDATE {base} SET c4 = -1 WHERE c3 = 1005")

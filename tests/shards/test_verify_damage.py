@@ -91,7 +91,7 @@ def test_every_kind_of_damage_is_found_and_repaired(shards: Make, case: str, mod
     assert sum(report.found for report in _verify(one, MODES[mode])) == 0, mode
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_an_entry_in_another_segment_is_damage(shards: Make) -> None:
     one = build(shards(2, TABLE, FILL), include="v, n, at", segments=3)
     [(right,)] = one.made.ask(f"SELECT tableoid::regclass::text FROM {one.base} WHERE c2 = 's0' AND c4 = 20")

@@ -39,6 +39,7 @@ def _doubt(one: Verified, name: str = "s1") -> None:
     )
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_doubtful_feed_is_trusted_after_a_whole_verification_with_repair_that_began_later(shards: Make) -> None:
     one = build(shards(2, TABLE, FILL))
     _doubt(one)
@@ -61,6 +62,7 @@ def test_a_doubt_that_arises_during_a_verification_stays(shards: Make) -> None:
     assert one.feed("doubt", "s1") == "lost"
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_roir.shards.verify.repair.PATIENCE_S", 0.3)
     one = build(shards(2, TABLE, FILL))
@@ -74,6 +76,7 @@ def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: 
     assert one.is_exact()
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_shard_that_was_restored_to_an_older_state_is_repaired_and_trusted(shards: Make) -> None:
     """By a copy of its database, as a backup has it; nothing else is written."""
     one = build(shards(2, TABLE, FILL))
@@ -199,6 +202,7 @@ def _break(one: Verified) -> None:
     one.run("DELETE FROM {base} WHERE c3 % 50 = 7", "UPDATE {base} SET c4 = -1 WHERE c3 % 50 = 8")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_at_every_unit_a_worker_dies_is_fenced_or_pauses_and_the_next_goes_on(shards: Make) -> None:
     """Workers die, are fenced or pause in turns; another run does the rest; in the end all is found and repaired."""
     one = build(shards(2, TABLE, FILL))

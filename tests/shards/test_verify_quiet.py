@@ -43,7 +43,7 @@ def _write(one: Verified, name: str, seed: int, stop: threading.Event, truncates
             stop.wait(chance.choice([0, 0, 0.002, 0.02]))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("seed", range(12))
 def test_writers_beside_a_verification_are_no_discrepancy(
     shards: Make, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -79,7 +79,7 @@ def test_writers_beside_a_verification_are_no_discrepancy(
     assert one.is_exact()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_what_was_not_shipped_yet_is_no_discrepancy(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "REST_S", 0.01)
     monkeypatch.setattr(judge, "MOST_LOOKS", 2)

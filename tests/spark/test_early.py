@@ -49,6 +49,7 @@ def test_a_driver_that_is_killed_has_told_and_its_next_one_reads_on(database: Da
     finish_and_check(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_build_that_is_to_stop_stops_at_the_first_pair(database: Database, dsn: str) -> None:
     prepared(database, dsn, "stop")
     with Running(database) as driver:

@@ -114,7 +114,7 @@ def unsteady(tmp_path: Path) -> Iterator[Server]:
         server.close()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_lost_sessions_and_a_server_that_restarts_are_waited_for(unsteady: Server) -> None:
     unsteady.execute("CREATE DATABASE shop")
     dsn = unsteady.dsn("shop")
@@ -137,6 +137,7 @@ def test_lost_sessions_and_a_server_that_restarts_are_waited_for(unsteady: Serve
     assert not [what for what, _ in events(database) if what in ("pause", "error", "fail")]
 
 
+@pytest.mark.by_hand("sweeps")
 def test_what_executors_lack_is_said_in_one_line(database: Database, tmp_path: Path) -> None:
     """An interpreter without the dependencies: trying again would not help."""
     run_python = tmp_path / "python"

@@ -12,7 +12,7 @@ from tests.engine.test_replication import primary as primary
 from tests.spark.driving import Running, events, finish_and_check, lift_rate, make_table, prepared, rows_committed
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_driver_goes_on_where_batches_were_lost(primary: Server) -> None:
     primary.execute("CREATE DATABASE lost TEMPLATE roir_template")
     make_table(primary.dsn("lost"))

@@ -48,7 +48,7 @@ def on_terminal(command: tuple[str, ...], dsn: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode("utf-8", "replace"))
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_on_a_terminal_there_is_a_live_line_instead_of_a_line_per_range(database: Database, dsn: str) -> None:
     install.init(database)
     steps.make_table(dsn)

@@ -39,7 +39,7 @@ def jvm_of(driver: Running) -> psutil.Process:
     return jvm
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_workers_leave_and_come_back_as_the_parallelism_changes(database: Database) -> None:
     """Workers that left come back at once, not when the others have ended; none of their ranges waits for that.
 
@@ -57,6 +57,7 @@ def test_workers_leave_and_come_back_as_the_parallelism_changes(database: Databa
     finish_and_check(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_sigterm_pauses_and_leaves_no_process(database: Database) -> None:
     """The signal goes to the driver alone, as from `kill` and Kubernetes."""
     operation = prepared(database, rate=2_000)

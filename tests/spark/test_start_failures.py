@@ -109,7 +109,7 @@ def test_a_start_that_is_broken_off_leaves_nothing(dsn: str, tmp_path: Path) -> 
     assert not psutil.wait_procs(children, timeout=GIVE_UP_S)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.usefixtures("source")
 def test_a_driver_that_is_told_to_end_takes_no_more_orders(database: Database, tmp_path: Path) -> None:
     """Seen to fail: it waited for the next one, until it was killed with its files."""
@@ -123,7 +123,7 @@ def test_a_driver_that_is_told_to_end_takes_no_more_orders(database: Database, t
     assert not list((tmp_path / "files").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.usefixtures("source")
 def test_spark_leaves_no_files_in_folders_of_any_name(database: Database, tmp_path: Path) -> None:
     """Seen to fail: a quote in TMPDIR made another folder, and `spark.local.dir` kept what a killed JVM had."""

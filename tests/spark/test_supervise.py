@@ -63,7 +63,7 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
     finish_and_check(database)
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_python_worker_that_is_killed_only_loses_its_open_batch(database: Database) -> None:
     prepared(database, rate=10_000)
     driver = Running(database)
@@ -81,7 +81,7 @@ def test_a_python_worker_that_is_killed_only_loses_its_open_batch(database: Data
     finish_and_check(database)
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_killed_driver_leaves_the_operation_to_the_next(database: Database) -> None:
     prepared(database, rate=10_000)
     driver = Running(database)
@@ -133,6 +133,7 @@ def test_an_altered_source_fails_the_operation_with_the_reason(database: Databas
     assert "altered" in failed.error
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_same_job_runs_by_spark_submit(database: Database) -> None:
     import pyspark
 
@@ -175,7 +176,7 @@ def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, 
     assert not [text for text in shown if secret in text]
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("conf", [{}, {"spark.ui.enabled": "true", "spark.ui.port": "0"}], ids=["", "with pages"])
 def test_no_other_machine_reaches_a_spark_in_local_mode(database: Database, dsn: str, conf: dict[str, str]) -> None:
     """Spark's pages were on every interface, without a password, and could end jobs."""
