@@ -14,6 +14,7 @@ from airflow_roir.engine.control import admission, expected, operations, request
 from airflow_roir.engine.control.expected import SWITCHED_OFF
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.retry.trouble import reason_of
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.buttons import IndexBuildLink, show_link
@@ -230,8 +231,9 @@ class DrivingOperator(WaitingOperator):
             # The next turn of the loop tries again; the operation's driver has the same error.
             if not is_transient(error):
                 raise
-            self.log.warning("Can't reach PostgreSQL to pause: %s", error.orig)
+            self.outage.away(reason_of(error))
             return
+        self.outage.back()
         self.log.debug("Operation %s is %s", row.id, row.status)
 
     def drive(

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.control import live_options, operations, requests
 from airflow_roir.engine.control.slow_options import slow_operation
 from airflow_roir.engine.database import is_transient
-from airflow_roir.engine.retry.trouble import is_permanent
+from airflow_roir.engine.retry.trouble import is_permanent, reason_of
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
@@ -208,7 +208,11 @@ class SparkDrivingOperator(DrivingOperator):
     def _turn(self, database: Database, watcher: Watcher, progress: Progress, operation_id: int, owner: str) -> None:
         try:
             assert self._driver is not None
-            if self._driver.is_starting and operations.has_paused(database, operation_id, owner):
+            asks = self._driver.is_starting or self.outage.is_on
+            has_paused = asks and operations.has_paused(database, operation_id, owner)
+            if asks:
+                self.outage.back()
+            if self._driver.is_starting and has_paused:
                 # The driver would look at the pause only once Spark is up, which takes a minute on a busy machine.
                 self._left_early = True
                 self._driver.kill()
@@ -227,10 +231,11 @@ class SparkDrivingOperator(DrivingOperator):
             # Another user has ended the operation at this moment; the driver is about to report that.
             return
         except DBAPIError as error:
-            # The next turn tries again; the driver has the same error and its own patience.
+            # The next turn tries again; the driver has the same error, its own patience, and says so once Spark is up.
             if not is_transient(error):
                 raise
-            self.log.warning("Can't reach PostgreSQL: %s", error.orig)
+            if self._driver is not None and self._driver.is_starting:
+                self.outage.away(reason_of(error))
 
     def _ending(self) -> str:
         assert self._driver is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
@@ -18,6 +19,7 @@ from airflow_roir.engine import abort
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.control.wait_log import WaitLog
+from airflow_roir.engine.retry.patience import OutageLog
 from airflow_roir.engine.snapshot.operation import operation_status
 from airflow_roir.engine.snapshot.words import way_on
 from airflow_roir.operation import Status
@@ -81,6 +83,11 @@ class WaitingOperator(RoirOperator):
         self.on_long_pause_callback = on_long_pause_callback
         self._context: Any = {}
         self._waits: WaitLog | None = None
+
+    @cached_property
+    def outage(self) -> OutageLog:
+        """Logs that the server is out of reach."""
+        return OutageLog(lambda line: self.log.warning("%s", line))
 
     @abstractmethod
     def read(self, database: Database) -> OperationRow:

@@ -571,7 +571,7 @@ def test_the_keyboard_and_a_screen_reader_are_enough(airflow: Airflow, tab: Any)
 
 
 def test_a_pause_and_a_resume_say_one_thing(airflow: Airflow, tab: Any) -> None:
-    """Beside the badge Pausing stood twice `Paused.`, and its former cause; after a resume the pause stayed."""
+    """Found: the page said `Paused.` twice beside its badge, and its former cause; a resume kept the pause."""
     said = "The workers finish their open batches"
     airflow.progress["held_up"] = {"by": "rate limit", "text": "the limit of 150 rows/s"}
     held = tab.get_by_text("the limit of 150 rows/s")

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
+from airflow_roir.engine.retry.trouble import Trouble, is_out_of_reach, reason_of, trouble_of
 from airflow_roir.engine.sessions.limits import Limits
+from airflow_roir.quantity import duration
 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
@@ -22,6 +23,8 @@ CANCELLED_FIRST_S = 1.0
 WENT_WELL_S = 300.0
 # An attempt that fails within this time counts as a part of the wait.
 SHORT_S = 15.0
+# The time between two lines about an outage.
+AGAIN_S = 60.0
 
 
 class BackOff:
@@ -69,11 +72,54 @@ class BackOff:
         return True
 
 
+class OutageLog:
+    """Says that the server is out of reach: when that begins, each minute, and when it is back.
+
+    say: takes a line. clock: seconds that never go back. One error alone isn't said: a session may be lost, and the
+    next one is open at once.
+    """
+
+    def __init__(self, say: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._since: float | None = None
+        self._said_at: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """True from the first error on."""
+        return self._since is not None
+
+    def away(self, reason: str) -> None:
+        """Called after each error."""
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        elif self._said_at is None:
+            self._say(f"can't reach PostgreSQL: {reason}; waiting for it")
+            self._said_at = now
+        elif now - self._said_at >= AGAIN_S:
+            self._say(f"can't reach PostgreSQL since {duration(now - self._since)}: {reason}")
+            self._said_at = now
+
+    def back(self) -> None:
+        """Called after success."""
+        if self._since is not None and self._said_at is not None:
+            self._say(f"PostgreSQL is back after {duration(self._clock() - self._since)}")
+        self._since = self._said_at = None
+
+
 class Told(Protocol):
     """Gets the reports of waits."""
 
     def begin(self, trouble: Trouble, reason: str) -> None:
         """Called before each wait."""
+
+    def away(self, reason: str) -> None:
+        """Called in place of `begin` if the server is out of reach."""
+
+    def back(self) -> None:
+        """Called after each success."""
 
     def look(self) -> None:
         """Called every few seconds of a wait; may raise an error, which ends it."""
@@ -91,6 +137,8 @@ class Saying:
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._reason = ""
+        outage = OutageLog(report)
+        self.away, self.back = outage.away, outage.back
 
     def begin(self, trouble: Trouble, reason: str) -> None:
         """Report the reason, once."""
@@ -149,6 +197,8 @@ class Patience:
             self._trouble, self._since = trouble, time.monotonic()
         if self._told is not None and trouble is not Trouble.LOST:
             self._told.begin(trouble, reason_of(error))
+        elif self._told is not None and is_out_of_reach(error):
+            self._told.away(reason_of(error))
         waited = False
         try:
             waited = self._cancels >= 0 and self._back_off[trouble].wait()
@@ -160,6 +210,8 @@ class Patience:
     def renew(self) -> None:
         """Begin again after success."""
         self._end()
+        if self._told is not None:
+            self._told.back()
         self._cancels = self._most_cancels
         for one in self._back_off.values():
             one.renew()

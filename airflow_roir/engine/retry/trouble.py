@@ -113,6 +113,14 @@ def is_transient(error: DBAPIError) -> bool:
     return trouble_of(error) is not None
 
 
+def is_out_of_reach(error: BaseException) -> bool:
+    """True if the server can't be reached: it is down, starts or stops, or the network is."""
+    if not isinstance(error, DBAPIError) or trouble_of(error) is not Trouble.LOST:
+        return False
+    state = sqlstate(error)
+    return state == "" or state[:2] == "08" or state in ("57P01", "57P02", "57P03")
+
+
 def is_permanent(error: BaseException) -> bool:
     """True if the same work would meet the error again, until a user has mended its cause."""
     if isinstance(error, WorkerFailed):

@@ -147,7 +147,7 @@ class PhaseDriver:
             with self._database.transaction() as connection:
                 return sharing.others(connection, [self._run.operation_id]).get(self._run.operation_id, ())
 
-        names = self._database.retry(read)
+        names = self._persist(read)
         if set(names) - self._shares_scan_with:
             self._shares_scan_with |= set(names)
             self._log.say(sharing.told(names))
